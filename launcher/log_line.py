@@ -10,9 +10,8 @@ from typing import TextIO
 def log_line(text: str, stream: TextIO | None = None) -> None:
     """Prints the line `launcher: TEXT`. Errors of writing, such as a full disk, are ignored.
 
-    Args:
-        text: the line, without `launcher: `.
-        stream: the stream to print to; None: sys.stderr.
+    text: the line, without `launcher: `.
+    stream: the stream to print to; None: sys.stderr.
     """
     with contextlib.suppress(OSError):
         print(f"launcher: {text}", file=stream or sys.stderr, flush=True)

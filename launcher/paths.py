@@ -13,8 +13,7 @@ GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folder
 def resource(name: str) -> Path:
     """Returns the launcher's folder `conf` or `templates`: inside the package if installed, next to it in a checkout.
 
-    Args:
-        name: `conf` or `templates`.
+    name: `conf` or `templates`.
     """
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name

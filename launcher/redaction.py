@@ -16,20 +16,14 @@ SECRETS = (
 
 
 def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
-    """Returns the built-in patterns of secret names, followed by the user's.
-
-    Args:
-        more: the user's patterns, from env.secrets.
-    """
+    """Returns the built-in patterns of secret names, followed by the user's."""
     return (*SECRETS, *more)
 
 
 def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
     """Returns whether a key or variable with this name holds a secret. The last pattern that matches decides.
 
-    Args:
-        name: name of the key or variable.
-        patterns: shell patterns of secret names, in any case; `!` before a pattern makes names no secrets.
+    patterns: shell patterns of secret names, in any case; `!` before a pattern makes names no secrets.
     """
     found = False
     for each in patterns:

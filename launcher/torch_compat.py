@@ -70,9 +70,8 @@ def local_part(whole: Tensor, like: DTensor) -> Tensor:
 
     distribute_tensor(src_data_rank=None) returns the same, but communicates in versions before 2.7.
 
-    Args:
-        whole: the full tensor, which is the same on every rank.
-        like: a tensor of the same shape, whose placements decide the shard.
+    whole: the full tensor, which is the same on every rank.
+    like: a tensor of the same shape, whose placements decide the shard.
     """
     locate = cast(Any, __getattr__("compute_local_shape_and_global_offset"))
     shape, offset = locate(like.shape, like.device_mesh, like.placements)
@@ -95,13 +94,10 @@ def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
     The libuv server accepts a listening socket since torch 2.8. Before that it refuses, and prints an error that cannot
     be caught. The older server accepts one in every version, but is slower with many ranks.
 
-    Args:
-        listener: the socket; afterwards the store owns it.
-        host: the address that the socket is bound to; if it is bound to all, any address of this host.
-        timeout: how long an operation of the store may take.
-
-    Raises:
-        NotImplementedError: neither server of this torch accepts the socket.
+    listener: the socket; afterwards the store owns it.
+    host: the address that the socket is bound to; if it is bound to all, any address of this host.
+    timeout: how long an operation of the store may take.
+    Raises NotImplementedError: neither server of this torch accepts the socket.
     """
     # Trying libuv first would print that error. Stores got queues in the same version, so look for these.
     servers = (True, False) if hasattr(Store, "queue_push") else (False, True)

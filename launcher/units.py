@@ -19,8 +19,7 @@ def parse_time(text: str, *, zero: bool = False) -> int:
     Accepted are Slurm's formats (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
     days-hours:minutes, days-hours:minutes:seconds; and also `2d`, `1h30m`, `90m`, `45s`.
 
-    Raises:
-        ValueError: the text is not a wall time, or is zero, unless `zero` may be.
+    Raises ValueError: the text is not a wall time, or is zero, unless `zero` may be.
     """
     text = text.strip()
     if match := _CLOCK.fullmatch(text):
@@ -55,8 +54,7 @@ def _clock(days: str | None, fields: list[int], text: str) -> int:
 def parse_size(text: str) -> int:
     """Parses a size and returns it in bytes: `512`, `64K`, `1.5M`, `16G`, `16GB`, `16GiB`. Units are powers of 1024.
 
-    Raises:
-        ValueError: the text is not a size, or is zero.
+    Raises ValueError: the text is not a size, or is zero.
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
@@ -74,8 +72,7 @@ def parse_memory(text: str) -> int:
 
     A plain number is refused, since Slurm takes it for MiB, and PBS for bytes.
 
-    Raises:
-        ValueError: the text is not a size, has no unit, or is zero.
+    Raises ValueError: the text is not a size, has no unit, or is zero.
     """
     if re.fullmatch(r"[\d.]+", number := text.strip()):
         raise ValueError(f"{text!r} has no unit: write {number}G, or {number}M")
@@ -85,8 +82,7 @@ def parse_memory(text: str) -> int:
 def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
     """Parses numbers and ranges such as `3` or `0-3,7`, and returns the numbers in the order of the text.
 
-    Raises:
-        ValueError: the text is not such a list, or lists more than `most` numbers.
+    Raises ValueError: the text is not such a list, or lists more than `most` numbers.
     """
     found: list[int] = []
     for part in text.split(","):

@@ -18,9 +18,7 @@ from typing import Any
 def hydra_configs(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yields Hydra configs that together have the effect of a settings file. They must be merged in this order.
 
-    Args:
-        values: the content of the file.
-        groups: the config groups (`cluster`, ...) whose option the file may choose; empty for a file inside a group.
+    groups: the config groups (`cluster`, ...) whose option the file may choose; empty for a file inside a group.
     """
     chosen = []
     for key, value in values.items():

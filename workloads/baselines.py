@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 def read(path: str | None, env: Env) -> results.Results | None:
     """Returns the results of an earlier run on all ranks. Only rank 0 reads the file. All ranks must call it.
 
-    Args:
-        path: results.json or the run directory; None: there is no baseline, and the result is None.
-        env: this rank.
-
-    Raises:
-        WorkloadError: the file does not exist, cannot be read, or has another format.
+    path: results.json or the run directory; None: there is no baseline, and the result is None.
+    Raises WorkloadError: the file does not exist, cannot be read, or has another format.
     """
     if path is None:
         return None

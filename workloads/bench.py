@@ -35,11 +35,7 @@ _PERIOD = 2**30 - 1  # mask of a value's number: the values of a key repeat afte
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Returns the torch type that `workload.dtype` names.
-
-    Raises:
-        ValueError: there is no such type.
-    """
+    """Returns the torch type that `workload.dtype` names. Raises ValueError: there is no such type."""
     return getattr(torch, names.choose_one("dtype", name, names.DTYPES))
 
 
@@ -141,9 +137,8 @@ def slowest(seconds: Sequence[float], env: Env) -> list[float]:
 class Table:
     """A table with columns of fixed width, formatted line by line, so that each line can be printed at once.
 
-    Args:
-        columns: title and width in characters of each column; a negative width aligns to the left. A longer text is
-            not cut.
+    columns: title and width in characters of each column; a negative width aligns to the left. A longer text is not
+        cut.
     """
 
     def __init__(self, *columns: tuple[str, int]) -> None:

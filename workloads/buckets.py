@@ -17,12 +17,9 @@ class GradientBuckets:
     DistributedDataParallel, so that two ranks get bitwise the same weights with both. With more ranks the order of the
     sums may differ.
 
-    Args:
-        parameters: parameters of the model; those without requires_grad are ignored.
-        bucket_mb: largest size of a bucket in MiB, unless it has a single parameter.
-
-    Raises:
-        ValueError: bucket_mb is not above 0.
+    parameters: parameters of the model; those without requires_grad are ignored.
+    bucket_mb: largest size of a bucket in MiB, unless it has a single parameter.
+    Raises ValueError: bucket_mb is not above 0.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_mb: float) -> None:

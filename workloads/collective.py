@@ -96,10 +96,9 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
     `OP/GROUP/us` (median time of the first size, in microseconds); and `operations`, `checked` (number of elements
     compared) and `wrong` (number of wrong ones).
 
-    Raises:
-        WorkloadError: a result was wrong or slower than the baseline allows (raised after measuring everything), the
-            backend lacks an operation that was chosen by name, the first size does not fit into memory, or the config
-            is not valid.
+    Raises WorkloadError: a result was wrong or slower than the baseline allows (raised after measuring everything), the
+        backend lacks an operation that was chosen by name, the first size does not fit into memory, or the config is
+        not valid.
     """
     try:
         settings = Settings.of(config)
@@ -138,8 +137,7 @@ def own_network(rank: int) -> Fabric | None:
 def networks(fabrics: Sequence[Fabric | None]) -> list[str]:
     """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`.
 
-    Args:
-        fabrics: the network of each rank; None: unknown.
+    fabrics: the network of each rank; None: unknown.
     """
     ranks: dict[str, list[int]] = {}
     for rank, fabric in enumerate(fabrics):
@@ -154,8 +152,7 @@ def run(sweep: Sweep, report: Report) -> list[str]:
     """Measures all sizes of one operation on one kind of group, and adds the rows to the report; returns texts about
     wrong results. All ranks must call this function.
 
-    Raises:
-        WorkloadError: the backend lacks an operation that was chosen by name, or the first size does not fit.
+    Raises WorkloadError: the backend lacks an operation that was chosen by name, or the first size does not fit.
     """
     report.begin(sweep)
     name, kind = sweep.operation.name, sweep.groups.kind
@@ -187,12 +184,8 @@ _NOTHING: Row = {
 def raise_rank_0s(error: str | None, env: Env) -> None:
     """Raises the error of rank 0, if it has one, on every rank. All ranks must call it.
 
-    Args:
-        error: text of this rank's error; None: it has none.
-        env: this rank.
-
-    Raises:
-        WorkloadError: rank 0 has an error.
+    error: text of this rank's error; None: it has none.
+    Raises WorkloadError: rank 0 has an error.
     """
     if found := gather(error, env)[0]:
         raise WorkloadError(found)
@@ -203,14 +196,8 @@ def conclude(
 ) -> dict[str, float | int | str]:
     """Writes the report's results, compares them with the baseline, and returns the metrics. All ranks must call it.
 
-    Args:
-        report: the report of the measured operations.
-        faults: texts about wrong results.
-        baseline: results of an earlier run; None: there is none.
-        config: the workload's config.
-
-    Raises:
-        WorkloadError: a result was wrong, or slower than the baseline allows.
+    baseline: results of an earlier run; None: there is none.
+    Raises WorkloadError: a result was wrong, or slower than the baseline allows.
     """
     env, written = report.env, report.results
     written.complete = not written.reason

@@ -46,9 +46,7 @@ class Data:
         Images are stored as bytes, which takes a quarter of the memory of floats. Converting them takes less than a
         microsecond per image.
 
-        Args:
-            split: training or test samples.
-            chosen: indices of the samples, int64 [n], or a slice of them.
+        chosen: indices of the samples, int64 [n], or a slice of them.
         """
         if isinstance(chosen, slice):
             images, labels = split.images[chosen], split.labels[chosen]
@@ -60,8 +58,7 @@ class Data:
 def read_idx(path: Path) -> Tensor:
     """Returns the content of an IDX file of bytes, plain or gzipped (`.gz`), as a uint8 tensor of 1 or 3 dimensions.
 
-    Raises:
-        DatasetError: the file cannot be read, is not an IDX file, or its length does not match its header.
+    Raises DatasetError: the file cannot be read, is not an IDX file, or its length does not match its header.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
@@ -83,8 +80,7 @@ def read_idx(path: Path) -> Tensor:
 def load(found: Found, device: torch.device | str = "cpu") -> Data:
     """Reads a data set that was found onto a device, and returns it.
 
-    Raises:
-        DatasetError: a file is damaged, or images and labels do not match.
+    Raises DatasetError: a file is damaged, or images and labels do not match.
     """
     classes = found.dataset.classes
     splits = []

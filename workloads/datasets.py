@@ -74,11 +74,8 @@ class Dataset:
     def find(self, data_dir: Path | None) -> Found | None:
         """Finds the data set on this machine, verifies it and returns it; None: none of its files is there.
 
-        Args:
-            data_dir: data directory; None: the default one.
-
-        Raises:
-            DatasetError: one of its files is missing or damaged.
+        data_dir: data directory; None: the default one.
+        Raises DatasetError: one of its files is missing or damaged.
         """
         return _find(self, data_dir, named=True)
 
@@ -192,12 +189,9 @@ def find(name: str, data_dir: str | Path | None = None) -> Found:
     It searches below `data_dir`, in `data_dir` itself unless the name is `auto`, and where system packages install. A
     damaged data set is an error even with `auto`: the user does not expect training on another one.
 
-    Args:
-        name: name of the data set; `auto`: the first of mnist, fashion-mnist and digits that exists.
-        data_dir: data directory; None: the default one.
-
-    Raises:
-        DatasetError: the name is unknown, the data set does not exist, or one of its files is missing or damaged.
+    name: name of the data set; `auto`: the first of mnist, fashion-mnist and digits that exists.
+    data_dir: data directory; None: the default one.
+    Raises DatasetError: the name is unknown, the data set does not exist, or one of its files is missing or damaged.
     """
     for dataset in KNOWN.values() if name == AUTO else [_known(name)]:
         if found := _find(dataset, data_dir, named=name != AUTO):
@@ -222,15 +216,11 @@ def fetch(
     Each file is written under a temporary name, verified and renamed, so an interrupted or a simultaneous second
     download does no harm. A bundled data set is only found.
 
-    Args:
-        name: name of the data set.
-        data_dir: data directory; None: the default one.
-        mirrors: base URLs (`http`, `https` or `file`), tried in turn; None: those of the data set.
-        progress: called during a download with the file's name, the bytes so far and the bytes in all.
-
-    Raises:
-        DatasetError: the name is unknown, no mirror had a valid file (the text has each mirror's error), or the folder
-            cannot be written.
+    data_dir: data directory; None: the default one.
+    mirrors: base URLs (`http`, `https` or `file`), tried in turn; None: those of the data set.
+    progress: called during a download with the file's name, the bytes so far and the bytes in all.
+    Raises DatasetError: the name is unknown, no mirror had a valid file (the text has each mirror's error), or the
+        folder cannot be written.
     """
     dataset = _known(name)
     if not dataset.mirrors and mirrors is None:
@@ -250,12 +240,8 @@ def fetch(
 def read_header(head: bytes, path: Path) -> tuple[int, ...]:
     """Returns the shape in the header of an IDX file of bytes: (samples, rows, columns) or (samples,).
 
-    Args:
-        head: first 16 bytes of the file, or the whole of a shorter file.
-        path: path of the file, for errors.
-
-    Raises:
-        DatasetError: these are not the first bytes of an IDX file of bytes, or they end within the header.
+    head: first 16 bytes of the file, or the whole of a shorter file.
+    Raises DatasetError: these are not the first bytes of an IDX file of bytes, or they end within the header.
     """
     if len(head) < 4 or head[:3] != b"\x00\x00\x08" or head[3] not in (1, 3):
         raise DatasetError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex() or 'nothing'}")

@@ -49,10 +49,7 @@ class Net(nn.Module):
 class Trainer:
     """One training run on this rank. `run` is the training loop, and calls the other methods.
 
-    Args:
-        config: the workload's config.
-        env: this rank.
-        run: settings of the run; None: those of the run that this process belongs to.
+    run: settings of the run; None: those of the run that this process belongs to.
     """
 
     def __init__(self, config: DDPMnist, env: Env, run: Settings | None = None) -> None:
@@ -69,8 +66,7 @@ class Trainer:
     def load(self) -> tuple[datasets.Found, Data]:
         """Finds, loads and returns the data set, and checks that it is the same on every rank.
 
-        Raises:
-            WorkloadError: the data set is missing or damaged on some rank, or ranks have found different ones.
+        Raises WorkloadError: the data set is missing or damaged on some rank, or ranks have found different ones.
         """
         found, data, error = None, None, None
         try:
@@ -137,8 +133,7 @@ class Trainer:
     def check_memory(self) -> None:
         """Checks workload.micro_batch_size against train.invariant.
 
-        Raises:
-            WorkloadError: train.invariant needs larger micro-batches.
+        Raises WorkloadError: train.invariant needs larger micro-batches.
         """
         most, largest = self.config.micro_batch_size, max(self.sampler.sizes)
         if most is not None and self.settings.train.invariant and largest > most:
@@ -208,9 +203,8 @@ class Trainer:
     def step(self, step: int, chosen: Tensor) -> None:
         """Does one optimizer step on this rank's share of the global batch.
 
-        Args:
-            step: index of the step in the run, from 0.
-            chosen: indices of this rank's samples, int64 [n].
+        step: index of the step in the run, from 0.
+        chosen: indices of this rank's samples, int64 [n].
         """
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.total_steps, self.config.lr)
@@ -238,13 +232,9 @@ class Trainer:
     def add_up(self, leaves: InvariantGradients, step: int, chosen: Tensor) -> list[Tensor]:
         """Computes the gradients of the global batch, bitwise the same at any world size (`train.invariant`).
 
-        Args:
-            leaves: sums the gradients of the micro-batches.
-            step: index of the step in the run, from 0.
-            chosen: indices of this rank's samples, int64 [n].
-
-        Returns:
-            The sum of the losses of each of this rank's micro-batches.
+        step: index of the step in the run, from 0.
+        chosen: indices of this rank's samples, int64 [n].
+        Returns the sum of the losses of each of this rank's micro-batches.
         """
         sums = []
         leaves.begin()
@@ -268,12 +258,9 @@ class Trainer:
     def log(self, step: int, epoch: int) -> tuple[float, float]:
         """Returns the mean loss and images/s since the last call; rank 0 prints them. All ranks must call it.
 
-        Args:
-            step: index of the last step in the run, from 0.
-            epoch: index of the epoch, from 0.
-
-        Raises:
-            WorkloadError: the loss of a step was not finite.
+        step: index of the last step in the run, from 0.
+        epoch: index of the epoch, from 0.
+        Raises WorkloadError: the loss of a step was not finite.
         """
         loss, speed = self.losses.look()
         if self.env.rank == 0:

@@ -28,8 +28,7 @@ _OTHERS = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather
 def bus_factor(operation: str, n: int) -> float | None:
     """Returns busbw / algbw of an operation on n ranks; None for a barrier, and for a single rank.
 
-    Raises:
-        KeyError: there is no such operation.
+    Raises KeyError: there is no such operation.
     """
     if operation == "barrier" or n < 2:
         return None

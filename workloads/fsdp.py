@@ -33,12 +33,8 @@ if TYPE_CHECKING:
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """Returns the type to compute in; None: float32. Unlike training.autocast_dtype it allows bfloat16 on any CPU.
 
-    Args:
-        precision: `workload.precision`: auto, float32 or bfloat16.
-        device: device of this rank.
-
-    Raises:
-        WorkloadError: bfloat16 was requested, and the GPU does not support it.
+    precision: `workload.precision`: auto, float32 or bfloat16.
+    Raises WorkloadError: bfloat16 was requested, and the GPU does not support it.
     """
     if precision == "bfloat16" and device.type == "cpu":
         return torch.bfloat16
@@ -53,13 +49,8 @@ def perplexity(loss: float) -> float:
 class Trainer:
     """One training run on this rank. `run` is the training loop, and calls the other methods.
 
-    Args:
-        config: the workload's config.
-        env: this rank.
-        run: settings of the run; None: those of the run that this process belongs to.
-
-    Raises:
-        WorkloadError: a setting is not valid, the text is missing, or this torch's FSDP does not support CPUs.
+    run: settings of the run; None: those of the run that this process belongs to.
+    Raises WorkloadError: a setting is not valid, the text is missing, or this torch's FSDP does not support CPUs.
     """
 
     def __init__(self, config: FSDPLm, env: Env, run: Settings | None = None) -> None:
@@ -79,8 +70,7 @@ class Trainer:
     def load(self) -> tuple[texts.Text, text.Corpus]:
         """Checks all settings, loads and returns the text, and checks that the text is the same on every rank.
 
-        Raises:
-            WorkloadError: a setting is not valid, or the text is missing, damaged, or different on some rank.
+        Raises WorkloadError: a setting is not valid, or the text is missing, damaged, or different on some rank.
         """
         found, corpus, error = None, None, None
         try:
@@ -165,9 +155,8 @@ class Trainer:
     def step(self, step: int, chosen: Tensor) -> None:
         """Does one optimizer step on this rank's share of the global batch.
 
-        Args:
-            step: index of the step in the run, from 0.
-            chosen: indices of this rank's windows, int64 [n].
+        step: index of the step in the run, from 0.
+        chosen: indices of this rank's windows, int64 [n].
         """
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.config.steps, self.config.lr, self.config.warm_up)
@@ -187,9 +176,7 @@ class Trainer:
         FSDP averages the gradients of the ranks. Multiplied by `self.weight`, the gradients of these sums become the
         mean over the global batch, even if ranks have unequal shares.
 
-        Args:
-            part: the training or validation part of the text.
-            chosen: indices of the windows, int64 [n].
+        chosen: indices of the windows, int64 [n].
         """
         none = len(chosen) == 0
         # A rank without windows computes one that does not count: the other ranks need its shard of the weights.
@@ -244,8 +231,7 @@ class Trainer:
     def log(self, done: int) -> None:
         """Prints on rank 0 the mean loss since the last log line, after `done` steps. All ranks must call it.
 
-        Raises:
-            WorkloadError: the loss of a step was not finite.
+        Raises WorkloadError: the loss of a step was not finite.
         """
         self.loss, speed = self.losses.look()
         if self.env.rank == 0:

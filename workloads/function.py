@@ -21,15 +21,9 @@ if TYPE_CHECKING:
 def main(config: Function, env: Env | None) -> dict[str, Any]:
     """Calls the target.
 
-    Args:
-        config: the workload's config, with the target and its arguments.
-        env: this rank; None: the config requests no process group. Then the target may call `launcher.init()`.
-
-    Returns:
-        The metrics that the target returned; empty for None.
-
-    Raises:
-        WorkloadError: the target returned neither a dict of metrics nor None.
+    env: this rank; None: the config requests no process group. Then the target may call `launcher.init()`.
+    Returns the metrics that the target returned; empty for None.
+    Raises WorkloadError: the target returned neither a dict of metrics nor None.
     """
     assert config.target is not None, "checked before the submission"
     result = target(config.target)(**config.kwargs)

@@ -24,11 +24,8 @@ SPREAD = 0.02  # standard deviation of the initial weights
 class Block(nn.Module):
     """Attention and MLP, each added to its input: [n, tokens, width] -> [n, tokens, width].
 
-    Args:
-        width: size of a token's vector.
-        heads: number of attention heads; divides `width`.
-        drop: probability of dropout.
-        recompute: whether the backward pass recomputes activations, to save memory.
+    heads: number of attention heads; divides `width`.
+    recompute: whether the backward pass recomputes activations, to save memory.
     """
 
     def __init__(self, width: int, heads: int, drop: float = 0.0, recompute: bool = False) -> None:
@@ -67,13 +64,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The language model: bytes int64 [n, tokens] -> scores of the next byte after each, [n, tokens, 256].
 
-    Args:
-        layers: number of blocks.
-        heads: number of attention heads; divides `width`.
-        width: size of a token's vector.
-        context: largest number of tokens of a sample.
-        drop: probability of dropout.
-        recompute: whether the backward pass recomputes activations, to save memory.
+    heads: number of attention heads; divides `width`.
+    recompute: whether the backward pass recomputes activations, to save memory.
     """
 
     def __init__(
@@ -101,10 +93,8 @@ class Sharded(GPT, FSDPModule):
 def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
     """Shards the weights of each block, and those outside of blocks, over all ranks. Changes the model, and returns it.
 
-    Args:
-        model: the model, created on the meta device, without memory; call `initialise` next.
-        mesh: mesh of one dimension with all ranks.
-        compute: type to compute in; None: float32, as the weights. Gradients are reduced in float32 in any case.
+    model: the model, created on the meta device, without memory; call `initialise` next.
+    compute: type to compute in; None: float32, as the weights. Gradients are reduced in float32 in any case.
     """
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -159,13 +149,8 @@ def weights_sha256(model: nn.Module) -> str:
 def write(model: nn.Module, context: int, start: bytes, count: int, seed: int, device: torch.device) -> bytes:
     """Returns `count` bytes that the model writes after `start`, sampled at temperature 0.8. All ranks must call it.
 
-    Args:
-        model: the model.
-        context: largest number of tokens of a sample.
-        start: bytes before the result.
-        count: number of bytes.
-        seed: seed of the sampling.
-        device: device of the model.
+    start: bytes before the result.
+    count: number of bytes.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = list(start)

@@ -19,8 +19,7 @@ def parse_groups(value: object) -> tuple[str, ...]:
     A kind is `world`, `node`, `stride`, or a list of explicit ranks such as `0-1/2-3` or `0,2/1,3`. `all` in the config
     stands for the first three.
 
-    Raises:
-        ValueError: a name is unknown, or a text that begins with a digit does not list groups of ranks.
+    Raises ValueError: a name is unknown, or a text that begins with a digit does not list groups of ranks.
     """
     texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     kinds: list[str] = []
@@ -40,8 +39,7 @@ def explicit(text: str) -> Members:
 
     The ranks are in ascending order, in which torch numbers them in a group.
 
-    Raises:
-        ValueError: the text has another form, or contains a rank twice.
+    Raises ValueError: the text has another form, or contains a rank twice.
     """
     groups = []
     for part in text.replace(" ", "").split("/"):
@@ -62,12 +60,8 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
     `world` is one group of all ranks. `node` has a group for each node. `stride` has a group for each local rank, with
     one rank of each node. With explicit ranks, some ranks may be in no group.
 
-    Args:
-        kind: a kind that `parse_groups` returned.
-        node_of: node rank of each rank.
-
-    Raises:
-        ValueError: a rank does not exist.
+    kind: a kind that `parse_groups` returned.
+    Raises ValueError: a rank does not exist.
     """
     if kind not in names.GROUPS:
         members = explicit(kind)
@@ -85,11 +79,7 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
 
 
 def check_ranks(kind: str, world_size: int) -> None:
-    """Checks that the explicit ranks of a kind exist.
-
-    Raises:
-        ValueError: a rank is `world_size` or more.
-    """
+    """Checks that the explicit ranks of a kind exist. Raises ValueError: a rank is `world_size` or more."""
     if kind in names.GROUPS:
         return
     for rank in (rank for ranks in explicit(kind) for rank in ranks):

@@ -21,12 +21,9 @@ def heat_map(
     If there is room, cells are percentages, with a `!` for slow pairs. Otherwise a cell is one digit, tens of percent,
     and only the worst rows and columns are shown.
 
-    Args:
-        labels: name of each row.
-        shares: bandwidth from row to column, divided by the median; None: not measured.
-        slow: pairs of rows (a, b) with a < b that are slow.
-        of: text about what 100 % is.
-        width: most characters of a line.
+    shares: bandwidth from row to column, divided by the median; None: not measured.
+    slow: pairs of rows (a, b) with a < b that are slow.
+    of: text about what 100 % is.
     """
     size = len(labels)
     number = len(str(size - 1))

@@ -62,10 +62,7 @@ def inner_nodes(node: Node) -> list[Node]:
 def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
     """Returns the value of a tree node: if known, this; else the sum of the node's two children, the left one first.
 
-    Args:
-        node: the tree node.
-        known: returns the value of a tree node; None: unknown. The values of all leaves are known.
-        add: adds two values.
+    known: returns the value of a tree node; None: unknown. The values of all leaves are known.
     """
     if (value := known(node)) is not None:
         return value
@@ -79,9 +76,6 @@ def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
     """Returns whether ranks can add their sums in pairs: neighbouring ranks, then pairs of them, up the tree.
 
     They can if the numbers of ranks and of leaves are powers of two, and in some other cases.
-
-    Args:
-        parts: the subtrees of each rank.
     """
     nodes = [part[0] for part in parts]
     if any(len(part) != 1 for part in parts) or len(nodes) & (len(nodes) - 1):
@@ -97,16 +91,11 @@ def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
 class TreeReduction:
     """Sums one vector per leaf over all leaves along the tree. The sum is bitwise the same at any number of ranks.
 
-    Args:
-        leaves: number of leaves of the tree (M); at least the number of ranks.
-        group: process group of the ranks that share the leaves; None: all ranks.
-
-    Attributes:
-        own_leaves: indices of this rank's leaves.
-        mine: the subtrees that these leaves make up.
-
-    Raises:
-        ValueError: there are fewer leaves than ranks.
+    leaves: number of leaves of the tree (M); at least the number of ranks.
+    group: process group of the ranks that share the leaves; None: all ranks.
+    own_leaves: indices of this rank's leaves.
+    mine: the subtrees that these leaves make up.
+    Raises ValueError: there are fewer leaves than ranks.
     """
 
     def __init__(self, leaves: int, group: dist.ProcessGroup | None = None) -> None:
@@ -129,8 +118,7 @@ class TreeReduction:
 
         The result is valid until the next call.
 
-        Args:
-            sums: the sum of each of this rank's subtrees (`mine`), each [n]; may be overwritten.
+        sums: the sum of each of this rank's subtrees (`mine`), each [n]; may be overwritten.
         """
         if self.world_size == 1:
             return sums[0]
@@ -215,13 +203,10 @@ class InvariantGradients:
             gradients.leaf_done()
         gradients.end()
 
-    Args:
-        parameters: parameters of the model; those without requires_grad are ignored.
-        leaves: number of leaves (M): micro-batches of the global batch.
-        group: process group of the ranks that share the leaves; None: all ranks.
-
-    Raises:
-        ValueError: there are fewer leaves than ranks, or parameters of more than one type or device.
+    parameters: parameters of the model; those without requires_grad are ignored.
+    leaves: number of leaves (M): micro-batches of the global batch.
+    group: process group of the ranks that share the leaves; None: all ranks.
+    Raises ValueError: there are fewer leaves than ranks, or parameters of more than one type or device.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], leaves: int, group: dist.ProcessGroup | None = None) -> None:

@@ -40,9 +40,6 @@ def rounds_of(nodes: Sequence[Sequence[int]]) -> Iterator[list[Pair]]:
 
     With one rank on each node these are the rounds of `tournament`. With more ranks, each of these rounds is repeated
     for each pair of ranks on the two nodes, and at the end come the pairs within each node.
-
-    Args:
-        nodes: the ranks of each node.
     """
     for met in tournament(len(nodes)):
         yield from _in_turns([list(product(nodes[a], nodes[b])) for a, b in met])
@@ -149,10 +146,7 @@ def slow_pairs(measured: Measured, limits: Limits) -> list[Slow]:
 def slow_since(measured: Measured, before: Mapping[Pair, Usual], limits: Limits) -> list[Slow]:
     """Returns the pairs that are slow compared with an earlier run, the slowest first.
 
-    Args:
-        measured: measurements of this run.
-        before: values of the earlier run; a pair without one is not compared.
-        limits: the limits.
+    before: values of the earlier run; a pair without one is not compared.
     """
     return _slow(measured, limits, before.get, "baseline")
 
@@ -176,10 +170,6 @@ def suspects(measured: Measured, slow: Iterable[Slow]) -> list[int]:
 
     Suspects are found one at a time, first the node with the largest share of slow pairs. Its pairs no longer count for
     the other nodes.
-
-    Args:
-        measured: the measurements.
-        slow: the slow pairs.
     """
     nodes = measured.nodes
     pairs = {pair for pair in measured.pairs() if not measured.within(pair)}

@@ -142,11 +142,8 @@ class Matrix:
 def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix:
     """Returns the measured links between all nodes, or all ranks. All ranks must call this function.
 
-    Args:
-        config: the workload's config.
-        sizes: sizes of messages in bytes; the smallest one is used for latency, the largest one for bandwidth.
-        before: matrix of an earlier run, from `Matrix.as_dict`; None: there is none.
-        env: this rank.
+    sizes: sizes of messages in bytes; the smallest one is used for latency, the largest one for bandwidth.
+    before: matrix of an earlier run, from `Matrix.as_dict`; None: there is none.
     """
     nodes: dict[int, list[int]] = {}
     for rank in range(env.world_size):
@@ -190,15 +187,7 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
 
 
 def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Returns the measured latency between ranks a and b, and the bandwidth in both directions. Only these call it.
-
-    Args:
-        a, b: the ranks.
-        sizes: sizes of the messages.
-        config: the workload's config.
-        values: makes the messages.
-        env: this rank.
-    """
+    """Returns the measured latency between ranks a and b, and the bandwidth in both directions. Only these call it."""
     seen = Measurements()
     peer = b if env.rank == a else a
     trips = pairs.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
@@ -257,12 +246,7 @@ def _earlier(
 
 
 def faults(matrix: Matrix, all_hosts: Iterable[str]) -> list[str]:
-    """Returns a text for each pair of ranks between which wrong elements arrived.
-
-    Args:
-        matrix: the matrix.
-        all_hosts: host name of each rank.
-    """
+    """Returns a text for each pair of ranks between which wrong elements arrived."""
     hosts = list(all_hosts)
     return [
         f"matrix: {count} wrong elements arrived on rank {to} on {hosts[to]} from rank {source} on {hosts[source]}"

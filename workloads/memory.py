@@ -30,9 +30,6 @@ def on_node(read: Read) -> int | None:
 
     The result is the minimum of MemAvailable and, for each cgroup of the process and each of its parents, the limit
     minus the usage without caches (proc(5); Linux: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
-
-    Args:
-        read: reads a file.
     """
     found = []
     for line in _lines(read, "/proc/meminfo"):

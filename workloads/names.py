@@ -36,13 +36,9 @@ ALL = "all"
 def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
     """Returns the names that a config chooses, without duplicates; all known names for `all`.
 
-    Args:
-        what: what is chosen, for errors: operation, pattern, group.
-        chosen: `all`, a comma-separated text, or several texts.
-        known: all names that exist.
-
-    Raises:
-        ValueError: nothing is chosen, or a name is unknown; the text suggests similar known names.
+    what: what is chosen, for errors: operation, pattern, group.
+    chosen: `all`, a comma-separated text, or several texts.
+    Raises ValueError: nothing is chosen, or a name is unknown; the text suggests similar known names.
     """
     names = _names(chosen)
     if not names:
@@ -67,13 +63,7 @@ def _names(chosen: str | Iterable[str]) -> list[str]:
 def choose_one(what: str, name: str, known: Sequence[str]) -> str:
     """Returns the name in a key that takes exactly one.
 
-    Args:
-        what: the key, for errors.
-        name: its value.
-        known: all names that exist.
-
-    Raises:
-        ValueError: the name is unknown; the text suggests similar known names.
+    Raises ValueError: the name is unknown; the text suggests similar known names.
     """
     if name not in known:
         raise ValueError(f"{name!r} is no {what}; known are {', '.join(known)}.{near(name, known)}")
@@ -83,9 +73,8 @@ def choose_one(what: str, name: str, known: Sequence[str]) -> str:
 def places_of(operation: str, place: str) -> tuple[str, ...]:
     """Returns the places in which an operation is measured: `out` (of place) and `in` (place), one of them, or none.
 
-    Args:
-        operation: the operation; some have only one place in torch.distributed.
-        place: `workload.place`: both, out or in.
+    operation: the operation; some have only one place in torch.distributed.
+    place: `workload.place`: both, out or in.
     """
     has = ("in",) if operation in IN_PLACE_ONLY else ("out",) if operation in OUT_OF_PLACE_ONLY else ("out", "in")
     return tuple(each for each in has if place in ("both", each))
@@ -97,10 +86,7 @@ def backends_for(operation: str, dtype: str, redop: str) -> tuple[str, ...]:
     Sources: the table in the documentation of torch.distributed. gloo's avg divides a sum, which torch does for
     floating-point types only. torch's ProcessGroupMPI has no 16-bit floats, no reduce_scatter and no avg.
 
-    Args:
-        operation: name of the operation.
-        dtype: type of the elements.
-        redop: reduction; ignored if the operation does not reduce.
+    redop: reduction; ignored if the operation does not reduce.
     """
     averaging = operation in REDUCING and redop == "avg"
     has = {

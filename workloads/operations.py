@@ -345,11 +345,9 @@ IN_BLOCKS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all") 
 def count_of(operation: str, size: int, itemsize: int, n: int) -> int:
     """Returns the elements of an operation of at most `size` bytes, but at least one element or block per rank.
 
-    Args:
-        operation: name of the operation; some need a multiple of `n` elements.
-        size: bytes.
-        itemsize: bytes of an element.
-        n: number of ranks in the group.
+    operation: name of the operation; some need a multiple of `n` elements.
+    size: bytes.
+    itemsize: bytes of an element.
     """
     count = max(1, size // itemsize)
     return max(1, count // n) * n if operation in IN_BLOCKS else count

@@ -27,12 +27,6 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
     | pingpong, bandwidth | one TCP stream | copy in memory | not known |
     | bidirectional | twice one TCP stream | twice a copy in memory | not known |
     | any other | not known | not known | not known |
-
-    Args:
-        pattern: name of the pattern.
-        pair: the two ranks of the pattern.
-        measured: the hardware's speed.
-        env: this rank.
     """
     if pattern not in pairs.PATTERNS:
         return None
@@ -55,10 +49,9 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     `matrix/exclude` (suspects as a Slurm node list, if there are any), `patterns` (number of them), and `checked`
     (number of elements compared).
 
-    Raises:
-        WorkloadError: a received value was wrong, a speed is lower than the baseline allows, or pairs are slow and
-            `fail_on_slow` is set (these are raised after measuring everything); there is only one rank, the first size
-            does not fit into memory, or the config is not valid.
+    Raises WorkloadError: a received value was wrong, a speed is lower than the baseline allows, or pairs are slow and
+        `fail_on_slow` is set (these are raised after measuring everything); there is only one rank, the first size does
+        not fit into memory, or the config is not valid.
     """
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")

@@ -81,12 +81,7 @@ class Timed:
 
 
 class Inbox:
-    """Buffers to receive into, and their expected content.
-
-    Args:
-        pair: the two ranks and their messages.
-        slots: number of buffers.
-    """
+    """Buffers to receive into, and their expected content."""
 
     def __init__(self, pair: Pair, slots: int) -> None:
         self._expected = pair.messages(pair.peer, slots)

@@ -17,13 +17,9 @@ MATRIX = "matrix"
 def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, int]:
     """Returns the two ranks for the patterns of two ranks.
 
-    Args:
-        pair: `workload.pair`; None: the first ranks of the first and the last node, or the first and the last rank of a
-            single node.
-        node_of: node rank of each rank.
-
-    Raises:
-        ValueError: a rank does not exist, or both are the same.
+    pair: `workload.pair`; None: the first ranks of the first and the last node, or the first and the last rank of a
+        single node.
+    Raises ValueError: a rank does not exist, or both are the same.
     """
     last = len(node_of) - 1
     if pair is None:
@@ -41,12 +37,8 @@ def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, in
 def chosen(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
     """Returns the patterns to run. `all` includes the matrix only if there are several nodes (or matrix=ranks).
 
-    Args:
-        keys: the keys of `launcher.config.schema.P2P` with their values.
-        node_of: node rank of each rank.
-
-    Raises:
-        ValueError: a pattern is unknown, or the matrix was chosen by name and would have no pair.
+    keys: the keys of `launcher.config.schema.P2P` with their values.
+    Raises ValueError: a pattern is unknown, or the matrix was chosen by name and would have no pair.
     """
     wanted = _named("pattern", lambda: names.choose("pattern", keys["pattern"], names.PATTERNS))
     of_ranks = getattr(keys["matrix"], "value", keys["matrix"]) == "ranks"
@@ -62,8 +54,7 @@ def chosen(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
 def check(keys: Mapping[str, Any], node_of: Sequence[int]) -> None:
     """Checks all keys of p2p against the ranks of the run. The arguments are those of `chosen`.
 
-    Raises:
-        ValueError: a value is not valid; the text names its key.
+    Raises ValueError: a value is not valid; the text names its key.
     """
     chosen(keys, node_of)
     pair_of(keys["pair"], node_of)

@@ -43,12 +43,8 @@ def gather(value: T, env: Env) -> list[T]:
 def raise_together(error: str | None, env: Env) -> None:
     """Raises an error on every rank if any rank has one. All ranks must call it.
 
-    Args:
-        error: text of this rank's error; None: it has none.
-        env: this rank.
-
-    Raises:
-        WorkloadError: with all errors, each with its ranks and hosts; equal errors appear once.
+    error: text of this rank's error; None: it has none.
+    Raises WorkloadError: with all errors, each with its ranks and hosts; equal errors appear once.
     """
     errors = _by_value(error, env)
     errors.pop(None, None)
@@ -59,13 +55,8 @@ def raise_together(error: str | None, env: Env) -> None:
 def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> None:
     """Checks that a value is equal on all ranks. All ranks must call it.
 
-    Args:
-        what: the subject of the error: "the initial weights".
-        value: this rank's value.
-        env: this rank.
-
-    Raises:
-        WorkloadError: values differ; the text says which ranks have which value.
+    what: the subject of the error: "the initial weights".
+    Raises WorkloadError: values differ; the text says which ranks have which value.
     """
     found = _by_value(value, env)
     if len(found) > 1:
@@ -74,12 +65,7 @@ def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> No
 
 
 def name_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Returns `rank 3 on node2`, or `ranks 0-1 on node1, node2`.
-
-    Args:
-        ranks: the ranks to name.
-        hosts: host name of each rank of the run.
-    """
+    """Returns `rank 3 on node2`, or `ranks 0-1 on node1, node2`."""
     return f"{formatting.name_ranks(ranks)} on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks))}"
 
 

@@ -42,14 +42,9 @@ Key = tuple[object, ...]  # makes the data of one case different from that of ot
 def put_in(values: Values, redop: str, key: Key, rank: int, n: int, start: int, count: int) -> Tensor:
     """Returns elements `start` to `start + count - 1` of a rank's input, [count].
 
-    Args:
-        values: makes the data.
-        redop: reduction: sum, prod, min, max or avg.
-        key: key of the data, equal on all ranks.
-        rank: the rank, as index in its group.
-        n: number of ranks in the group.
-        start: index of the first element.
-        count: number of elements.
+    redop: reduction: sum, prod, min, max or avg.
+    rank: the rank, as index in its group.
+    start: index of the first element.
     """
     if redop != "avg":
         return _stream(values, redop, key, n, start + rank, count)
@@ -79,10 +74,7 @@ def answer(values: Values, redop: str, key: Key, n: int, start: int, count: int)
 def wrong(redop: str, got: Tensor, expected: Tensor) -> int:
     """Returns the number of wrong elements in an output. NaN is always wrong.
 
-    Args:
-        redop: reduction; empty: the operation does not reduce.
-        got: the elements of the output.
-        expected: the exact result.
+    redop: reduction; empty: the operation does not reduce.
     """
     if redop == "avg" and got.is_floating_point():
         return int((~((got - expected).abs() < 0.5)).sum())

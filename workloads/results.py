@@ -144,11 +144,7 @@ class Results:
         }
 
     def write(self) -> None:
-        """Writes both files atomically.
-
-        Raises:
-            OSError: the run directory cannot be written to.
-        """
+        """Writes both files atomically. Raises OSError: the run directory cannot be written to."""
         if self.folder is not None:
             run_files.replace(self.folder / JSON, f"{json.dumps(self.as_dict(), indent=1)}\n".encode(), sync=False)
             run_files.replace(self.folder / CSV, as_csv(self.rows).encode(), sync=False)
@@ -176,11 +172,7 @@ def _flat(row: Row) -> dict[str, Any]:
 def read(path: Path) -> Results:
     """Returns the results of a run.
 
-    Args:
-        path: a results.json, or a run directory that has one.
-
-    Raises:
-        ValueError: the file does not exist, cannot be read, or has another format; the text says what to do.
+    Raises ValueError: the file does not exist, cannot be read, or has another format; the text says what to do.
     """
     file = path / JSON if path.is_dir() else path
     try:
@@ -234,10 +226,7 @@ def compare(now: Sequence[Row], baseline: Sequence[Row], tolerance: float) -> tu
     busbw or bandwidth, or by the median time if they have neither (barriers). A row without a measured value now counts
     as infinitely slow.
 
-    Args:
-        now: rows of this run.
-        baseline: rows of the baseline.
-        tolerance: share of the baseline's speed that may be lost, 0 to 1.
+    tolerance: share of the baseline's speed that may be lost, 0 to 1.
     """
     before = {_identity(row): row for row in baseline}
     compared, slower = 0, []
@@ -284,12 +273,7 @@ def against(
 
     An error is returned if rows are slower than the tolerance allows, or if no row can be compared.
 
-    Args:
-        now: rows of this run.
-        baseline: results of the baseline.
-        tolerance: share of the baseline's speed that may be lost, 0 to 1.
-        say: prints a line.
-        where: path of the baseline, for texts.
+    tolerance: share of the baseline's speed that may be lost, 0 to 1.
     """
     slower, compared = compare(now, baseline.rows, tolerance)
     if not compared:

@@ -101,8 +101,7 @@ def _copy_roof(env: Env) -> tuple[float | None, str]:
 def copy_speed(device: torch.device, size: int) -> float:
     """Copies `size` bytes within a device's memory for COPY_SECONDS; returns the bytes/s of the fastest copy.
 
-    Raises:
-        RuntimeError: there is not enough memory.
+    Raises RuntimeError: there is not enough memory.
     """
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)  # written once before, so that no copy pays for new pages
@@ -169,12 +168,9 @@ def stream(address: tuple[str, int], token: bytes) -> float:
     It first sends the token. A burst starts with its length (8 bytes), and `drain` acknowledges it with one byte.
     Bursts become larger until one takes BURST_SECONDS.
 
-    Args:
-        address: address and port of `drain`.
-        token: secret by which `drain` recognizes the connection.
-
-    Raises:
-        OSError: the connection fails, or the other end accepted nothing for STEP_TIMEOUT seconds.
+    address: address and port of `drain`.
+    token: secret by which `drain` recognizes the connection.
+    Raises OSError: the connection fails, or the other end accepted nothing for STEP_TIMEOUT seconds.
     """
     data, size, best = memoryview(bytes(_CHUNK)), _CHUNK, 0.0
     with socket.create_connection(address, timeout=STEP_TIMEOUT) as connection:

@@ -19,14 +19,11 @@ _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "min": De
 def parse_sizes(value: object) -> tuple[int, ...]:
     """Parses `workload.sizes`, and returns the sizes in bytes, in the order written, without duplicates.
 
-    Args:
-        value: a size (`1M`), a sweep `MIN:MAX:STEP`, or a list of both. STEP is a factor if it is a plain number
-            (`8:1G:2`: 8, 16, 32, ...), and an increment if it has a unit (`4M:64M:4M`, `8:64:8B`). `MIN:MAX` has the
-            factor 2. MAX is included if a step reaches it exactly.
-
-    Raises:
-        ValueError: a size is not valid or zero, MIN is larger than MAX, a factor is not above 1, or there are more than
-            `MOST` sizes.
+    value: a size (`1M`), a sweep `MIN:MAX:STEP`, or a list of both. STEP is a factor if it is a plain number (`8:1G:2`:
+        8, 16, 32, ...), and an increment if it has a unit (`4M:64M:4M`, `8:64:8B`). `MIN:MAX` has the factor 2. MAX is
+        included if a step reaches it exactly.
+    Raises ValueError: a size is not valid or zero, MIN is larger than MAX, a factor is not above 1, or there are more
+        than `MOST` sizes.
     """
     texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     sizes: dict[int, None] = {}
@@ -83,8 +80,7 @@ def _by_increment(text: str, least: int, most: int, step: int) -> list[int]:
 def parse_seconds(text: object) -> float:
     """Parses a time such as `200ms`, `1.5s` or `2m`, and returns it in seconds.
 
-    Raises:
-        ValueError: the text is not a time, or is zero.
+    Raises ValueError: the text is not a time, or is zero.
     """
     match = _TIME.fullmatch(str(text).strip())
     if not match:

@@ -50,11 +50,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Collective) -> Settings:
-        """Returns the settings in a config.
-
-        Raises:
-            ValueError: a name is unknown, or a number is not valid.
-        """
+        """Returns the settings in a config. Raises ValueError: a name is unknown, or a number is not valid."""
         if config.iterations < 1 or config.warmup < 0:
             raise ValueError(
                 f"workload.iterations={config.iterations} and workload.warmup={config.warmup}: at least 1 iteration, "
@@ -107,13 +103,9 @@ class Measured:
 def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
     """Creates the process groups of a kind. All ranks must call it, for the same kinds in the same order.
 
-    Args:
-        kind: the kind (see `workloads.groups`).
-        env: this rank.
-        anew: whether to create a new group for `world`, too, and not to return the default group.
-
-    Raises:
-        ValueError: a rank does not exist.
+    kind: the kind (see `workloads.groups`).
+    anew: whether to create a new group for `world`, too, and not to return the default group.
+    Raises ValueError: a rank does not exist.
     """
     members = members_of(kind, env.node_ranks)
     if kind == "world" and not anew:
@@ -144,8 +136,7 @@ def _remade(groups: Groups, env: Env) -> Groups:
 class Sweep:
     """One operation on all groups of a kind. All ranks create it, and call its methods together.
 
-    Raises:
-        WorkloadError: the root does not exist in the smallest group.
+    Raises WorkloadError: the root does not exist in the smallest group.
     """
 
     def __init__(self, settings: Settings, operation: Operation, groups: Groups, env: Env) -> None:
@@ -266,9 +257,8 @@ class Sweep:
     def identity(self, size: int, place: str) -> Row:
         """Returns the keys of a row that say what is measured.
 
-        Args:
-            size: bytes.
-            place: "in" (an in-place operation) or "out" (of place).
+        size: bytes.
+        place: "in" (an in-place operation) or "out" (of place).
         """
         settings, operation = self.settings, self.operation
         return {

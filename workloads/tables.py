@@ -40,9 +40,8 @@ def head() -> list[str]:
 def line(out: Row | None, in_place: Row | None) -> str:
     """Returns the line of one size.
 
-    Args:
-        out: the row of the out-of-place operation; None: not measured.
-        in_place: the row of the in-place operation; None: not measured.
+    out: the row of the out-of-place operation; None: not measured.
+    in_place: the row of the in-place operation; None: not measured.
     """
     row = out or in_place
     assert row is not None
@@ -78,10 +77,8 @@ def summary(rows: Sequence[Row], roof: float | None, of: str) -> str:
 
     With one row the line is `busbw is 43 % of the socket's 2.4 GB/s`; empty if no row has a busbw.
 
-    Args:
-        rows: the rows of one table.
-        roof: speed of the hardware in bytes/s; None: not measured.
-        of: the hardware that `roof` is the speed of: socket or memory.
+    roof: speed of the hardware in bytes/s; None: not measured.
+    of: the hardware that `roof` is the speed of: socket or memory.
     """
     speeds = [row["busbw"] for row in rows if row.get("busbw")]
     if not speeds:

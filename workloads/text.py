@@ -29,8 +29,7 @@ class Part:
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the inputs and targets of some windows, both int64 [n, context].
 
-        Args:
-            chosen: indices of the windows, int64 [n].
+        chosen: indices of the windows, int64 [n].
         """
         offsets = torch.arange(self.context + 1, device=chosen.device)
         windows = self.tokens[chosen.unsqueeze(1) * self.context + offsets].long()
@@ -49,13 +48,8 @@ class Corpus:
 def load(text: texts.Text, context: int, device: torch.device | str = "cpu") -> Corpus:
     """Reads a text onto a device, and divides it.
 
-    Args:
-        text: the text that `texts.find` returned.
-        context: number of inputs of a window.
-        device: device of the tokens.
-
-    Raises:
-        TextError: the text cannot be read, or has changed since it was found.
+    text: the text that `texts.find` returned.
+    Raises TextError: the text cannot be read, or has changed since it was found.
     """
     content = texts.read(text)
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)

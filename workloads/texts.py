@@ -44,11 +44,8 @@ class Text:
 def find(text: str) -> Text:
     """Finds a text, and returns where it is.
 
-    Args:
-        text: `shakespeare` (the bundled text), a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name.
-
-    Raises:
-        TextError: the text is missing, cannot be read, or is damaged.
+    text: `shakespeare` (the bundled text), a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name.
+    Raises TextError: the text is missing, cannot be read, or is damaged.
     """
     if text == SHIPPED:
         return Text(SHIPPED, (SHIPPED_FILE,), _length(SHIPPED_FILE, text))
@@ -71,8 +68,7 @@ def find(text: str) -> Text:
 def read(text: Text) -> bytes:
     """Returns the bytes of a whole text.
 
-    Raises:
-        TextError: a file cannot be read or is damaged, or the text has changed since it was found.
+    Raises TextError: a file cannot be read or is damaged, or the text has changed since it was found.
     """
     parts = []
     for file in text.files:
@@ -102,13 +98,9 @@ def windows(length: int, context: int) -> int:
 def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
     """Checks the workload's settings against each other and against the text.
 
-    Args:
-        config: the workload's config.
-        text: the text that `find` returned for `config.text`.
-        invariant: `train.invariant`.
-
-    Raises:
-        ConfigError: a setting is not valid or does not fit; the message names the key and the fix.
+    text: the text that `find` returned for `config.text`.
+    invariant: `train.invariant`.
+    Raises ConfigError: a setting is not valid or does not fit; the message names the key and the fix.
     """
     if invariant:
         raise ConfigError(

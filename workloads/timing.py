@@ -26,16 +26,10 @@ _met: Counter[str] = Counter()  # number of verified barriers by name: each need
 class Run:
     """The runs of one operation at one size, in place or out of place, on this rank.
 
-    Args:
-        settings: the parsed config.
-        operation: the operation.
-        env: this rank.
-        case: the operation's case; None: this rank is in no group, and only joins the gathers of all ranks.
-        buffers: the case's buffers; None: there is no case.
-
-    Attributes:
-        checked: number of elements compared so far.
-        wrong: number of wrong elements; for a barrier, number of ranks that had not arrived; None: unknown.
+    case: the operation's case; None: this rank is in no group, and only joins the gathers of all ranks.
+    buffers: the case's buffers; None: there is no case.
+    checked: number of elements compared so far.
+    wrong: number of wrong elements; for a barrier, number of ranks that had not arrived; None: unknown.
     """
 
     def __init__(

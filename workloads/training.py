@@ -36,11 +36,8 @@ def learning_rate(step: int, total: int, peak: float, warm_up: float = WARM_UP) 
 
     The rate depends on the step alone, so a resumed run needs no state for it.
 
-    Args:
-        step: index of the step, from 0 to `total` - 1.
-        total: number of all steps.
-        peak: largest learning rate.
-        warm_up: share of all steps in which it rises.
+    step: index of the step, from 0 to `total` - 1.
+    warm_up: share of all steps in which it rises.
     """
     rising = max(1.0, warm_up * total)
     return peak * min((step + 1) / rising, (total - step) / max(1.0, total - rising), 1.0)
@@ -62,10 +59,8 @@ def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
     | `invariant` | 1: the order of sums within an operation depends on the number of threads |
     | else | number of cores that belong to this rank |
 
-    Args:
-        threads: `workload.threads`; None: not set.
-        env: this rank.
-        invariant: `train.invariant`.
+    threads: `workload.threads`; None: not set.
+    invariant: `train.invariant`.
     """
     variable = os.environ.get("OMP_NUM_THREADS", "")
     own = 1 if invariant else cores(os.environ, env.local_world_size)
@@ -90,12 +85,8 @@ def be_deterministic(device: torch.device) -> None:
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """Returns the type for autocast; None: no autocast, since weights and computation are float32.
 
-    Args:
-        precision: `workload.precision`: auto, float32 or bfloat16.
-        device: device of this rank.
-
-    Raises:
-        WorkloadError: bfloat16 was requested, and the device does not support it.
+    precision: `workload.precision`: auto, float32 or bfloat16.
+    Raises WorkloadError: bfloat16 was requested, and the device does not support it.
     """
     capable = accelerator.has_bfloat16(device)
     if precision == "bfloat16" and not capable:
@@ -135,15 +126,9 @@ def evaluate(
     The test set is cut into chunks whose size does not depend on the world size, and each rank computes some of them.
     All ranks must call it.
 
-    Args:
-        model: the model, [n, 1, side, side] -> [n, classes].
-        data: the data set.
-        env: this rank.
-        chunk: samples in one forward pass.
-        between: called after each chunk, equally often on all ranks, for example to check for a stop.
-
-    Raises:
-        WorkloadError: not every sample was counted once.
+    model: the model, [n, 1, side, side] -> [n, classes].
+    between: called after each chunk, equally often on all ranks, for example to check for a stop.
+    Raises WorkloadError: not every sample was counted once.
     """
     count = -(-len(data.test) // chunk)
     first, last = share(count, env.rank, env.world_size)
@@ -176,10 +161,8 @@ class LossLog:
     Each part of a batch (a rank's share, or a micro-batch) has its own slot in the all_reduce, where the other ranks
     have zeros, and the parts are added in float64 without rounding. So the time of a call of `look` changes no loss.
 
-    Args:
-        batch_size: samples in a global batch.
-        parts: number of parts of a global batch, over all ranks.
-        first: index of this rank's first part.
+    parts: number of parts of a global batch, over all ranks.
+    first: index of this rank's first part.
     """
 
     def __init__(self, batch_size: int, parts: int = 1, first: int = 0) -> None:
@@ -194,9 +177,8 @@ class LossLog:
     def add(self, step: int, *sums: Tensor) -> None:
         """Records the losses of a step.
 
-        Args:
-            step: index of the step in the run, from 0.
-            sums: for each of this rank's parts of the batch, the sum of the losses of its samples.
+        step: index of the step in the run, from 0.
+        sums: for each of this rank's parts of the batch, the sum of the losses of its samples.
         """
         if not self._pending:
             self._oldest = step
@@ -205,8 +187,7 @@ class LossLog:
     def collect(self) -> None:
         """Adds the losses of all ranks for the steps since the last call. All ranks must call it.
 
-        Raises:
-            WorkloadError: a loss was not finite; the text names the step, counted from 1 as in the log.
+        Raises WorkloadError: a loss was not finite; the text names the step, counted from 1 as in the log.
         """
         if not self._pending:
             return
@@ -229,8 +210,7 @@ class LossLog:
     def look(self) -> tuple[float, float]:
         """Returns the mean loss and the samples per second over all ranks since the last call. All ranks must call it.
 
-        Raises:
-            WorkloadError: a loss was not finite (see `collect`).
+        Raises WorkloadError: a loss was not finite (see `collect`).
         """
         self.collect()
         mean, elapsed = self._logged.value, time.perf_counter() - self._since

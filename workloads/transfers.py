@@ -34,8 +34,7 @@ class Measured:
     def line(self, top: float | None) -> str:
         """Returns the line of the printed table.
 
-        Args:
-            top: the hardware's speed for this pattern in bytes/s; None: unknown.
+        top: the hardware's speed for this pattern in bytes/s; None: unknown.
         """
         row = self.row
         speed, latency = row["bandwidth"], row["latency"]

@@ -55,12 +55,9 @@ from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run
 def run(run_dir: str) -> dict[str, Any]:
     """Runs this node's part of the attempt: the payload of every job. Returns the metrics of this agent's first rank.
 
-    Args:
-        run_dir: the run directory, for error messages; the attempt itself is found by LAUNCHER_RUN_DIR.
-
-    Raises:
-        AttemptFailed: the attempt has failed or has to be resumed; the exit code tells the job script which.
-        UnavailableError: the run directory cannot be read now.
+    run_dir: the run directory, for error messages; the attempt itself is found by LAUNCHER_RUN_DIR.
+    Raises AttemptFailed: the attempt has failed or has to be resumed; the exit code tells the job script which.
+    Raises UnavailableError: the run directory cannot be read now.
     """
     attempt = current_attempt()
     here = socket.gethostname()

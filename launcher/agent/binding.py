@@ -40,12 +40,7 @@ class Binder:
     """Chooses the cores of one agent's ranks in each round. The node's hardware is read only once."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], look: Look | None = None) -> None:
-        """
-        Args:
-            plan: the run's plan.
-            environ: environment of the agent.
-            look: returns the hardware, and the CPUs to use; None: `look_here`.
-        """
+        """look: returns the hardware, and the CPUs to use; None: `look_here`."""
         self._plan, self._environ = plan, dict(environ)
         self._wanted = wanted.parse(plan.launch.bind)
         self._look = look or partial(look_here, self._environ)
@@ -56,13 +51,10 @@ class Binder:
     ) -> tuple[list[Placement], Bound]:
         """Returns the ranks with their CPUs and the variables that depend on them, and the event that records this.
 
-        Args:
-            agents: all agents of the round, in the order of their ranks.
-            position: index of this agent in `agents`.
-            ranks: the ranks of this agent, without CPUs.
-
-        Raises:
-            BindingRefused: a list of launch.bind does not fit this node.
+        agents: all agents of the round, in the order of their ranks.
+        position: index of this agent in `agents`.
+        ranks: the ranks of this agent, without CPUs.
+        Raises BindingRefused: a list of launch.bind does not fit this node.
         """
         if self._seen is None:
             self._seen = self._look()
@@ -135,11 +127,6 @@ def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, 
     | unset | the number of cores of the rank |
     | cpus_per_proc, as the job script sets it, and more than the rank's cores | the number of cores of the rank |
     | any other | the same: the user has set it |
-
-    Args:
-        environ: environment of the agent.
-        plan: the run's plan.
-        cores: number of cores that the rank is bound to.
     """
     given = environ.get(THREADS)
     ours = not given or (given == str(plan.cpus_per_proc) and int(given) > cores)

@@ -41,15 +41,9 @@ def run_child(
 ) -> NoReturn:  # fmt: skip
     """Runs a rank in the forked child, and exits with the rank's exit code.
 
-    Args:
-        placement: the rank.
-        run: function that does the rank's work.
-        fresh: how to start the rank in a new interpreter instead of calling `run`; None: call `run`.
-        agent: process id of the agent; the rank dies with it.
-        keep: descriptors for stdout, stderr, the report and the gate, and the path of the error file.
-        mask: signal mask to restore.
-        ignore: signals that the rank ignores from the start.
-        close: inherited descriptors to close.
+    fresh: how to start the rank in a new interpreter instead of calling `run`; None: call `run`.
+    agent: process id of the agent; the rank dies with it.
+    keep: descriptors for stdout, stderr, the report and the gate, and the path of the error file.
     """
     code = errors.FAILED
     try:

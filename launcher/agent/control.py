@@ -52,20 +52,13 @@ class Control(Link):
         secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
         saved: Callable[[int], bool | None] = lambda _: False,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            own: this agent.
-            attempt: the attempt's directory.
-            limits: the run's settings for the leader.
-            places: host and node of each agent of the job, by member index.
-            hosts: host name to connect to for each agent (with cluster.host_suffix), by member index.
-            secret: the run's secret.
-            key: id of this attempt, from which its secret is derived; equal on all of its agents.
-            port_range: lowest and highest port that a leader may use.
-            join_timeout: seconds in which all agents must have arrived for the first round.
-            signals: the signals of this process.
-            blame: see `Coordinator`.
-            saved: returns whether a program has saved something since a time in nanoseconds; None: unknown.
+        """places: host and node of each agent of the job, by member index.
+        hosts: host name to connect to for each agent (with cluster.host_suffix), by member index.
+        key: id of this attempt, from which its secret is derived; equal on all of its agents.
+        port_range: lowest and highest port that a leader may use.
+        join_timeout: seconds in which all agents must have arrived for the first round.
+        blame: see `Coordinator`.
+        saved: returns whether a program has saved something since a time in nanoseconds; None: unknown.
         """
         super().__init__(own, limits=limits, places=places, signals=signals)
         self._hosts, self._secret, self._port_range = hosts, secret_of(secret, key), port_range
@@ -90,18 +83,16 @@ class Control(Link):
     def begun(self, number: int) -> bool:
         """Returns whether any agents have started round `number`. Retries while the round's file cannot be read.
 
-        Raises:
-            RendezvousError: the file could not be read for the whole join timeout.
-            StopRequested: a signal asks this agent to stop.
+        Raises RendezvousError: the file could not be read for the whole join timeout.
+        Raises StopRequested: a signal asks this agent to stop.
         """
         return self._read(lambda: self._rounds.begun(number))
 
     def others_begin(self, number: int) -> bool:
         """Waits for as long as others may need to start round `number` without this agent. Returns whether they did.
 
-        Raises:
-            RendezvousError: the file of the round could not be read for the whole join timeout.
-            StopRequested: a signal asks this agent to stop.
+        Raises RendezvousError: the file of the round could not be read for the whole join timeout.
+        Raises StopRequested: a signal asks this agent to stop.
         """
         give_up = time.monotonic() + self._limits.heartbeat * 2 + EXCHANGE
         while not self.begun(number):
@@ -141,10 +132,9 @@ class Control(Link):
     def first(self) -> tuple[History, Rendezvous]:
         """Joins round 0, or the next round if round 0 has started already. Returns its history and rendezvous.
 
-        Raises:
-            RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
-            AttemptOver: the attempt ended before this agent could take part.
-            StopRequested: a signal asks this agent to stop.
+        Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
+        Raises AttemptOver: the attempt ended before this agent could take part.
+        Raises StopRequested: a signal asks this agent to stop.
         """
         if self._read(self._rounds.latest) is not None:
             if self.elastic:
@@ -157,15 +147,12 @@ class Control(Link):
 
         If the leader is lost, the remaining members are tried as leaders, by index.
 
-        Args:
-            history: the rounds so far; `history.round` is the index of the new round.
-            before: the rendezvous of the last round.
-            lost: indices of members that are gone.
-
-        Raises:
-            RendezvousError: too few members arrived.
-            Overtaken: the others have started the round without this agent.
-            StopRequested: a signal asks this agent to stop.
+        history: the rounds so far; `history.round` is the index of the new round.
+        before: the rendezvous of the last round.
+        lost: indices of members that are gone.
+        Raises RendezvousError: too few members arrived.
+        Raises Overtaken: the others have started the round without this agent.
+        Raises StopRequested: a signal asks this agent to stop.
         """
         left = sorted(member.index for member in before.members if member.index not in lost)
         leader = before.members[0].index
@@ -203,9 +190,8 @@ class Control(Link):
     def join(self) -> tuple[History, Rendezvous]:
         """Waits until the running round's leader starts a new round, and joins it. Returns its history and rendezvous.
 
-        Raises:
-            AttemptOver: the attempt ended before this agent could join, or its leader shows no heartbeat any more.
-            StopRequested: a signal asks this agent to stop.
+        Raises AttemptOver: the attempt ended before this agent could join, or its leader shows no heartbeat any more.
+        Raises StopRequested: a signal asks this agent to stop.
         """
         self._stop_leading()
         seen, since = "", time.monotonic()

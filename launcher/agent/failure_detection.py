@@ -70,21 +70,16 @@ class _Hang:
 class FailureDetector:
     """Takes the reports of the agents of a round. `look` checks all timeouts, and returns the failure that it finds.
 
-    Attributes:
-        agents: the agents of the round, by member index.
-        done: the ranks that have exited with 0, in the order of their exits.
-        wants_stacks: whether the caller has to ask the agents for the stacks of their ranks.
-        first_stop: the first stop request that an agent reported; None: none has.
+    agents: the agents of the round, by member index.
+    done: the ranks that have exited with 0, in the order of their exits.
+    wants_stacks: whether the caller has to ask the agents for the stacks of their ranks.
+    first_stop: the first stop request that an agent reported; None: none has.
     """
 
     def __init__(self, limits: Limits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool):
-        """
-        Args:
-            limits: the run's settings for the leader.
-            own: the leader.
-            agents: all agents of the round, by member index.
-            blame: finds the ranks that cause a hang, from the stacks of all ranks.
-            listened: whether ranks of an earlier round could resume.
+        """agents: all agents of the round, by member index.
+        blame: finds the ranks that cause a hang, from the stacks of all ranks.
+        listened: whether ranks of an earlier round could resume.
         """
         self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
         self._listened = listened
@@ -168,19 +163,12 @@ class FailureDetector:
     def look(self, now: float) -> RoundFailure | None:
         """Checks all timeouts. Returns the failure that it finds; None: there is none.
 
-        Args:
-            now: monotonic seconds, as in the other methods.
+        now: monotonic seconds, as in the other methods.
         """
         return self._silent_agents(now) or self.left(now) or self._not_joined(now) or self._hanging(now)
 
     def lost(self, agents: Sequence[AgentState], code: FaultCode, **details: Any) -> RoundFailure:
-        """Marks agents as gone, and returns the failure of the round.
-
-        Args:
-            agents: the lost agents, at least one.
-            code: how they were lost.
-            details: other fields of the Fault.
-        """
+        """Marks agents as gone, and returns the failure of the round."""
         for agent in agents:
             agent.gone = agent.ended = True
         accused = [Accused(host=agent.member.host) for agent in agents]

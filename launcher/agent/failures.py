@@ -71,10 +71,7 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
     | a signal | none, or metrics | SIGNALLED |
     | any other | none, or metrics | EXITED |
 
-    Args:
-        ended: the rank's exit code and report.
-        host: host name of the rank.
-        returns: whether the rank has to report metrics; a user's program only has to exit with 0.
+    returns: whether the rank has to report metrics; a user's program only has to exit with 0.
     """
     code, error = ended.code, ended.error
     if code == errors.DONE and (ended.returned is not None or not returns):
@@ -152,13 +149,11 @@ def exited_to_resume(
     | cannot | `left_first`, or the failure that caused the others is an exit with 75 | True |
     | | otherwise | False |
 
-    Args:
-        failed: the failures, at least one.
-        resumable: whether the ranks can resume.
-        left_first: whether the agent is ending its ranks because one of them exited with 75.
-        saving: whether the ranks were given time to save and exit: ranks of other agents have exited with 75, or these
-            ranks were killed because they did not exit in time after a stop request.
-        signalled: whether ranks of a program have got the stop signal.
+    resumable: whether the ranks can resume.
+    left_first: whether the agent is ending its ranks because one of them exited with 75.
+    saving: whether the ranks were given time to save and exit: ranks of other agents have exited with 75, or these
+        ranks were killed because they did not exit in time after a stop request.
+    signalled: whether ranks of a program have got the stop signal.
     """
     if not resumable:
         return left_first or to_blame(failed).code is FaultCode.LEFT
@@ -169,11 +164,8 @@ def exited_to_resume(
 def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *, killed_after: float | None) -> Stop:
     """Returns the event of an agent's ranks that have exited to resume later.
 
-    Args:
-        exits: the exits of the agent's ranks.
-        asked: the stop request that the ranks have followed; None: they got none.
-        host: host name of the agent.
-        killed_after: seconds of launch.grace, if ranks did not exit within them and were killed; None: no rank was.
+    asked: the stop request that the ranks have followed; None: they got none.
+    killed_after: seconds of launch.grace, if ranks did not exit within them and were killed; None: no rank was.
     """
     left = tuple(sorted(ended.rank for ended in exits if ended.code == errors.RESUME))
     if asked is None:
@@ -193,12 +185,9 @@ def fault_of_lost_leader(
     | was asked to stop (`stopping`) | NODE_ENDED |
     | otherwise | LEADER_LOST |
 
-    Args:
-        leader: the lost leader.
-        reason: how the leader was lost, for the user.
-        stopping: whether this agent or another one was asked to stop.
-        ended_by: the signal because of which this agent is ending ranks that cannot resume; None: it is not.
-        asked: the stop request; None: this agent knows of none.
+    stopping: whether this agent or another one was asked to stop.
+    ended_by: the signal because of which this agent is ending ranks that cannot resume; None: it is not.
+    asked: the stop request; None: this agent knows of none.
     """
     fault = Fault(host=leader.host, node=leader.node_rank, accused=(Accused(host=leader.host),))
     if ended_by is None:
@@ -220,10 +209,6 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
     | the leader was lost, or the others have continued, at an unexpected moment | can be resumed |
     | the run directory is damaged (RunError) | fails, and would fail again |
     | any other: no permission, a full disk | fails |
-
-    Args:
-        error: an OSError, a RunError, LeaderLost or Overtaken.
-        host: host name of the agent.
     """
     lost = isinstance(error, (LeaderLost, Overtaken))
     unreadable = isinstance(error, errors.RunError)
@@ -241,13 +226,7 @@ def stopped_early(host: str, request: StopRequested, during: AgentPhase) -> Faul
 
 
 def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Fault:
-    """Returns the event of a preflight that ends the attempt.
-
-    Args:
-        verdict: the verdict on all nodes.
-        rendezvous: the agents that took part.
-        host: host name of the agent that writes the event.
-    """
+    """Returns the event of a preflight that ends the attempt."""
     hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
     return Fault(
         code=FaultCode.PREFLIGHT, host=host, preflight=verdict.failure, accused=tuple(map(Accused, hosts)),

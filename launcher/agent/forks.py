@@ -59,8 +59,7 @@ def use_large_pages() -> None:
 def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
     """Returns the address ranges (begin, end) of a process's private memory that consist of whole large pages.
 
-    Args:
-        maps: lines of /proc/PID/maps (man 5 proc).
+    maps: lines of /proc/PID/maps (man 5 proc).
     """
     found = []
     for line in maps:
@@ -97,8 +96,7 @@ def _threads() -> int:
 def uses_gpu(process: int | str = "self", devices: tuple[str, ...] = ("/dev/nvidia-uvm", "/dev/kfd")) -> bool:
     """Returns whether CUDA or ROCm has opened its devices. NVML, which only queries GPUs, does not open these.
 
-    Raises:
-        OSError: the process has ended, or belongs to another user.
+    Raises OSError: the process has ended, or belongs to another user.
     """
     with os.scandir(f"/proc/{process}/fd") as entries:
         for entry in entries:

@@ -34,20 +34,13 @@ T = TypeVar("T")
 class Link:
     """The connection of one agent to the others, for a whole attempt.
 
-    Attributes:
-        own: this agent.
-        status: the fields of this agent's heartbeat messages: see `coordinator`.
-        coordinator: the leader's state of all agents; None on other agents.
+    own: this agent.
+    status: the fields of this agent's heartbeat messages: see `coordinator`.
+    coordinator: the leader's state of all agents; None on other agents.
     """
 
     def __init__(self, own: Member, *, limits: Limits, places: Sequence[Place], signals: Signals) -> None:
-        """
-        Args:
-            own: this agent.
-            limits: the run's settings for the leader.
-            places: host and node of each agent of the job, by member index.
-            signals: the signals of this process.
-        """
+        """places: host and node of each agent of the job, by member index."""
         self.own, self._limits, self._places, self._signals = own, limits, places, signals
         self.status: dict[str, Any] = {}
         self.coordinator: Coordinator | None = None
@@ -235,13 +228,8 @@ class Link:
     def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
         """On the leader: returns the values that the members of the round have reported for a key, by member index.
 
-        Args:
-            key: the subject of the values.
-            value: the leader's own value.
-            timeout: seconds after which it returns without the values that are missing.
-
-        Raises:
-            StopRequested: a signal asks this agent to stop.
+        timeout: seconds after which it returns without the values that are missing.
+        Raises StopRequested: a signal asks this agent to stop.
         """
         assert self.coordinator is not None
         self.send({"type": "report", "key": key, "value": value})
@@ -273,10 +261,9 @@ class Link:
     def answer(self, key: str, timeout: float) -> Any:
         """On other agents: waits at most `timeout` seconds for the leader's value for a key, and returns it.
 
-        Raises:
-            LeaderLost: the leader is lost, or has published nothing in time.
-            RendezvousError: the leader has refused this agent.
-            StopRequested: a signal asks this agent to stop.
+        Raises LeaderLost: the leader is lost, or has published nothing in time.
+        Raises RendezvousError: the leader has refused this agent.
+        Raises StopRequested: a signal asks this agent to stop.
         """
 
         def handle(message: Message) -> tuple[Any] | None:

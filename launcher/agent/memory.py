@@ -27,8 +27,7 @@ class MemoryCgroup:
 class Watch:
     """Reads memory use, and counts the out-of-memory kills since this object was made.
 
-    Args:
-        root: directory with the `proc` and `sys` to read; tests replace it.
+    root: directory with the `proc` and `sys` to read; tests replace it.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -66,8 +65,7 @@ def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
 
     Supports versions 2 and 1 (man 7 cgroups).
 
-    Args:
-        root: directory with the `proc` and `sys` to read; tests replace it.
+    root: directory with the `proc` and `sys` to read; tests replace it.
     """
     lines = _text(root / "proc/self/cgroup").splitlines()
     for line in lines:

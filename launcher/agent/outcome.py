@@ -14,13 +14,12 @@ from launcher.runs.events import Fault, Stop
 class AttemptFailed(Exception):
     """The attempt ended before its work was done. The text of the exception is the cause, for the user.
 
-    Attributes:
-        event: the cause.
-        exit_code: exit code of the agent, from which the job script decides whether the run continues.
-        ours: whether this agent saw the cause first, so that it is the one that prints it.
-        decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
-        suspended: an event that is not written yet, because the lost members may be continuing without this agent (see
-            `verdicts.may_be_cut_off`); to be written if they do not. None: no such event.
+    event: the cause.
+    exit_code: exit code of the agent, from which the job script decides whether the run continues.
+    ours: whether this agent saw the cause first, so that it is the one that prints it.
+    decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
+    suspended: an event that is not written yet, because the lost members may be continuing without this agent (see
+        `verdicts.may_be_cut_off`); to be written if they do not. None: no such event.
     """
 
     def __init__(

@@ -146,10 +146,8 @@ class Forwarder:
     """
 
     def __init__(self, out: int = 1, err: int = 2, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            out, err: file descriptors to write the ranks' stdout and stderr to.
-            clock: monotonic clock in seconds; tests replace it.
+        """out, err: file descriptors to write the ranks' stdout and stderr to.
+        clock: monotonic clock in seconds; tests replace it.
         """
         self._sinks = (_Sink(out, clock), _Sink(err, clock))
         self._sources: deque[tuple[_Source, _Sink]] = deque()  # the next one to be read is the first
@@ -158,10 +156,7 @@ class Forwarder:
     def add(self, rank: int, out: int, err: int, paths: Sequence[Path]) -> None:
         """Adds a rank's files, to be copied from their start; `finish` closes the descriptors.
 
-        Args:
-            rank: global rank, for the prefix.
-            out, err: file descriptors of the rank's stdout and stderr files, open for reading.
-            paths: the paths of these two files, for messages.
+        out, err: file descriptors of the rank's stdout and stderr files, open for reading.
         """
         for descriptor, path, sink in zip((out, err), paths, self._sinks, strict=True):
             self._sources.append((_Source(descriptor, path, b"[%d] " % rank), sink))
@@ -191,8 +186,7 @@ class Forwarder:
 
         After the timeout, a line says how much of a file is left out, and the last lines of the file follow it.
 
-        Args:
-            timeout: most seconds to copy and to wait for a slow reader of the agent's output.
+        timeout: most seconds to copy and to wait for a slow reader of the agent's output.
         """
         give_up = self._clock() + timeout
         while any(source.left() > 0 or not sink.drained(0.0) for source, sink in self._sources):

@@ -25,8 +25,7 @@ def modules(entry: str) -> tuple[str, ...]:
     starts OpenMP's) or initialize CUDA (`torch.cuda.is_available()`), neither of which survives a fork: the ranks would
     hang or fail. The same holds for `workload.target`, which `workloads.function` imports in the rank.
 
-    Args:
-        entry: `workload.entry`, as `module:function`.
+    entry: `workload.entry`, as `module:function`.
     """
     module = entry.partition(":")[0]
     return (module,) if module.startswith(f"{OURS}.") else ()
@@ -38,9 +37,8 @@ def load(entry: str, timeout: int) -> None:
     An import that fails, or takes longer than the timeout, raises nothing: the ranks repeat it, so that the user sees
     their traceback, or which rank is missing.
 
-    Args:
-        entry: `workload.entry`, as `module:function`.
-        timeout: seconds for all imports.
+    entry: `workload.entry`, as `module:function`.
+    timeout: seconds for all imports.
     """
 
     def too_long(*_: object) -> None:

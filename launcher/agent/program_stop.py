@@ -29,12 +29,8 @@ class StopChecker:
     """One agent's checks whether the ranks of a program have to stop."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool, now: float) -> None:
-        """
-        Args:
-            plan: the run's plan.
-            environ: this agent's environment.
-            first: whether this is the first agent, which checks for the stop file and estimates the time left.
-            now: monotonic seconds, as in the other methods.
+        """first: whether this is the first agent, which checks for the stop file and estimates the time left.
+        now: monotonic seconds, as in the other methods.
         """
         self._plan, self._first, self._next = plan, first, 0.0
         left = time_left(environ)
@@ -78,9 +74,8 @@ def exit_time(grace: float, lead: float, left: float) -> float:
 
     The result is the grace period, but no longer than until the agents must record the end before the deadline.
 
-    Args:
-        grace: launch.grace, in seconds.
-        lead: resume.lead: seconds before the time limit at which a run is asked to stop.
-        left: seconds until the scheduler's time limit.
+    grace: launch.grace, in seconds.
+    lead: resume.lead: seconds before the time limit at which a run is asked to stop.
+    left: seconds until the scheduler's time limit.
     """
     return max(0.0, min(grace, left - min(RESERVED, lead / 2)) if left > 0 else 0.0)

@@ -65,12 +65,8 @@ class GpuWatch:
     """
 
     def __init__(self, host: str, gpus: int, events: Events, used: Callable[[], bool | None] | None = None) -> None:
-        """
-        Args:
-            host: name of this host.
-            gpus: GPUs per node that the run asked for.
-            events: writes the agent's events.
-            used: returns whether a process of the ranks has a GPU open; None: unknown. By default it looks.
+        """gpus: GPUs per node that the run asked for.
+        used: returns whether a process of the ranks has a GPU open; None: unknown. By default it looks.
         """
         self._host, self._gpus, self._events, self._used = host, gpus, events, used or gpu_is_open
         self._began: float | None = None
@@ -81,10 +77,8 @@ class GpuWatch:
     def look(self, ranks: Sequence[int], now: float, *, over: bool = False) -> None:
         """Looks if it is time to, and reports ranks that have opened no GPU, or that do now. Called once a second.
 
-        Args:
-            ranks: the ranks of this agent.
-            now: monotonic seconds.
-            over: whether the ranks have ended. What was seen of them before then counts.
+        now: monotonic seconds.
+        over: whether the ranks have ended. What was seen of them before then counts.
         """
         if self._silent or not (over or now >= self._next):
             return
@@ -121,22 +115,18 @@ class RankStatus:
 
     A rank's `place` is its index among the ranks of its agent, from 0.
 
-    Attributes:
-        signs: the newest heartbeat of each rank, by place.
-        step: highest step of the run that any rank has done; -1: none.
-        listened: whether any rank has listened for stop requests, and so can resume.
+    signs: the newest heartbeat of each rank, by place.
+    step: highest step of the run that any rank has done; -1: none.
+    listened: whether any rank has listened for stop requests, and so can resume.
     """
 
     def __init__(
         self, context: AgentContext, rendezvous: Rendezvous, position: int, round_number: int, now: float
     ) -> None:
-        """
-        Args:
-            context: the plan, and the objects by which the agent reads its ranks and writes events.
-            rendezvous: the agents of the round.
-            position: index of this agent in `rendezvous.members`.
-            round_number: index of the round, from 0.
-            now: monotonic seconds (the supervisor's clock), as in the other methods.
+        """context: the plan, and the objects by which the agent reads its ranks and writes events.
+        position: index of this agent in `rendezvous.members`.
+        round_number: index of the round, from 0.
+        now: monotonic seconds (the supervisor's clock), as in the other methods.
         """
         plan, own = context.plan, rendezvous.members[position]
         self._context, self._ranks, self._host, self._round = context, own.ranks, own.host, round_number
@@ -169,17 +159,15 @@ class RankStatus:
     def joined(self, ended: Mapping[int, Any]) -> bool:
         """Returns whether all ranks have joined the process group, or have ended.
 
-        Args:
-            ended: the places of the ranks that have ended, as keys.
+        ended: the places of the ranks that have ended, as keys.
         """
         return all(sign.joined or place in ended for place, sign in enumerate(self.signs))
 
     def measure(self, pids: Sequence[int], now: float) -> dict[str, Any]:
         """Returns the fields `missing` and `idle` of a heartbeat message (see `coordinator`).
 
-        Args:
-            pids: process ids by place; GONE for a rank that has ended.
-            now: monotonic seconds.
+        pids: process ids by place; GONE for a rank that has ended.
+        now: monotonic seconds.
         """
         self.watch_gpus(now)
         missing = [
@@ -211,8 +199,7 @@ class RankStatus:
     def take_stacks(self, pids: Sequence[int]) -> Message:
         """Takes the stacks of this agent's ranks, and saves them among the logs. Returns the message `stacks`.
 
-        Args:
-            pids: process ids, by the index of the rank among those of this agent; GONE for a rank that has ended.
+        pids: process ids, by the index of the rank among those of this agent; GONE for a rank that has ended.
         """
         ranks = [self._first_rank + place for place in range(self._ranks)]
         recorded = self._context.recorders.take(ranks) if self._context.recorders else [""] * len(ranks)

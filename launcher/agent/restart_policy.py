@@ -47,10 +47,8 @@ class History:
     def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
         """Returns the history at the start of the next round.
 
-        Args:
-            step: step of the run that this round reached.
-            counts: whether this restart counts towards max_restarts.
-            hung: where this round hung; empty: it did not.
+        counts: whether this restart counts towards max_restarts.
+        hung: where this round hung; empty: it did not.
         """
         further = step > self.best
         return replace(
@@ -90,15 +88,12 @@ def decide(
     | it is unknown whether the round made progress; max_restarts is not 0 | resume |
     | otherwise | fail |
 
-    Args:
-        kind: the kind of failure.
-        history: the earlier rounds.
-        progress: whether this round got further than all earlier rounds; None: unknown.
-        listens: whether the failed rank can resume: it saves and exits on a stop request. Of a lost node: any rank.
-        stopping: whether the agents have got a stop request.
-        enough: whether at least min_nodes are left.
-        max_restarts: maximum number of restarts in a row without progress; 0: no restart after a failure.
-        again: whether the ranks hung where they had hung in the round before.
+    progress: whether this round got further than all earlier rounds; None: unknown.
+    listens: whether the failed rank can resume: it saves and exits on a stop request. Of a lost node: any rank.
+    stopping: whether the agents have got a stop request.
+    enough: whether at least min_nodes are left.
+    max_restarts: maximum number of restarts in a row without progress; 0: no restart after a failure.
+    again: whether the ranks hung where they had hung in the round before.
     """
     if kind is Kind.NO_RETRY:
         return Then.NO_RETRY

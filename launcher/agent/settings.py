@@ -44,10 +44,8 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
 def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
     """Returns the number of open files that an agent, or the process of its ranks' store, needs.
 
-    Args:
-        ranks: number of ranks of this agent.
-        agents: number of agents that connect to this one, if it may lead the others; else 0.
-        world_size: number of ranks that connect to its store, if it may lead the others; else 0.
+    agents: number of agents that connect to this one, if it may lead the others; else 0.
+    world_size: number of ranks that connect to its store, if it may lead the others; else 0.
     """
     return BASE_FILES + max(FILES_PER_RANK * ranks + agents, store.FILES_PER_RANK * world_size)
 
@@ -55,9 +53,7 @@ def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
 def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
     """Returns the host and node of each agent of the job, by member index.
 
-    Args:
-        plan: the run's plan.
-        place: position of this process in the job, and the job's hosts.
+    place: position of this process in the job, and the job's hosts.
     """
     if plan.launch.mode != LaunchMode.tasks.value:
         return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
@@ -78,13 +74,7 @@ def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
 
     Without cluster.interface it sets only GLOO_SOCKET_IFNAME, to the interface of the connection to the leader.
 
-    Args:
-        plan: the run's plan.
-        rendezvous: the result of the rendezvous.
-        host: name of this host, for errors.
-
-    Raises:
-        RendezvousError: this host has no interface of that name.
+    Raises RendezvousError: this host has no interface of that name.
     """
     if plan.cluster.interface:
         known = [name for _, name in socket.if_nameindex()]

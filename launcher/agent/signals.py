@@ -10,11 +10,7 @@ WARNS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, some time before t
 
 
 class StopRequested(Exception):
-    """A signal asked this agent to stop while it waited for other agents.
-
-    Attributes:
-        number: the signal.
-    """
+    """A signal asked this agent to stop while it waited for other agents. number: the signal."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -24,8 +20,7 @@ class StopRequested(Exception):
 class Signals:
     """Records the signals that this process gets after `install`.
 
-    Attributes:
-        wake: a file descriptor that becomes readable when a signal arrives, SIGCHLD included.
+    wake: a file descriptor that becomes readable when a signal arrives, SIGCHLD included.
     """
 
     def __init__(self) -> None:

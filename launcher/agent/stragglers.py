@@ -27,9 +27,8 @@ SHARE = 0.01  # within these bounds, the interval as a share of the time since t
 def interval(age: float, straggler_time: float) -> float:
     """Returns the seconds between two Pace events of an agent.
 
-    Args:
-        age: seconds since the round started.
-        straggler_time: train.straggler_time in seconds, which has to contain several events.
+    age: seconds since the round started.
+    straggler_time: train.straggler_time in seconds, which has to contain several events.
     """
     return min(max(min(FIRST, straggler_time / 4), SHARE * age), MOST, max(straggler_time, 1.0))
 
@@ -46,14 +45,8 @@ class Paces:
         index: int,
         round_number: int,
     ) -> None:
-        """
-        Args:
-            plan: the run's plan.
-            attempt: the attempt.
-            events: writes the agent's events.
-            rendezvous: the agents of the round.
-            index: index of this agent in `rendezvous.members`.
-            round_number: index of the round, from 0.
+        """index: index of this agent in `rendezvous.members`.
+        round_number: index of the round, from 0.
         """
         self._plan, self._events, self._round = plan, events, round_number
         self._own, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
@@ -68,9 +61,8 @@ class Paces:
     def look(self, paces: Sequence[tuple[float, int]], now: float) -> dict[str, Any] | None:
         """Adds step times. If a Pace event is due, writes the event and returns it for the leader; else returns None.
 
-        Args:
-            paces: the step time and step count of each rank of this agent, see `Pulse.paces`.
-            now: monotonic seconds.
+        paces: the step time and step count of each rank of this agent, see `Pulse.paces`.
+        now: monotonic seconds.
         """
         for place, (seconds, steps) in enumerate(paces):
             if steps > self._steps[place]:

@@ -91,15 +91,10 @@ class Supervisor:
         self, context: AgentContext, control: Connection, workers: Workers, rendezvous: Rendezvous,
         position: int, history: History, *, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            context: the plan, and the objects by which the agent reads its ranks and writes events.
-            control: the connection to the other agents.
-            workers: the processes of this agent's ranks, which have been started.
-            rendezvous: the agents of the round.
-            position: index of this agent in `rendezvous.members`; the agent at 0 is the leader.
-            history: the earlier rounds.
-            clock: monotonic clock in seconds; tests replace it.
+        """context: the plan, and the objects by which the agent reads its ranks and writes events.
+        workers: the processes of this agent's ranks, which have been started.
+        position: index of this agent in `rendezvous.members`; the agent at 0 is the leader.
+        clock: monotonic clock in seconds; tests replace it.
         """
         plan = context.plan
         self._context, self._plan, self._control, self._workers = context, plan, control, workers
@@ -134,8 +129,7 @@ class Supervisor:
     def run(self) -> Done | NextRound:
         """Supervises the ranks until all of this agent have ended and the outcome is known. Returns the outcome.
 
-        Raises:
-            AttemptFailed: the attempt is over, without its work done.
+        Raises AttemptFailed: the attempt is over, without its work done.
         """
         if self._leads and self._control.coordinator is not None:
             self._control.coordinator.watch(self._clock())
@@ -147,8 +141,7 @@ class Supervisor:
     def turn(self, messages: Sequence[Message]) -> Done | NextRound | None:
         """Handles messages, signals, exits and deadlines since the last call. Returns the outcome; None: none yet.
 
-        Raises:
-            AttemptFailed: the attempt is over, without its work done.
+        Raises AttemptFailed: the attempt is over, without its work done.
         """
         now = self._clock()
         self._more_output = self._workers.forward_output()

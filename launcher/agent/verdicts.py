@@ -79,11 +79,7 @@ class Verdict:
         return replace(self.failure.fault, ends_with=self.exit_code)
 
     def restart(self, world_size: int) -> Restart:
-        """Returns the event to write if the ranks restart after this verdict.
-
-        Args:
-            world_size: world size of the round that is over.
-        """
+        """Returns the event to write if the ranks restart after this verdict."""
         values = events.values(self.failure.fault)
         return events.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
 
@@ -111,10 +107,9 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
     | a rank lost a peer | none | any | the failure |
     | any other | any | any | the failure: it explains itself |
 
-    Args:
-        failure: the first failure of the round.
-        done: the ranks that have exited with 0, in the order of their exits.
-        asked: whether ranks were asked to stop.
+    failure: the first failure of the round.
+    done: the ranks that have exited with 0, in the order of their exits.
+    asked: whether ranks were asked to stop.
     """
     lost = failure.fault
     if failure.kind is not Kind.LOST_PEER or asked or not done:
@@ -139,15 +134,11 @@ def judge(
 ) -> Verdict:
     """Returns the verdict on a failure, by the restart policy.
 
-    Args:
-        failure: the first failure of the round.
-        history: the earlier rounds.
-        stopping: whether the agents were asked to stop.
-        members: number of agents in the round.
-        least: minimum number of agents with which the run can continue.
-        max_restarts: launch.max_restarts.
-        saved: returns whether a program has saved something in this round, and None if that is unknown. Called only if
-            the verdict depends on it.
+    failure: the first failure of the round.
+    stopping: whether the agents were asked to stop.
+    least: minimum number of agents with which the run can continue.
+    saved: returns whether a program has saved something in this round, and None if that is unknown. Called only if the
+        verdict depends on it.
     """
     steps, counts = failure.step > history.best, failure.listens and failure.kind not in (Kind.NO_RETRY, Kind.LEFT)
     progress = saved() if counts and not steps else steps
@@ -181,9 +172,7 @@ def may_be_cut_off(verdict: Verdict, least: int) -> bool:
     | any | the ranks restart | any | False: the directory `rounds` decides which side continues |
     | another | any | any | False: the members of the round have exchanged messages |
 
-    Args:
-        verdict: the verdict.
-        least: minimum number of agents with which the run can continue.
+    least: minimum number of agents with which the run can continue.
     """
     return not verdict.restarts and verdict.failure.kind is Kind.LOST_NODE and len(verdict.failure.lost) >= least
 

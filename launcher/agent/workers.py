@@ -81,11 +81,10 @@ class LeftOver:
 class StartError(Exception):
     """A rank could not be started. The ranks that had started are killed.
 
-    Attributes:
-        rank: global rank that could not be started.
-        number: errno of the OSError.
-        message: text of the OSError, with its file.
-        processes, files: this process's limits of processes and open files (`ulimit -u`, `ulimit -n`); -1: unlimited.
+    rank: global rank that could not be started.
+    number: errno of the OSError.
+    message: text of the OSError, with its file.
+    processes, files: this process's limits of processes and open files (`ulimit -u`, `ulimit -n`); -1: unlimited.
     """
 
     def __init__(self, rank: int, error: OSError) -> None:
@@ -96,11 +95,7 @@ class StartError(Exception):
 
 
 class WorkersStillThere(Exception):
-    """Ranks of an earlier round still have processes, which may hold GPUs, memory and ports.
-
-    Attributes:
-        left: the ranks.
-    """
+    """Ranks of an earlier round still have processes, which may hold GPUs, memory and ports. left: the ranks."""
 
     def __init__(self, left: Sequence[LeftOver]) -> None:
         super().__init__(f"killed, and still there: {', '.join(map(str, left))}")
@@ -130,11 +125,7 @@ class WorkerGroup:
     """
 
     def __init__(self, logs: Path, *, fresh: Callable[[Placement], Fresh] | None = None) -> None:
-        """
-        Args:
-            logs: directory of the ranks' output files.
-            fresh: returns how to start a rank in a new interpreter, if a fork is unsafe; None: always fork.
-        """
+        """fresh: returns how to start a rank in a new interpreter, if a fork is unsafe; None: always fork."""
         self._logs, self._fresh = logs, fresh
         self._workers: list[_Worker] = []
         self._seen: list[WorkerExit] = []  # exits that `poll` has yet to return
@@ -152,16 +143,13 @@ class WorkerGroup:
     ) -> None:  # fmt: skip
         """Starts all ranks of this agent. Before they use the store, they wait until `open_gate`.
 
-        Args:
-            ranks: the ranks, by place.
-            run: function that a rank calls in its process, and that returns the rank's metrics.
-            round_number: index of the round, from 0.
-            close_in_child: file descriptors of this process that ranks close.
-            ignore: signals that ranks ignore from the start. All others have their default action.
-
-        Raises:
-            WorkersStillThere: processes of an earlier round still exist.
-            StartError: a rank could not be started (no process, memory or descriptor is left). No rank keeps running.
+        ranks: the ranks, by place.
+        run: function that a rank calls in its process, and that returns the rank's metrics.
+        round_number: index of the round, from 0.
+        ignore: signals that ranks ignore from the start. All others have their default action.
+        Raises WorkersStillThere: processes of an earlier round still exist.
+        Raises StartError: a rank could not be started (no process, memory or descriptor is left). No rank keeps
+            running.
         """
         assert not self._workers, "the round before is not closed"
         if left := self.still_there():
@@ -287,11 +275,8 @@ class WorkerGroup:
     def reap(self, timeout: float) -> list[int]:
         """Waits until all ranks have ended.
 
-        Args:
-            timeout: most seconds to wait.
-
-        Returns:
-            Process ids of the ranks that have not ended. After `kill` these wait for a device or a file server.
+        timeout: most seconds to wait.
+        Returns Process ids of the ranks that have not ended. After `kill` these wait for a device or a file server.
         """
         give_up, pause = time.monotonic() + timeout, 0.001
         while True:
@@ -312,8 +297,7 @@ class WorkerGroup:
 
         Afterwards `still_there` returns the ranks that did not end in time.
 
-        Args:
-            timeout: most seconds to wait until the ranks have ended.
+        timeout: most seconds to wait until the ranks have ended.
         """
         self.kill()
         self.reap(timeout)

@@ -52,8 +52,7 @@ class JobStep:
     def command(self, *arguments: str, terminal: bool) -> list[str]:
         """Returns the command that runs `node_session` on the node with these arguments of its `main`.
 
-        Args:
-            terminal: whether the step gets a terminal.
+        terminal: whether the step gets a terminal.
         """
         session = [self.plan.python, *own_module("launcher.attach.node_session"), *arguments]
         return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
@@ -72,11 +71,7 @@ def way(plan: JobPlan, host: str, job: str | None, here: str) -> Way | JobStep:
     | is another one | of Slurm | JobStep: Slurm checks who may, and no port has to be open |
     | is another one | of PBS, or none | NETWORK: in PBS only the job itself can start processes on its nodes |
 
-    Args:
-        plan: the run's plan.
-        host: name of the rank's node.
-        job: the Slurm job's id; None: not a Slurm job.
-        here: name of this machine.
+    job: the Slurm job's id; None: not a Slurm job.
     """
     if host.partition(".")[0] == here.partition(".")[0]:
         return Way.HERE
@@ -100,19 +95,14 @@ class DebuggerConnection:
     close: Callable[[], None]
 
     def send(self, **message: Any) -> None:
-        """Sends one message.
-
-        Raises:
-            OSError: the connection is closed.
-        """
+        """Sends one message. Raises OSError: the connection is closed."""
         self.writing.write(json.dumps(message).encode() + b"\n")
         self.writing.flush()
 
     def receive(self) -> dict[str, Any] | None:
         """Waits for the next message and returns it; None: the connection is closed, or the line is not JSON.
 
-        Raises:
-            RunError: a connection over the network was lost, or somebody on its way has changed messages.
+        Raises RunError: a connection over the network was lost, or somebody on its way has changed messages.
         """
         try:
             line = self.reading.readline()
@@ -177,8 +167,7 @@ def over_process(command: Sequence[str], environment: Mapping[str, str]) -> Debu
 
     The stderr of the command goes to the terminal.
 
-    Raises:
-        RunError: the command is not on this machine's PATH.
+    Raises RunError: the command is not on this machine's PATH.
     """
     try:
         process = subprocess.Popen(
@@ -211,17 +200,10 @@ def not_on_path(command: Sequence[str]) -> RunError:
 def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> Channel:
     """Has the rank's agent start `node_session serve`, and returns an authenticated connection to it.
 
-    Args:
-        plan: the run's plan.
-        attempt: the running attempt.
-        host: name of the rank's node.
-        rank: the rank.
-        members: number of agents of the attempt. Each gets a file for its reply, as any may be the agent of the rank.
-        details: what `node_session serve` must do: `mode=shell` with `term` (the terminal's type), or `mode=debug` with
-            `socket` (path of the debugger's socket).
-
-    Raises:
-        RunError: the agent does not reply, or its node cannot be reached from here.
+    members: number of agents of the attempt. Each gets a file for its reply, as any may be the agent of the rank.
+    details: what `node_session serve` must do: `mode=shell` with `term` (the terminal's type), or `mode=debug` with
+        `socket` (path of the debugger's socket).
+    Raises RunError: the agent does not reply, or its node cannot be reached from here.
     """
     secret = secrets.token_hex(32)
     request = {**details, "ports": list(plan.cluster.port_range)}

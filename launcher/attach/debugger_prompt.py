@@ -13,8 +13,7 @@ LEFT = "the rank stays at its breakpoint; the same command attaches again"
 def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
     """Runs the prompt until the rank ends, or the user detaches (Ctrl-D at the prompt, Ctrl-C while the rank runs).
 
-    Returns:
-        Exit code of `attach`: 1 if no message of the debugger arrived, else 0.
+    Returns Exit code of `attach`: 1 if no message of the debugger arrived, else 0.
     """
     reached = runs = False
     complete = _Completions(debugger)

@@ -64,12 +64,9 @@ def main(arguments: list[str]) -> int:
 def environment(location: dict[str, Any], terminal: str | None) -> dict[str, str]:
     """Returns the rank's present environment variables, with TERM for the user's terminal.
 
-    Args:
-        location: the rank's location, from `request_handler.rank_location`.
-        terminal: value of TERM; None: the rank's own.
-
-    Raises:
-        OSError: the rank's process is gone.
+    location: the rank's location, from `request_handler.rank_location`.
+    terminal: value of TERM; None: the rank's own.
+    Raises OSError: the rank's process is gone.
     """
     values = initial_environment(location["pid"])
     for name, value in location["changes"].items():
@@ -217,17 +214,11 @@ def exchange(
 ) -> tuple[Sequence[Message], dict[int, int]]:
     """Waits until something arrives, or one of the other descriptors is ready. Sends unsent messages meanwhile.
 
-    Args:
-        channel: the connection to the other end.
-        others: the events of poll(2) to wait for, by file descriptor.
-        reads: whether messages are received; else only their end is noticed.
-        timeout: seconds; None: no limit.
-
-    Returns:
-        The messages that have arrived, and the events of descriptors.
-
-    Raises:
-        ChannelError: the connection is closed or broken, or a message is not the one that was sent.
+    others: the events of poll(2) to wait for, by file descriptor.
+    reads: whether messages are received; else only their end is noticed.
+    timeout: seconds; None: no limit.
+    Returns the messages that have arrived, and the events of descriptors.
+    Raises ChannelError: the connection is closed or broken, or a message is not the one that was sent.
     """
     poll = select.poll()
     poll.register(channel, (select.POLLIN if reads else select.POLLRDHUP) | (select.POLLOUT if channel.unsent else 0))

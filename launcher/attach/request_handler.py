@@ -49,11 +49,7 @@ class RequestHandler:
     def handle(self, text: str, place: int, host: str, processes: Callable[[], Sequence[Process]]) -> None:
         """Writes the reply to a request. A repeated request is ignored. An error never fails the run.
 
-        Args:
-            text: the request, a line of JSON.
-            place: index of this agent among the agents of the round, which names the file of the reply.
-            host: name of this agent's node.
-            processes: returns the ranks that this agent has started.
+        place: index of this agent among the agents of the round, which names the file of the reply.
         """
         request = None if text == self._last else requests.parse(text)
         self._last = text
@@ -97,8 +93,7 @@ def rank_location(host: str, rank: Process) -> dict[str, Any]:
     This initial environment is not included, since it may contain secrets, which must not be written to a file.
     `node_session` reads it from /proc on the rank's node.
 
-    Raises:
-        OSError: the process is gone.
+    Raises OSError: the process is gone.
     """
     now, first = rank.environment, initial_environment(rank.pid)
     if first.get("RANK") == str(rank.rank):  # the rank has called exec, so /proc has its present environment
@@ -114,8 +109,7 @@ def rank_location(host: str, rank: Process) -> dict[str, Any]:
 def initial_environment(pid: int) -> dict[str, str]:
     """Returns the environment with which a process of this user was started (man 5 proc, /proc/PID/environ).
 
-    Raises:
-        OSError: the process is gone.
+    Raises OSError: the process is gone.
     """
     pairs = (os.fsdecode(entry).partition("=") for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}

@@ -21,8 +21,7 @@ RESIZE_INTERVAL = 0.2  # seconds between two looks at the size of the window
 def connect_terminal(channel: Channel) -> int:
     """Sends keys and the window's size to the shell, and prints its output, until the shell ends; returns 0.
 
-    Raises:
-        RunError: the connection was lost, or somebody on its way has changed messages.
+    Raises RunError: the connection was lost, or somebody on its way has changed messages.
     """
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
     events, window = {keyboard: select.POLLIN}, None

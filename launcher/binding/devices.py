@@ -24,8 +24,7 @@ _NONE = ("", "-1", "NoDevFiles")
 class DeviceError(Exception):
     """It is not known which devices a rank uses, or a variable or cluster.nics names a device that does not exist.
 
-    Attributes:
-        unbound: what is wrong. Ranks that need the devices cannot be bound for this reason.
+    unbound: what is wrong. Ranks that need the devices cannot be bound for this reason.
     """
 
     def __init__(self, unbound: Unbound) -> None:
@@ -42,19 +41,14 @@ def of_ranks(
 ) -> list[RankDevices]:  # fmt: skip
     """Returns the devices of each of the given ranks.
 
-    Args:
-        node: the hardware of the node.
-        environ: environment variables of the agent, with those by which the scheduler limits visible devices.
-        ranks: the local ranks.
-        gpus: whether the ranks compute on accelerators.
-        most: number of visible accelerators that the run uses, the first ones; None: all.
-        pairs: `cluster.nics`: the network device of each accelerator of the node, or of each rank if the ranks use no
-            accelerators.
-        parent: returns the PCI address of the GPU of a MIG slice.
-
-    Raises:
-        DeviceError: no accelerator is found; a variable names one that does not exist, or names one twice; or a
-            network device of `pairs` does not exist.
+    environ: environment variables of the agent, with those by which the scheduler limits visible devices.
+    gpus: whether the ranks compute on accelerators.
+    most: number of visible accelerators that the run uses, the first ones; None: all.
+    pairs: `cluster.nics`: the network device of each accelerator of the node, or of each rank if the ranks use no
+        accelerators.
+    parent: returns the PCI address of the GPU of a MIG slice.
+    Raises DeviceError: no accelerator is found; a variable names one that does not exist, or names one twice; or a
+        network device of `pairs` does not exist.
     """
     shown = visible_gpus(node, environ, parent)[:most] if gpus else []
     if gpus and not shown:
@@ -75,8 +69,7 @@ def of_ranks(
 def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda uuid: None) -> list[Gpu]:
     """Returns the accelerators that a process with these environment variables sees, by device index.
 
-    Raises:
-        DeviceError: a variable names an accelerator that does not exist, or names one twice.
+    Raises DeviceError: a variable names an accelerator that does not exist, or names one twice.
     """
     shown = list(node.gpus)
     for mask in MASKS.get(shown[0].vendor, ()) if shown else ():

@@ -66,11 +66,7 @@ class Binding:
 
 
 def unbound(node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], why: Unbound) -> Binding:
-    """Returns a binding in which each rank may use all allowed CPUs.
-
-    Args:
-        node, allowed, ranks: see `bind`.
-        why: why the ranks are not bound to cores."""
+    """Returns a binding in which each rank may use all allowed CPUs. node, allowed, ranks: see `bind`."""
     cores = _allowed_cores(node, allowed)
     cpus, numa = tuple(sorted(allowed)), tuple(sorted({core.numa for core in cores}))
     own = max(1, len(cores) // len(ranks))
@@ -97,15 +93,11 @@ def bind(
 
     All hardware threads of a core belong to the same rank. Only allowed CPUs are used.
 
-    Args:
-        node: the hardware of the node.
-        allowed: the CPUs that the job may use.
-        ranks: the devices of each rank, by local rank.
-        wanted: `launch.bind`.
-        cpus_per_rank: number of CPUs that each rank requested. If there are enough for all, each rank gets as many.
-
-    Raises:
-        BindingRefused: a list of map names a CPU that is not allowed, or there are fewer lists than ranks.
+    allowed: the CPUs that the job may use.
+    ranks: the devices of each rank, by local rank.
+    wanted: `launch.bind`.
+    cpus_per_rank: number of CPUs that each rank requested. If there are enough for all, each rank gets as many.
+    Raises BindingRefused: a list of map names a CPU that is not allowed, or there are fewer lists than ranks.
     """
     everything = tuple(sorted(allowed))
     cores = _allowed_cores(node, allowed)

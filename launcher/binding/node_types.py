@@ -44,19 +44,14 @@ def names() -> list[str]:
 def require(name: str, key: str) -> None:
     """Checks that a node type of this name exists. `key` is the config key or option with the name, for the error.
 
-    Raises:
-        ConfigError: there is no such type.
+    Raises ConfigError: there is no such type.
     """
     if name not in (known := names()):
         raise ConfigError(f"{key}={name}: there is no such type of node.{near(name, known)} Known: {', '.join(known)}")
 
 
 def load(name: str) -> NodeType:
-    """Returns the node type of this name.
-
-    Raises:
-        FileNotFoundError: there is no such type.
-    """
+    """Returns the node type of this name. Raises FileNotFoundError: there is no such type."""
     return of(name, json.loads((FOLDER / f"{name}.json").read_text()))
 
 

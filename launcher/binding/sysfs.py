@@ -27,9 +27,8 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
 
     `unbound` of the result says why no rank can be bound there, if the files show too little.
 
-    Args:
-        root: root of the file system, or of a copy of its files.
-        environ: environment variables; they decide how CUDA orders GPUs and how Intel's tiles are counted.
+    root: root of the file system, or of a copy of its files.
+    environ: environment variables; they decide how CUDA orders GPUs and how Intel's tiles are counted.
     """
     files = _Files(str(root).rstrip("/"))
     cores, unbound = _cores(files)

@@ -21,8 +21,7 @@ class Wanted:
 def parse(text: str) -> Wanted:
     """Parses `launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15` with the CPUs of each local rank.
 
-    Raises:
-        ConfigError: the text is none of these, or the same CPU is listed for two ranks.
+    Raises ConfigError: the text is none of these, or the same CPU is listed for two ranks.
     """
     kind, colon, rest = text.partition(":")
     if kind not in KINDS or bool(colon) != (kind == MAP):

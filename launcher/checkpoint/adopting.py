@@ -22,17 +22,10 @@ def adopt(path: Path, step: int) -> Path:
 
     The result then counts as the newest checkpoint in its parent folder.
 
-    Args:
-        path: the folder.
-        step: steps of the run that were done when it was written.
-
-    Returns:
-        The new path.
-
-    Raises:
-        CheckpointError: the folder is not a complete checkpoint of torch.distributed.checkpoint, is one of our
-            checkpoints already, others can write to it, or the parent folder has a checkpoint of this step.
-        Unavailable: the folder cannot be read now.
+    step: steps of the run that were done when it was written.
+    Raises CheckpointError: the folder is not a complete checkpoint of torch.distributed.checkpoint, is one of our
+        checkpoints already, others can write to it, or the parent folder has a checkpoint of this step.
+    Raises Unavailable: the folder cannot be read now.
     """
     folder = Folder(path.parent, 0, Retention(), 0.0)
     folder.require_private(path)

@@ -49,19 +49,16 @@ class Peers:
     others had the error, too. So each rank records in the store how each save ended, and before the next save all
     ranks read these records.
 
-    Attributes:
-        rank, world_size: this rank, and the number of ranks.
-        many: whether there is more than one rank.
-        group: the process group; None: the default group.
+    rank, world_size: this rank, and the number of ranks.
+    many: whether there is more than one rank.
+    group: the process group; None: the default group.
     """
 
     def __init__(self, rank: int, world_size: int, timeout: float, *, own_group: bool) -> None:
         """Makes the process group if wanted. All ranks must make their Peers at the same point of the program.
 
-        Args:
-            rank, world_size: this rank, and the number of ranks.
-            timeout: seconds to wait for the slowest rank.
-            own_group: whether to make a group for checkpoints; otherwise the default group is used.
+        timeout: seconds to wait for the slowest rank.
+        own_group: whether to make a group for checkpoints; otherwise the default group is used.
         """
         self.rank, self.world_size = rank, world_size
         self.many = world_size > 1
@@ -90,9 +87,8 @@ class Peers:
     def record_end(self, *, published: bool, broken: bool) -> None:
         """Records how a save ended on this rank, for the other ranks. Any thread may call this method.
 
-        Args:
-            published: whether the checkpoint was published.
-            broken: whether the process group failed.
+        published: whether the checkpoint was published.
+        broken: whether the process group failed.
         """
         self._saves += 1
         self._last = SaveResult(published, int(broken))
@@ -106,11 +102,8 @@ class Peers:
 
         Makes a new process group if the group failed in that save.
 
-        Returns:
-            How the last save ended; None if there was no save since the last call.
-
-        Raises:
-            SavesFail: some ranks have not finished that save within the timeout.
+        Returns how the last save ended; None if there was no save since the last call.
+        Raises SavesFail: some ranks have not finished that save within the timeout.
         """
         if self._settled == self._saves:
             return None

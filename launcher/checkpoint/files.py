@@ -230,11 +230,9 @@ class SmallFile:
     def __init__(self, path: Path, make: Callable[[], Any], *, alone: bool) -> None:
         """Starts to write the value that `make` returns.
 
-        Args:
-            path: the file.
-            make: function that returns the value to save; it may also make the folder.
-            alone: whether nothing else in this process calls torch.save meanwhile. Then torch's own checksums, a
-                setting of the whole process, are switched off.
+        make: function that returns the value to save; it may also make the folder.
+        alone: whether nothing else in this process calls torch.save meanwhile. Then torch's own checksums, a setting of
+            the whole process, are switched off.
         """
         self._path, self._make, self._alone = path, make, alone
         self._synced: _Task | None = None
@@ -267,9 +265,8 @@ class SmallFile:
 def load_file(path: Path, timeout: float = 0.0) -> Any:
     """Returns the value that `save_file` has written, in CPU memory; executes nothing in the file.
 
-    Raises:
-        Damaged: the file is missing, or not one that torch.save writes.
-        Unavailable: the file cannot be read now.
+    Raises Damaged: the file is missing, or not one that torch.save writes.
+    Raises Unavailable: the file cannot be read now.
     """
     with _opened(path, timeout, "is not what torch.save writes") as stream:
         return torch_compat_dcp.load_saved(cast(IO[bytes], stream))
@@ -340,8 +337,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], rank: int, files:
 def write_metadata(folder: Path, parts: Iterable[Part], files: dict[str, File]) -> None:
     """Writes the `.metadata` of torch.distributed.checkpoint for what all ranks have written.
 
-    Raises:
-        CheckpointError: the parts of a tensor are not the whole.
+    Raises CheckpointError: the parts of a tensor are not the whole.
     """
     found: dict[str, TensorStorageMetadata] = {}
     results: dict[MetadataIndex, WriteResult] = {}
@@ -402,9 +398,8 @@ def _without_collection() -> Iterator[None]:
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
     """Returns the metadata in the `.metadata` file of the checkpoint in the folder `path`; executes nothing in it.
 
-    Raises:
-        Damaged: the file is missing, not valid, or contains other types than metadata needs.
-        Unavailable: the file cannot be read now.
+    Raises Damaged: the file is missing, not valid, or contains other types than metadata needs.
+    Raises Unavailable: the file cannot be read now.
     """
     with _opened(path / METADATA_FILE, timeout, "is not used") as stream, _without_collection():
         metadata = _Unpickler(stream).load()
@@ -459,15 +454,11 @@ def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], 
 
     Each rank reads what it needs, whatever the others do: dcp.load would gather all names and plans on rank 0.
 
-    Args:
-        path: the checkpoint's folder.
-        metadata: its metadata, from `read_metadata`.
-        tensors: the tensors to fill, by name.
-        timeout: see the module.
-
-    Raises:
-        Damaged: the files do not match the metadata.
-        Unavailable: a file cannot be read now.
+    metadata: its metadata, from `read_metadata`.
+    tensors: the tensors to fill, by name.
+    timeout: see the module.
+    Raises Damaged: the files do not match the metadata.
+    Raises Unavailable: a file cannot be read now.
     """
     reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
@@ -479,10 +470,6 @@ def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
     """Returns one error for the errors of several ranks. The text of the error names the ranks.
 
-    Args:
-        errors: error or its text, by rank.
-        world_size: number of all ranks. If all have the same error, the text names no ranks.
-
     | errors | result |
     |---|---|
     | all the same | that error |
@@ -490,6 +477,9 @@ def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -
     | otherwise, some are Damaged | Damaged |
     | otherwise, some are Unavailable | Unavailable |
     | otherwise | CheckpointError |
+
+    errors: error or its text, by rank.
+    world_size: number of all ranks. If all have the same error, the text names no ranks.
     """
     kinds = (Misfit, Damaged, Unavailable)
     kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
@@ -529,11 +519,10 @@ def misfits(
 ) -> list[str]:
     """Returns a line for each difference between a checkpoint and the state that it is to be loaded into.
 
-    Args:
-        saved: type and shape of the checkpoint's tensors, by name.
-        wanted: the tensors that this rank reads, by name.
-        roots: for each of the checkpoint's tensors, and each of its top-level keys, the top-level key.
-        everyone: names of the tensors that all ranks read, and their top-level keys.
+    saved: type and shape of the checkpoint's tensors, by name.
+    wanted: the tensors that this rank reads, by name.
+    roots: for each of the checkpoint's tensors, and each of its top-level keys, the top-level key.
+    everyone: names of the tensors that all ranks read, and their top-level keys.
     """
     lines = []
     for name, tensor in wanted.items():

@@ -31,9 +31,8 @@ class Retention:
 class Folder:
     """A folder of checkpoints, as one attempt uses it.
 
-    Attributes:
-        path: the folder.
-        attempt: index of the attempt, from 0.
+    path: the folder.
+    attempt: index of the attempt, from 0.
     """
 
     def __init__(self, path: Path, attempt: int, stays: Retention, read_timeout: float) -> None:
@@ -46,12 +45,9 @@ class Folder:
     def prepare(self, *, remove_leftovers: bool = True) -> None:
         """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
 
-        Args:
-            remove_leftovers: False if a save of this process may be in progress.
-
-        Raises:
-            CheckpointError: the folder cannot be made or written to, or others can write to it.
-            Unavailable: the file system has a transient error.
+        remove_leftovers: False if a save of this process may be in progress.
+        Raises CheckpointError: the folder cannot be made or written to, or others can write to it.
+        Raises Unavailable: the file system has a transient error.
         """
 
         def make() -> None:
@@ -84,9 +80,8 @@ class Folder:
     def require_private(self, path: Path) -> None:
         """Refuses a folder into which others could have put files.
 
-        Raises:
-            CheckpointError: the folder belongs to another user, or others can write to it.
-            Unavailable: the folder cannot be checked now.
+        Raises CheckpointError: the folder belongs to another user, or others can write to it.
+        Raises Unavailable: the folder cannot be checked now.
         """
         try:
             reading.retry(lambda: require_private(path), path, self._timeout)
@@ -100,13 +95,11 @@ class Folder:
     def known(self) -> tuple[list[tuple[Path, Manifest]], dict[Path, str]]:
         """Lists all checkpoints of the folder.
 
-        Returns:
-            The checkpoints with a valid manifest, newest first; and for each other checkpoint what is wrong with it.
-
-        Raises:
-            CheckpointError: others can write to the folder, or to a checkpoint.
-            Unavailable: a checkpoint cannot be read, so that the newest one is unknown.
-            Misfit: a newer version of launcher wrote a checkpoint.
+        Returns the checkpoints with a valid manifest, newest first; and for each other checkpoint what is wrong with
+            it.
+        Raises CheckpointError: others can write to the folder, or to a checkpoint.
+        Raises Unavailable: a checkpoint cannot be read, so that the newest one is unknown.
+        Raises Misfit: a newer version of launcher wrote a checkpoint.
         """
         known, wrong = [], {}
         for path in checkpoints.candidates(self.path, self._timeout, missing_ok=False):
@@ -127,13 +120,7 @@ class Folder:
     def quarantine(self, path: Path, why: Sequence[str], judged: Manifest | None = None) -> str:
         """Quarantines a damaged checkpoint: renames it, so that nothing loads or removes it.
 
-        Args:
-            path: the checkpoint.
-            why: what is wrong with it.
-            judged: its manifest, if that could be read; if the manifest in `path` is another one now, nothing is done.
-
-        Returns:
-            What was done, as text for a log line.
+        judged: its manifest, if that could be read; if the manifest in `path` is another one now, nothing is done.
         """
         try:
             if judged is not None and checkpoints.read(path, self._timeout) != judged:
@@ -162,17 +149,9 @@ class Folder:
         Replaces an existing checkpoint of this step, which is removed if it has the same lineage, and otherwise kept
         under another name.
 
-        Args:
-            temporary: temporary folder with the new checkpoint.
-            manifest: manifest of the new checkpoint.
-            fence: function that is called before each removal. If it raises, since another attempt owns the run now,
-                nothing more is removed.
-
-        Returns:
-            The final path.
-
-        Raises:
-            OSError: the folder could not be renamed; an existing checkpoint of this step is unchanged.
+        fence: function that is called before each removal. If it raises, since another attempt owns the run now,
+            nothing more is removed.
+        Raises OSError: the folder could not be renamed; an existing checkpoint of this step is unchanged.
         """
         path = self.path / checkpoints.name_of(manifest.step)
         old = None

@@ -124,10 +124,8 @@ def step_of(name: str) -> int | None:
 def temporary(step: int, attempt: int, what: str = "saving") -> str:
     """Returns a new name, with a random part, for the folder of a checkpoint that is not to be loaded.
 
-    Args:
-        step: step of the checkpoint.
-        attempt: index of the attempt that makes the folder.
-        what: saving (being written), old (being replaced), gone (being removed) or aside (quarantined).
+    attempt: index of the attempt that makes the folder.
+    what: saving (being written), old (being replaced), gone (being removed) or aside (quarantined).
     """
     return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
 
@@ -135,8 +133,7 @@ def temporary(step: int, attempt: int, what: str = "saving") -> str:
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
     """Returns the folders that have the name of a complete checkpoint, highest step first.
 
-    Raises:
-        Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
+    Raises Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
     """
 
     found = reading.entries(folder, timeout, missing_ok=missing_ok)
@@ -147,10 +144,8 @@ def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -
 def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
     """Renames a checkpoint that cannot be used, so that nothing loads or removes it; returns its new path.
 
-    Args:
-        path: the checkpoint.
-        attempt: index of this attempt.
-        why: what is wrong with the checkpoint: lines for why.txt.
+    attempt: index of this attempt.
+    why: what is wrong with the checkpoint: lines for why.txt.
     """
     aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
     path.rename(aside)
@@ -192,10 +187,9 @@ def replaced_step(name: str) -> int | None:
 def read(path: Path, timeout: float = 0.0) -> Manifest:
     """Reads, checks and returns the manifest of the checkpoint in `path`.
 
-    Raises:
-        Damaged: the manifest is missing, or not valid.
-        Unavailable: the manifest cannot be read now.
-        Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
+    Raises Damaged: the manifest is missing, or not valid.
+    Raises Unavailable: the manifest cannot be read now.
+    Raises Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
     """
     try:
         data = reading.read_bytes(path / MANIFEST, timeout)
@@ -255,13 +249,7 @@ def _version() -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns a line for each difference of two identities: `model.width: 256 in the checkpoint, 512 now`.
-
-    Args:
-        old: identity in the checkpoint.
-        new: identity now.
-        prefix: text to put in front of each key.
-    """
+    """Returns a line for each difference of two identities: `model.width: 256 in the checkpoint, 512 now`."""
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         name = f"{prefix}{key}"
@@ -291,8 +279,7 @@ def _short(value: Any) -> str:
 def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[str]:
     """Returns a line for each file that is missing, or has another size than in the manifest. Cheap: reads no data.
 
-    Raises:
-        Unavailable: the size of a file cannot be read now.
+    Raises Unavailable: the size of a file cannot be read now.
     """
     problems = []
     for name, file in manifest.files.items():
@@ -322,8 +309,7 @@ class Block:
 def blocks(manifest: Manifest) -> list[Block]:
     """Returns all blocks of all files in a manifest, in order.
 
-    Raises:
-        Damaged: a file has more or fewer checksums than blocks.
+    Raises Damaged: a file has more or fewer checksums than blocks.
     """
     found = []
     for name, file in manifest.files.items():
@@ -356,8 +342,7 @@ def shares(found: Sequence[Block], count: int) -> list[list[Block]]:
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
     """Returns a line for each of the blocks `found` that has changed since it was written. Uses `threads` threads.
 
-    Raises:
-        Unavailable: a block cannot be read.
+    Raises Unavailable: a block cannot be read.
     """
     # Lazily: 10 ms, and only a check of files needs it
     from concurrent.futures import ThreadPoolExecutor
@@ -399,9 +384,8 @@ def file_of(path: Path) -> File:
 def verify(path: Path) -> list[str]:
     """Returns lines on what is wrong with the checkpoint in `path`; empty: it is sound. Reads all of its data.
 
-    Raises:
-        Unavailable: the checkpoint cannot be read now.
-        Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
+    Raises Unavailable: the checkpoint cannot be read now.
+    Raises Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
     """
     try:
         manifest = read(path)
@@ -418,8 +402,7 @@ def sound(folder: Path) -> dict[Path, Manifest]:
 
     Leaves out checkpoints that cannot be read, and those of a newer version of launcher.
 
-    Raises:
-        Unavailable: the folder cannot be listed.
+    Raises Unavailable: the folder cannot be listed.
     """
     found = {}
     for path in candidates(folder):
@@ -433,8 +416,7 @@ def sound(folder: Path) -> dict[Path, Manifest]:
 def newest_step(folder: Path) -> int | None:
     """Returns the step from which a run would resume; None if there is no checkpoint. Checks sizes, not checksums.
 
-    Raises:
-        Unavailable: a checkpoint cannot be read now, so that the newest one is unknown.
+    Raises Unavailable: a checkpoint cannot be read now, so that the newest one is unknown.
     """
     known = []
     for path in candidates(folder):

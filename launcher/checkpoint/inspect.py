@@ -60,9 +60,8 @@ class Entry:
 def entries(path: Path, manifest: Manifest) -> list[Entry]:
     """Returns the tensors of a checkpoint, without their data, sorted by name; executes nothing in the checkpoint.
 
-    Raises:
-        Damaged: the checkpoint's metadata is not valid.
-        Unavailable: the checkpoint cannot be read now.
+    Raises Damaged: the checkpoint's metadata is not valid.
+    Raises Unavailable: the checkpoint cannot be read now.
     """
     if manifest.kind == SINGLE:
         tensors = _single(path)["tensors"]
@@ -132,10 +131,9 @@ def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
     """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
 
-    Raises:
-        Damaged: the checkpoint has changed since it was written.
-        Unavailable: the checkpoint cannot be read now.
-        CheckpointError: the checkpoint contains nothing under one of the keys.
+    Raises Damaged: the checkpoint has changed since it was written.
+    Raises Unavailable: the checkpoint cannot be read now.
+    Raises CheckpointError: the checkpoint contains nothing under one of the keys.
     """
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
     if manifest.kind == SINGLE:
@@ -163,15 +161,12 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
 def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Reads the part of a checkpoint that one rank has written.
 
-    Returns:
-        A dict with `shard` (the rank), `world_size` and `step`; `parts`, a list of dicts with the `name` of a tensor,
-        the `shape` of the whole tensor, the `offset` of this part in it, and the part as `tensor`; and the rank's
-        `rank_state`, or None.
-
-    Raises:
-        Damaged: files of this rank have changed since they were written.
-        Unavailable: the checkpoint cannot be read now.
-        CheckpointError: the checkpoint has no shard with this number.
+    Returns a dict with `shard` (the rank), `world_size` and `step`; `parts`, a list of dicts with the `name` of a
+        tensor, the `shape` of the whole tensor, the `offset` of this part in it, and the part as `tensor`; and the
+        rank's `rank_state`, or None.
+    Raises Damaged: files of this rank have changed since they were written.
+    Raises Unavailable: the checkpoint cannot be read now.
+    Raises CheckpointError: the checkpoint has no shard with this number.
     """
     if not 0 <= rank < manifest.world_size:
         raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
@@ -249,8 +244,7 @@ def _dtype(dtype: torch.dtype) -> str:
 def save_plain(path: Path, value: Any) -> None:
     """Writes a value into a new file of mode 0600 by torch.save; an incomplete file is removed.
 
-    Raises:
-        CheckpointError: the file exists, or cannot be written.
+    Raises CheckpointError: the file exists, or cannot be written.
     """
     try:
         try:

@@ -37,10 +37,9 @@ class Loaded:
 class Opened:
     """A checkpoint while it is read, in steps: `open`, `require_fit`, `read`, `restore`.
 
-    Attributes:
-        tensors: the tensors to fill, by name, after `open`.
-        values: the values that are not tensors, after `open`.
-        rank_state: this rank's state, after `open`; None: another number of ranks saved the checkpoint.
+    tensors: the tensors to fill, by name, after `open`.
+    values: the values that are not tensors, after `open`.
+    rank_state: this rank's state, after `open`; None: another number of ranks saved the checkpoint.
     """
 
     def __init__(
@@ -62,12 +61,9 @@ class Opened:
     def open(self) -> list[str]:
         """Reads everything except the tensors of a sharded checkpoint, and chooses the tensors to fill.
 
-        Returns:
-            An empty list: the problems are raised.
-
-        Raises:
-            Damaged: the checkpoint is not valid.
-            Unavailable: the checkpoint cannot be read now.
+        Returns an empty list: the problems are raised.
+        Raises Damaged: the checkpoint is not valid.
+        Raises Unavailable: the checkpoint cannot be read now.
         """
         path, rank = self._path, self._peers.rank
         same = self._manifest.world_size == self._peers.world_size
@@ -101,14 +97,9 @@ class Opened:
     def require_fit(self, everyone: Collection[str]) -> list[str]:
         """Compares the checkpoint with the state.
 
-        Args:
-            everyone: names of the tensors that all ranks fill, and the top-level keys of all ranks' states.
-
-        Returns:
-            An empty list: the problems are raised.
-
-        Raises:
-            Misfit: something in the checkpoint would not be restored; the text lists everything.
+        everyone: names of the tensors that all ranks fill, and the top-level keys of all ranks' states.
+        Returns an empty list: the problems are raised.
+        Raises Misfit: something in the checkpoint would not be restored; the text lists everything.
         """
         only = self._wanted.only
         roots = {name: str(path[0]) for name, path in self._paths.items()}
@@ -127,12 +118,9 @@ class Opened:
     def read(self) -> list[str]:
         """Fills the tensors, after `require_fit`.
 
-        Returns:
-            An empty list: the problems are raised.
-
-        Raises:
-            Damaged: the data does not match the metadata.
-            Unavailable: the checkpoint cannot be read now.
+        Returns an empty list: the problems are raised.
+        Raises Damaged: the data does not match the metadata.
+        Raises Unavailable: the checkpoint cannot be read now.
         """
         if self._whole is None:
             assert self._metadata is not None

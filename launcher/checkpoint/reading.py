@@ -53,19 +53,11 @@ class _NotListed(Exception):
 def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only: Collection[int] | None = None) -> T:
     """Calls an operation, and repeats it with growing pauses while it raises an OSError.
 
-    Args:
-        operation: function that can be called any number of times.
-        path: the file, for the error text.
-        timeout: seconds for which to repeat the operation; 0: it is called once.
-        only: errno values of transient errors; other errors are raised at once. None: all errors are transient.
-
-    Returns:
-        The operation's result.
-
-    Raises:
-        Unavailable: the operation has failed for `timeout` seconds.
-        Damaged: the file has not been in its folder's listing for LAG seconds, or for `timeout` if that is less.
-        OSError: an error that is not in `only`.
+    timeout: seconds for which to repeat the operation; 0: it is called once.
+    only: errno values of transient errors; other errors are raised at once. None: all errors are transient.
+    Raises Unavailable: the operation has failed for `timeout` seconds.
+    Raises Damaged: the file has not been in its folder's listing for LAG seconds, or for `timeout` if that is less.
+    Raises OSError: an error that is not in `only`.
     """
     why = ""
     for elapsed in backoff(timeout):
@@ -103,8 +95,7 @@ def _entries(folder: Path) -> dict[str, bool]:
 def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> dict[str, bool]:
     """Lists a folder: returns for each name in it whether that is a folder (False for links).
 
-    Raises:
-        Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
+    Raises Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
     """
 
     def look() -> dict[str, bool]:
@@ -130,9 +121,8 @@ def _found(operation: Callable[[], T], path: Path) -> T:
 def size_of_file(path: Path, timeout: float = 0.0) -> int:
     """Returns the size of a file in bytes.
 
-    Raises:
-        Damaged: the file is missing, or not a regular file.
-        Unavailable: the size cannot be read now.
+    Raises Damaged: the file is missing, or not a regular file.
+    Raises Unavailable: the size cannot be read now.
     """
     status = retry(lambda: _found(lambda: _stat(path), path), path, timeout)
     if not stat.S_ISREG(status.st_mode):
@@ -143,9 +133,8 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
     """Returns the whole content of a manifest. Files of tensors have no bound: files.py does not read them at once.
 
-    Raises:
-        Damaged: the file is missing, not a regular file, or larger than bounds.MANIFEST_BYTES.
-        Unavailable: the file cannot be read now.
+    Raises Damaged: the file is missing, not a regular file, or larger than bounds.MANIFEST_BYTES.
+    Raises Unavailable: the file cannot be read now.
     """
     size = size_of_file(path, timeout)
     if size > bounds.MANIFEST_BYTES:
@@ -161,8 +150,7 @@ def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
 class RetryingFile(io.RawIOBase):
     """A file for reading. Failing reads are retried after opening it anew, since the old handle may be stale.
 
-    Attributes:
-        failure: error of the last read that failed for good, since a library may replace the error; None: none failed.
+    failure: error of the last read that failed for good, since a library may replace the error; None: none failed.
     """
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:

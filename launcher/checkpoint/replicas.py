@@ -48,9 +48,8 @@ class Table:
     def of(cls, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Table:
         """Returns the table of this rank's tensors, with hashes of the parts that other ranks may have as well.
 
-        Args:
-            tensors: the tensors by name.
-            copies: copies of some of the tensors, to hash in their place, since those tensors may have changed.
+        tensors: the tensors by name.
+        copies: copies of some of the tensors, to hash in their place, since those tensors may have changed.
         """
         kinds = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()}
         parts, places = {}, {}
@@ -70,8 +69,7 @@ class Table:
 
         Each of the n ranks with a part adds a hash of it with the rank's index, and subtracts one with the next index.
 
-        Args:
-            index, count: index of this rank among those with the same whole tensors, and their number.
+        index, count: index of this rank among those with the same whole tensors, and their number.
         """
         sums: dict[int, int] = {}
         for name, parts in self.parts.items():
@@ -94,12 +92,7 @@ def _number(text: str) -> int:
 
 
 def unequal(sums: Mapping[int, int], total: Callable[[Tensor], Tensor]) -> list[int]:
-    """Returns the first buckets of names in which ranks have different parts, from `Table.differences` of each rank.
-
-    Args:
-        sums: the differences on this rank.
-        total: adds up the tensors of all ranks.
-    """
+    """Returns the first buckets of names in which ranks have different parts, from `Table.differences` of each rank."""
     mine = torch.zeros(BUCKETS, dtype=torch.int64)
     for bucket, value in sums.items():
         mine[bucket] = value - (value >> 63 << 64)  # as a signed number
@@ -142,9 +135,6 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
     | several, with the same type and shape, and equal parts at each offset | fine: a replica, or parts of a DTensor |
     | several, with different types or shapes | described, with the type and shape on each rank |
     | several, with different bytes at the same offset | described, with the groups of ranks that agree |
-
-    Args:
-        tables: the table of each rank, in order.
     """
     lines = []
     for name in dict.fromkeys(name for table in tables for name in table.kinds):
@@ -164,8 +154,7 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
 def conflict_error(lines: Sequence[str]) -> str:
     """Returns the error text for names under which ranks have different tensors or values, with what to do.
 
-    Args:
-        lines: a line for each such name, from `conflicts` or `merged_values`.
+    lines: a line for each such name, from `conflicts` or `merged_values`.
     """
     more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
     return (
@@ -181,12 +170,8 @@ def conflict_error(lines: Sequence[str]) -> str:
 def merged_values(values: Mapping[int, Mapping[Any, Any]], groups: Sequence[int]) -> tuple[dict[Any, Any], list[str]]:
     """Merges the values of all ranks that are not tensors.
 
-    Args:
-        values: the values of each group of ranks, in the order of their numbers.
-        groups: the group of each rank.
-
-    Returns:
-        The merged values, and a line for each name with different values, of which the lowest rank's is taken.
+    values: the values of each group of ranks, in the order of their numbers.
+    Returns the merged values, and a line for each name with different values, of which the lowest rank's is taken.
     """
     whole: dict[Any, Any] = {}
     lines: dict[str, list[int]] = {}

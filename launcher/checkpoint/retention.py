@@ -29,13 +29,9 @@ def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
 def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
     """Returns the checkpoint with the best value of a metric, of several the newest.
 
-    Args:
-        manifests: manifests of the checkpoints.
-        best: name of the metric; None: the result is None.
-        best_is: which value is the best: `max` or `min`.
-
-    Returns:
-        The manifest; None if no checkpoint has a finite value of the metric.
+    best: name of the metric; None: the result is None.
+    best_is: which value is the best: `max` or `min`.
+    Returns the manifest; None if no checkpoint has a finite value of the metric.
     """
     if best is None:
         return None
@@ -53,9 +49,7 @@ def _number(value: Any) -> float | None:
 def kept(manifests: Iterable[Manifest], keep: int, best: str | None = None, best_is: str = "max") -> set[int]:
     """Returns the steps of the checkpoints to keep: the newest `keep`, and the best.
 
-    Args:
-        manifests: manifests of the sound checkpoints of one lineage.
-        keep, best, best_is: see `folder.Retention`.
+    keep, best, best_is: see `folder.Retention`.
     """
     known = newest_first(manifests)
     champion = best_of(known, best, best_is)
@@ -75,10 +69,7 @@ def surplus(
     | is one of the newest `keep` of its lineage, or its best | stays |
     | any other | is removed |
 
-    Args:
-        known: manifests of the sound checkpoints in the folder.
-        published: manifest of the new checkpoint.
-        keep, best, best_is: see `folder.Retention`.
+    keep, best, best_is: see `folder.Retention`.
     """
     own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
     stay = kept(own.values(), keep, best, best_is) | {published.step}

@@ -28,13 +28,9 @@ _ALIGNMENT = 8  # bytes; alignment of the first tensor, so that the file can be 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes CPU tensors into a new safetensors file; an incomplete file is removed.
 
-    Args:
-        path: the file.
-        tensors: the tensors by dotted name.
-        metadata: text by name for the file's header.
-
-    Raises:
-        CheckpointError: a tensor has a type that the format does not know, or the file cannot be written.
+    tensors: the tensors by dotted name.
+    metadata: text by name for the file's header.
+    Raises CheckpointError: a tensor has a type that the format does not know, or the file cannot be written.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     place = 0

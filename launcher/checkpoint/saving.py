@@ -142,11 +142,8 @@ class Writer:
     def write(self, save: Save) -> Outcome:
         """Writes and publishes a checkpoint. All ranks must call it.
 
-        Returns:
-            The result. Errors of the ranks are in it, and not raised.
-
-        Raises:
-            Exception: the process group failed; the save may have succeeded on some ranks only.
+        Returns the result. Errors of the ranks are in it, and not raised.
+        Raises Exception: the process group failed; the save may have succeeded on some ranks only.
         """
         temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's is used
         early: files.SmallFile | None = None

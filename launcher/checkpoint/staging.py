@@ -28,10 +28,9 @@ class Staging:
 
         On a GPU the copies have the values that the tensors have at this point of the current stream.
 
-        Args:
-            tensors: whole and sharded tensors, by name.
-            still: whether nothing changes the tensors until they are written. Contiguous tensors in CPU memory are then
-                not copied.
+        tensors: whole and sharded tensors, by name.
+        still: whether nothing changes the tensors until they are written. Contiguous tensors in CPU memory are then not
+            copied.
         """
         copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
         total = 0
@@ -54,8 +53,7 @@ class Staging:
 
         A copy from a GPU is queued on the current stream of the tensor's device, and may still be running on return.
 
-        Returns:
-            The copy; for a DTensor a DTensor whose shard is in CPU memory.
+        Returns the copy; for a DTensor a DTensor whose shard is in CPU memory.
         """
         here = local_part(tensor)
         known = self._copies.get(name)

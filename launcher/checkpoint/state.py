@@ -49,9 +49,8 @@ class Content:
     def of(cls, state: Mapping[Any, Any]) -> Content:
         """Returns a state split into tensors and other values, with a copy of everything except tensors.
 
-        Raises:
-            TypeError: a tensor has no plain bytes (sparse, quantized), or only pickle could restore a value.
-            ValueError: two tensors have the same dotted name.
+        Raises TypeError: a tensor has no plain bytes (sparse, quantized), or only pickle could restore a value.
+        Raises ValueError: two tensors have the same dotted name.
         """
         tensors: dict[str, Tensor] = {}
         paths: dict[str, Path] = {}
@@ -83,8 +82,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 def python_number(value: Any) -> Any:
     """Returns a numpy scalar (for example in a learning rate scheduler's state) as a Python number.
 
-    Raises:
-        TypeError: the value is not a numpy scalar.
+    Raises TypeError: the value is not a numpy scalar.
     """
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
@@ -102,9 +100,8 @@ def step_number(step: Any) -> int:
 def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Returns facts for a manifest as they will be read again; `what`: `extra`, `identity` or `metrics`.
 
-    Raises:
-        TypeError: they contain other types than JSON's, or metrics other types than numbers.
-        ValueError: they are too large, or nested too deeply.
+    Raises TypeError: they contain other types than JSON's, or metrics other types than numbers.
+    Raises ValueError: they are too large, or nested too deeply.
     """
     try:
         # nested as in the manifest, where they are one level deeper
@@ -127,12 +124,8 @@ def _shown(found: Mapping[str, Any]) -> str:
 def plain(value: Any, what: str, path: str = "") -> Any:
     """Returns a copy of a value that torch.load(weights_only=True) can restore, with tensors in CPU memory.
 
-    Args:
-        value: the value, perhaps of nested dicts and lists.
-        what, path: name of the whole state, and keys from its root to the value, for the error.
-
-    Raises:
-        TypeError: only pickle could restore a value; the text contains its type, `what` and `path`.
+    what, path: name of the whole state, and keys from its root to the value, for the error.
+    Raises TypeError: only pickle could restore a value; the text contains its type, `what` and `path`.
     """
     if type(value) is int and not -bounds.JSON_INTEGERS < value < bounds.JSON_INTEGERS:
         raise TypeError(f"{what} contains an integer of more than 300 digits: {path.lstrip('.')}")
@@ -196,10 +189,9 @@ def _take_apart(
 def merge(state: Any, values: Any) -> Any:
     """Returns a copy of `state` with the same tensors, and with all other values from `values`.
 
-    Args:
-        state: nested dicts and lists with tensors; objects with a state of their own stay as they are.
-        values: loaded values (`Loaded.values`). Values that `values` lacks stay as in `state`; those that only `values`
-            has are added.
+    state: nested dicts and lists with tensors; objects with a state of their own stay as they are.
+    values: loaded values (`Loaded.values`). Values that `values` lacks stay as in `state`; those that only `values` has
+        are added.
     """
     if isinstance(state, Mapping):
         if not isinstance(values, Mapping):
@@ -264,10 +256,8 @@ def is_named(name: str, keys: Sequence[str]) -> bool:
 def named_part(value: Any, keys: Sequence[str], path: Path = ()) -> Any:
     """Returns the part of nested values that the dotted names `keys` name; {}: they name nothing there.
 
-    Args:
-        value: the nested values.
-        keys: see `is_named`.
-        path: keys from the root to `value`.
+    keys: see `is_named`.
+    path: keys from the root to `value`.
     """
     if not keys or (path and is_named(dotted(path), keys)):
         return value
@@ -296,9 +286,8 @@ def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
     Of the ranks that have the same part one writes it, so that all write about the same number of bytes. Each rank
     chooses by itself: the ranks with the same part of a DTensor are known from its mesh and placements.
 
-    Args:
-        tensors: the tensors by name.
-        index, count: index of this rank among those with the same tensors, and their number.
+    tensors: the tensors by name.
+    index, count: index of this rank among those with the same tensors, and their number.
     """
     sizes: dict[Any, dict[str, int]] = {}
     for name, tensor in tensors.items():
@@ -321,8 +310,7 @@ def copied_along(tensor: DTensor) -> tuple[bool, ...]:
 def replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
     """Returns this rank's index among those with the same part of a DTensor (-1: outside of the mesh) and their number.
 
-    Args:
-        mesh, copied: the DTensor's mesh, and `copied_along` of it.
+    mesh, copied: the DTensor's mesh, and `copied_along` of it.
     """
     here = mesh.get_coordinate()
     index, count = 0, 1
@@ -335,9 +323,7 @@ def replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
 def owners(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     """Returns the index of the owner of each tensor, so that all have about the same number of bytes.
 
-    Args:
-        sizes: bytes of each tensor, by name.
-        count: number of owners.
+    sizes: bytes of each tensor, by name.
     """
     largest_first = sorted(sizes, key=lambda name: (-sizes[name], name))
     return dict(zip(largest_first, spread((sizes[name] for name in largest_first), count), strict=True))

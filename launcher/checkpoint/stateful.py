@@ -126,10 +126,9 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
 class Wanted:
     """The state that a checkpoint is loaded into: chooses the tensors to fill, and gives objects their state.
 
-    Attributes:
-        tensors, paths: this rank's tensors, and the keys to each, by name.
-        roots: top-level keys of the state.
-        only: dotted names of what is loaded; empty: everything.
+    tensors, paths: this rank's tensors, and the keys to each, by name.
+    roots: top-level keys of the state.
+    only: dotted names of what is loaded; empty: everything.
     """
 
     def __init__(self, state: Mapping[Any, Any], only: Sequence[str] = ()) -> None:
@@ -153,13 +152,7 @@ class Wanted:
     def to_fill(
         self, saved: Mapping[str, Kind], paths: Mapping[str, Path], everyone: Collection[str]
     ) -> dict[str, Tensor]:
-        """Returns the tensors to fill, by name.
-
-        Args:
-            saved: type and shape of the checkpoint's tensors, by name.
-            paths: the keys to each of them.
-            everyone: names of the tensors of all ranks.
-        """
+        """Returns the tensors to fill, by name. saved: type and shape of the checkpoint's tensors, by name."""
         own = self.tensors
         chosen = {name: tensor for name, tensor in own.items() if self._owner(self.paths[name]) is None}
         for name, (dtype, shape) in saved.items():
@@ -183,9 +176,7 @@ class Wanted:
     def misfits(self, values: Mapping[Any, Any], paths: Mapping[str, Path]) -> list[str]:
         """Returns a line for each name in `only` and each object that the checkpoint lacks, or that has other parts.
 
-        Args:
-            values: the checkpoint's values that are not tensors.
-            paths: keys to each of the checkpoint's tensors, by name.
+        paths: keys to each of the checkpoint's tensors, by name.
         """
         there = {path[:end] for path in paths.values() for end in range(1, len(path) + 1)}
         named = {dotted(path) for path in there}
@@ -206,8 +197,7 @@ class Wanted:
     def restore(self, saved: Mapping[Any, Any]) -> None:
         """Calls load_state_dict of each object with its part of the loaded state `saved`.
 
-        Raises:
-            CheckpointError: an object does not take its state.
+        Raises CheckpointError: an object does not take its state.
         """
         for path, item in self._objects.items():
             state, before = found_in(saved, path), found_in(self._state, path)

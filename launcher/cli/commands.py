@@ -64,9 +64,8 @@ class Parser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parses the arguments of a command.
 
-        Raises:
-            ConfigError: the command has no such option or argument, or a value is wrong.
-            SystemExit: the help was requested, and has been printed.
+        Raises ConfigError: the command has no such option or argument, or a value is wrong.
+        Raises SystemExit: the help was requested, and has been printed.
         """
         known = [name for name in self._option_string_actions if name.startswith("--")]
         behind: Sequence[str] | None = None

@@ -39,8 +39,7 @@ MAX_RUNS = 200  # a terminal shows no more
 def candidates(words: Sequence[str]) -> list[str]:
     """Returns the completions of the last word, as whole words.
 
-    Args:
-        words: all words after the program's name. The last one is the word at the cursor, up to the cursor.
+    words: all words after the program's name. The last one is the word at the cursor, up to the cursor.
     """
     *before, word = words or [""]
     if not before and not word.startswith("-") and "=" not in word:
@@ -132,10 +131,8 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
 def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
     """Returns ids of runs, sweeps and points (SWEEP/0) that start with `word`, the newest first.
 
-    Args:
-        word: start of the id.
-        sweeps: whether sweeps are included.
-        points: whether runs and points are included.
+    sweeps: whether sweeps are included.
+    points: whether runs and points are included.
     """
     folder = default_runs_dir()
     sweep, slash, point = word.rpartition("/")
@@ -178,9 +175,7 @@ def _timestamp(name: str) -> str:
 def overrides(word: str, before: Iterable[str]) -> list[str]:
     """Returns the overrides (KEY= and KEY=VALUE) that start with `word`.
 
-    Args:
-        word: the override, up to the cursor.
-        before: the words before it. A `workload=NAME` among them decides the keys of the section `workload`.
+    before: the words before it. A `workload=NAME` among them decides the keys of the section `workload`.
     """
     plain = word.lstrip("+~")
     mark = word[: len(word) - len(plain)]
@@ -213,9 +208,8 @@ _GROUP_KEYS = tuple(f"{group}=" for group in GROUPS)
 def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
     """Returns the values that a key may have; empty: any value, or the key is unknown.
 
-    Args:
-        key: the key, such as `cluster`.
-        before: the words before it, as for `overrides`.
+    key: the key, such as `cluster`.
+    before: the words before it, as for `overrides`.
     """
     if key in GROUPS:
         return choices(key)

@@ -25,14 +25,9 @@ def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool)
 
     If stdin is not a terminal, the submission counts as confirmed.
 
-    Args:
-        lines: the resources as text.
-        cost: the resources as numbers.
-        above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
-        yes: whether --yes was given.
-
-    Raises:
-        Declined: the user did not answer yes.
+    above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
+    yes: whether --yes was given.
+    Raises Declined: the user did not answer yes.
     """
     for number_of, line in enumerate(lines):
         print(f"{'' if number_of else 'requests':<11}{line}", flush=True)

@@ -60,8 +60,7 @@ def _all(cluster: str | None) -> Iterator[Finding]:
 def config_of(cluster: str | None) -> Config:
     """Composes the config with the profile `cluster`; None: the default profile.
 
-    Raises:
-        ConfigError: the config cannot be composed.
+    Raises ConfigError: the config cannot be composed.
     """
     # Lazily: what it needs may not be installed, which the checks before report
     from launcher.submission import configs

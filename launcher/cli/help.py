@@ -149,8 +149,7 @@ def everything() -> Iterator[str]:
 def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
     """Returns the title and the keys of each section of the config. The keys that all workloads have are one section.
 
-    Args:
-        others: whether keys of schedulers from other packages are included. Finding these packages takes 20 ms.
+    others: whether keys of schedulers from other packages are included. Finding these packages takes 20 ms.
     """
     found = []
     common = list(keys_of(schema.Workload, "workload."))
@@ -165,9 +164,7 @@ def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
 def row(key: Key, default: str | None = None) -> Iterator[str]:
     """Yields lines of at most 80 characters with a key, its default and its meaning.
 
-    Args:
-        key: the key.
-        default: the value that is shown; None: the key's default.
+    default: the value that is shown; None: the key's default.
     """
     default = key.default if default is None else default
     typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
@@ -202,8 +199,7 @@ def _explain(word: str) -> None:
 def of_key(name: str) -> Iterator[str]:
     """Yields the help lines for a key, or for all keys of a section.
 
-    Args:
-        name: the key or section, or the last part of a key's name: `lr` finds `workload.lr`.
+    name: the key or section, or the last part of a key's name: `lr` finds `workload.lr`.
     """
     every = [(title, key) for title, keys in sections() for key in keys]
     if name in GROUPS:
@@ -230,12 +226,8 @@ def of_key(name: str) -> Iterator[str]:
 def of_choice(group: str, name: str) -> Iterator[str]:
     """Yields the help lines for GROUP=NAME: the keys of the section, with their values in conf/GROUP/NAME.yaml.
 
-    Args:
-        group: a config group: workload, cluster, launch or env.
-        name: the option of the group.
-
-    Raises:
-        ConfigError: the group has no such option.
+    group: a config group: workload, cluster, launch or env.
+    Raises ConfigError: the group has no such option.
     """
     lineage, values = _values(group, name)
     kind = GROUPS[group]

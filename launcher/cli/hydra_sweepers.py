@@ -50,11 +50,7 @@ class Search:
 
     @classmethod
     def of(cls, sweeper: DictConfig) -> Search:
-        """Reads the settings from `hydra.sweeper`.
-
-        Raises:
-            ConfigError: a value cannot be used.
-        """
+        """Reads the settings from `hydra.sweeper`. Raises ConfigError: a value cannot be used."""
         given = sweeper.get("direction") or ()
         several = [given] if isinstance(given, (str, Enum)) else list(given)
         directions = tuple(each.name if isinstance(each, Enum) else str(each) for each in several)
@@ -78,14 +74,9 @@ class Search:
         | parallelism | `workers` |
         | id | `sweep_id`, so that later points join the sweep of the first ones |
 
-        Args:
-            config: the point's config.
-            command: the arguments of the command line.
-            sweep_id: the sweep's id; None: no point was submitted yet.
-
-        Raises:
-            ConfigError: there is no objective, the numbers of objectives and directions differ, a setting contradicts
-                the sweeper, or the command does not wait for the points.
+        sweep_id: the sweep's id; None: no point was submitted yet.
+        Raises ConfigError: there is no objective, the numbers of objectives and directions differ, a setting
+            contradicts the sweeper, or the command does not wait for the points.
         """
         sweep = config.sweep
         names = objectives(sweep.objective)
@@ -126,14 +117,8 @@ def objectives(given: Any) -> tuple[str, ...]:
 def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> list[float]:
     """Returns the values of a point's objectives.
 
-    Args:
-        metrics: all metrics of the point.
-        names: names of the metrics that are objectives.
-        run: the point's id, for the error.
-
-    Raises:
-        ConfigError: the point lacks one of the metrics. This ends the search, since later points would lack it, too.
-        PointFailed: a metric is not a number.
+    Raises ConfigError: the point lacks one of the metrics. This ends the search, since later points would lack it, too.
+    Raises PointFailed: a metric is not a number.
     """
     for name in names:
         if name not in metrics:
@@ -149,13 +134,7 @@ def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> lis
 def returned(seen: RunStatus, overrides: Sequence[str], names: Sequence[str]) -> JobReturn:
     """Returns the result of a point for Hydra's sweeper: the objective's value (for several, a list), or the error.
 
-    Args:
-        seen: the point, which is over.
-        overrides: the point's overrides.
-        names: names of the metrics that are objectives.
-
-    Raises:
-        ConfigError: the point does not have one of the metrics.
+    Raises ConfigError: the point does not have one of the metrics.
     """
     status, value = JobStatus.COMPLETED, None  # type: tuple[JobStatus, Any]
     try:

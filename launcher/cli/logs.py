@@ -161,10 +161,7 @@ class OneRank:
 
     The lines have no prefix `[RANK]`. The class has those methods of `Stream` that `logs` uses.
 
-    Args:
-        run: the run.
-        rank: the rank.
-        attempt: number of the only attempt to read; None: all attempts.
+    attempt: number of the only attempt to read; None: all attempts.
     """
 
     def __init__(self, run: Run, rank: int, attempt: int | None) -> None:

@@ -51,12 +51,7 @@ class Multirun:
     """Submits batches of points, and waits for them if the user asks for it or a search needs their results."""
 
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
-        """
-        Args:
-            command: the command line, to which exit codes are added.
-            loader: Hydra's config loader.
-            config: the config that all points have in common, with Hydra's settings.
-        """
+        """config: the config that all points have in common, with Hydra's settings."""
         self._command = command
         self._compose = of_multirun(loader, config)
         self._id: str | None = None  # id of the sweep that a search has started
@@ -67,15 +62,9 @@ class Multirun:
     def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
         """Submits a batch of points.
 
-        Args:
-            batch: the overrides of each point.
-            first: the number of the batch's first point.
-
-        Returns:
-            One JobReturn for each point. In a search its value is the point's objective (for several, a list).
-
-        Raises:
-            LauncherError: some or all points of the batch were not submitted; the text says which.
+        first: the number of the batch's first point.
+        Returns one JobReturn for each point. In a search its value is the point's objective (for several, a list).
+        Raises LauncherError: some or all points of the batch were not submitted; the text says which.
         """
         if wrong := too_many(first + len(batch)):  # before each is composed
             raise ConfigError(f"{wrong}: divide it into several sweeps")
@@ -114,11 +103,8 @@ class Multirun:
     def search(self, arguments: Sequence[str]) -> list[JobReturn]:
         """Submits a search (sweep.search): jobs called pilots, which choose points while they run. Returns no results.
 
-        Args:
-            arguments: overrides; those with several values or a range are searched.
-
-        Raises:
-            LauncherError: some or all pilots were not submitted; the text says which.
+        arguments: overrides; those with several values or a range are searched.
+        Raises LauncherError: some or all pilots were not submitted; the text says which.
         """
         space, fixed = space_of(arguments)
         require_space(space)
@@ -154,14 +140,8 @@ class Multirun:
     def sweep_of(self, overrides: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
         """Determines the sweep of a search from one of its points. Points that are submitted later join this sweep.
 
-        Args:
-            overrides: the overrides of any point of the search.
-
-        Returns:
-            The sweep, and the overrides as they are recorded, without the values of secrets.
-
-        Raises:
-            ConfigError: the point's config or plan is wrong.
+        Returns the sweep, and the overrides as they are recorded, without the values of secrets.
+        Raises ConfigError: the point's config or plan is wrong.
         """
         prepared = prepare_sweep([self._requested(overrides, 0, [overrides])], self._command.words)
         self._id = prepared.path.name
@@ -191,9 +171,7 @@ class Multirun:
 def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> None:
     """Prints a dry run: each job array of a sweep with its points and job script; for a search, its pilots.
 
-    Args:
-        prepared: the sweep.
-        settings: settings of a search (sweep.search); None: not a search.
+    settings: settings of a search (sweep.search); None: not a search.
     """
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
@@ -231,12 +209,10 @@ def print_submitted(
 ) -> None:  # fmt: skip
     """Prints what was submitted, and the next commands.
 
-    Args:
-        prepared: the sweep.
-        submitted: which of the sweep's points were submitted, and as which jobs.
-        trials: number of trials of a Hydra sweeper that searches, since later points are not known yet; None: no such
-            sweeper.
-        settings: settings of a search (sweep.search); None: not a search.
+    submitted: which of the sweep's points were submitted, and as which jobs.
+    trials: number of trials of a Hydra sweeper that searches, since later points are not known yet; None: no such
+        sweeper.
+    settings: settings of a search (sweep.search); None: not a search.
     """
     sweep = submitted.sweep
     what = plural(trials, "trial") if trials else plural(len(prepared.points), "point")

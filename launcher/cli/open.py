@@ -33,9 +33,7 @@ def run(arguments: Namespace) -> int:
 def stale(found: Run | Sweep, page: Path) -> bool:
     """Returns whether the page is missing or older than the run's records. The page of a sweep always counts as stale.
 
-    Args:
-        found: the run or sweep.
-        page: path of the report page of `found`.
+    page: path of the report page of `found`.
     """
     if not isinstance(found, Run) or not page.exists():
         return True

@@ -65,13 +65,7 @@ class _HelpWithActions(HelpFormatter):
 
 
 def add_actions(parser: ArgumentParser, command: str, more: str = "") -> None:
-    """Adds the argument ACTION to a command that has several actions, and a list of the actions below the options.
-
-    Args:
-        parser: the command's parser.
-        command: the command's name.
-        more: text below the list.
-    """
+    """Adds the argument ACTION to a command that has several actions, and a list of the actions below the options."""
     lines = [f"  {name:<10}{words}" for name, words in ACTIONS[command].items()]
     parser.formatter_class = lambda prog: _HelpWithActions(prog, max_help_position=26, width=80)
     parser.epilog = "\n".join(["actions:", *lines]) + more
@@ -79,11 +73,7 @@ def add_actions(parser: ArgumentParser, command: str, more: str = "") -> None:
 
 
 def require_action(command: str, action: str) -> None:
-    """Checks that a command has an action of this name.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Checks that a command has an action of this name. Raises ConfigError: it has none."""
     known = list(ACTIONS[command])
     if action not in known:
         raise ConfigError(f"there is no {command} command {action!r}.{near(action, known)} Known: {', '.join(known)}")

@@ -49,16 +49,10 @@ class OptunaSearch:
         storage: Any, study_name: str | None, n_trials: int, n_jobs: int, max_failure_rate: float,
         params: Mapping[str, Any] | None, custom_search_space: str | None,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            config: the config that all points have in common, with Hydra's settings.
-            context: Hydra's context.
-            task: Hydra's task function.
-            sampler, direction, storage, study_name, n_trials, n_jobs, max_failure_rate, params, custom_search_space:
-                the settings of `hydra.sweeper`, as in hydra-optuna-sweeper.
-
-        Raises:
-            ConfigError: a setting cannot be used.
+        """config: the config that all points have in common, with Hydra's settings.
+        sampler, direction, storage, study_name, n_trials, n_jobs, max_failure_rate, params, custom_search_space: the
+            settings of `hydra.sweeper`, as in hydra-optuna-sweeper.
+        Raises ConfigError: a setting cannot be used.
         """
         if not 0 <= max_failure_rate <= 1:
             raise ConfigError(f"hydra.sweeper.max_failure_rate={max_failure_rate}: it must be between 0 and 1")
@@ -77,9 +71,8 @@ class OptunaSearch:
     def sweep(self, arguments: list[str]) -> None:
         """Runs the search, and prints the best trial.
 
-        Raises:
-            ConfigError: no key has several values or a range, or the objective is wrong.
-            LauncherError: more trials of a batch failed than max_failure_rate allows, or no trial succeeded.
+        Raises ConfigError: no key has several values or a range, or the objective is wrong.
+        Raises LauncherError: more trials of a batch failed than max_failure_rate allows, or no trial succeeded.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -176,21 +169,13 @@ def written(params: Mapping[str, Any], space: Space) -> dict[str, str]:
 def fixed_of(overrides: Sequence[str], space: Space) -> list[str]:
     """Returns the overrides that all points have.
 
-    Args:
-        overrides: the overrides of a point as they are recorded, without the values of secrets.
-        space: the keys that are searched.
+    overrides: the overrides of a point as they are recorded, without the values of secrets.
     """
     return [each for each in overrides if each.partition("=")[0] not in space]
 
 
 def params_of(overrides: Sequence[str], space: Space, fixed: Sequence[str]) -> dict[str, Any] | None:
-    """Returns a point's values of the keys that are searched; None: the point does not belong to this search.
-
-    Args:
-        overrides: the point's overrides.
-        space: the keys that are searched.
-        fixed: the overrides that all points of the search have.
-    """
+    """Returns a point's values of the keys that are searched; None: the point does not belong to this search."""
     common = sweep_directory.canonical(fixed)
     own = dict(each.split("=", 1) for each in overrides if each not in common)
     if len(own) != len(overrides) - len(common) or not space.keys() <= own.keys():

@@ -39,8 +39,7 @@ def on_terminal(stream: TextIO) -> bool:
 class Rate:
     """Measures how fast a number grows. Pure: the caller passes the times.
 
-    Args:
-        window: seconds over which the rate is measured.
+    window: seconds over which the rate is measured.
     """
 
     def __init__(self, window: float = WINDOW) -> None:
@@ -50,9 +49,7 @@ class Rate:
     def add(self, moment: float, done: float) -> None:
         """Adds a measured value. It is ignored if it is not later than the newest one.
 
-        Args:
-            moment: when the number had this value, in seconds on any clock.
-            done: the number.
+        moment: when the number had this value, in seconds on any clock.
         """
         if self._seen and moment <= self._seen[-1][0]:
             return
@@ -83,10 +80,8 @@ def _left(seconds: float | None) -> list[str]:
 def of_training(progress: Progress, rate: Rate) -> str:
     """Formats the progress of a training run: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`.
 
-    Args:
-        progress: the newest progress event. Values whose names end in `_per_s` are rates of samples: `images_per_s` is
-            shown as images/s.
-        rate: the rate of the steps.
+    progress: the newest progress event. Values whose names end in `_per_s` are rates of samples: `images_per_s` is
+        shown as images/s.
     """
     values = dict(progress.values or {})
     speed = rate.per_second
@@ -103,13 +98,7 @@ def _is_rate(key: str, value: object) -> bool:
 
 
 def of_sweep(words: str, rate: Rate, total: int) -> str:
-    """Formats the progress of a sweep: `3/15 done, 2 running, 10 queued  4m left`.
-
-    Args:
-        words: the number of points in each state, as text.
-        rate: the rate at which points end.
-        total: number of all points.
-    """
+    """Formats the progress of a sweep: `3/15 done, 2 running, 10 queued  4m left`."""
     return "  ".join([words, *_left(rate.left(total))])
 
 
@@ -129,9 +118,8 @@ class RunBars:
     The newest one is shown in the last line of a terminal; elsewhere it is printed at intervals. rich is not used,
     since its import takes longer than showing a log.
 
-    Args:
-        stream: the stream on which the run's output is shown too.
-        clock: returns the time in seconds.
+    stream: the stream on which the run's output is shown too.
+    clock: returns the time in seconds.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -142,8 +130,7 @@ class RunBars:
     def show(self, states: Sequence[bytes]) -> None:
         """Shows the newest bar.
 
-        Args:
-            states: the run's unfinished lines, the newest last; empty: no bar is shown any more.
+        states: the run's unfinished lines, the newest last; empty: no bar is shown any more.
         """
         state = one_line(states[-1].decode(errors="replace")) if states else ""
         if state == self._shown:
@@ -169,10 +156,8 @@ class RunBars:
 class Lines:
     """Prints progress as lines at intervals, for output that is not a terminal.
 
-    Args:
-        stream: where to print.
-        every: seconds between two lines about the same thing; None: only `print` prints.
-        clock: returns the time in seconds.
+    every: seconds between two lines about the same thing; None: only `print` prints.
+    clock: returns the time in seconds.
     """
 
     def __init__(self, stream: TextIO, every: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -187,11 +172,9 @@ class Lines:
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
         """Prints the line `NAME: WORDS`: the first time, at the end, and at intervals if the progress has changed.
 
-        Args:
-            name: what progresses, such as a sweep's id.
-            done: the amount that is done.
-            total: the amount at the end; None: not known.
-            words: the progress as text. Only the part before two spaces counts as a change.
+        name: what progresses, such as a sweep's id.
+        total: the amount at the end; None: not known.
+        words: the progress as text. Only the part before two spaces counts as a change.
         """
         if self._every is None:
             return
@@ -210,9 +193,7 @@ class Lines:
 class Bars:
     """Draws progress bars in a terminal, one for each name, below the lines that are printed.
 
-    Args:
-        stream: the terminal.
-        keep: whether the bars remain visible at the end.
+    keep: whether the bars remain visible at the end.
     """
 
     def __init__(self, stream: TextIO, *, keep: bool) -> None:
@@ -264,10 +245,9 @@ class Bars:
 def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bool = False) -> Iterator[Lines | Bars]:
     """Yields an object that shows progress on a stream: Bars if it is a terminal, else Lines.
 
-    Args:
-        stream: the stream; None: stdout.
-        every: without a terminal, seconds between two lines about the same thing; None: no such lines.
-        keep: whether bars remain visible at the end.
+    stream: the stream; None: stdout.
+    every: without a terminal, seconds between two lines about the same thing; None: no such lines.
+    keep: whether bars remain visible at the end.
     """
     stream = sys.stdout if stream is None else stream
     if not on_terminal(stream):

@@ -52,12 +52,9 @@ class Given(NamedTuple):
 def as_keys(words: Sequence[str], own: Mapping[str, Action]) -> list[str]:
     """Replaces options of the cluster's scheduler (`--nodes 2`) by keys (`nodes=2`), and prints which.
 
-    Args:
-        words: the arguments of `run` in front of `--`.
-        own: the options of `run` itself, by name.
-
-    Raises:
-        ConfigError: there is no such option, or no key has its value.
+    words: the arguments of `run` in front of `--`.
+    own: the options of `run` itself, by name.
+    Raises ConfigError: there is no such option, or no key has its value.
     """
     result: list[str] = []
     lists: dict[str, list[str]] = {}
@@ -158,13 +155,8 @@ def _unknown(option: str, words: Sequence[str], own: Mapping[str, Action]) -> st
 def overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
     """Returns the overrides that run a script: name, workload and script, then those in `given`, which win.
 
-    Args:
-        script: path of the script, or name of the module.
-        given: the overrides from the command line.
-        module: whether `script` is a module.
-
-    Raises:
-        ConfigError: an argument in `given` is not KEY=VALUE.
+    module: whether `script` is a module.
+    Raises ConfigError: an argument in `given` is not KEY=VALUE.
     """
     if "=" in script and not Path(script).is_file():  # Hydra's folders are named so: exp=1/train.py
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {RUN_USAGE}")

@@ -99,11 +99,8 @@ def _check(name: str) -> int:
 def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
     """Returns the scheduler of this machine, and its description of the site.
 
-    Args:
-        wanted: the scheduler's name; None: the first scheduler that is installed and responds.
-
-    Raises:
-        RunError: no scheduler is installed here, or none responds.
+    wanted: the scheduler's name; None: the first scheduler that is installed and responds.
+    Raises RunError: no scheduler is installed here, or none responds.
     """
     silent, others = [], []
     known = described_schedulers()

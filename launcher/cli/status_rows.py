@@ -90,11 +90,9 @@ class Wanted:
 class Rows:
     """Reads the states of runs and sweeps repeatedly.
 
-    Args:
-        names: names of the runs and sweeps to show; empty: those of `folder`, as the other arguments say.
-        folder: the folder of run directories.
-        everything: whether all runs and sweeps of the folder are shown; False: the live ones, and the newest others.
-        wanted: selects the failed ones, or those active since a time, of all in the folder; None: no such filter.
+    names: names of the runs and sweeps to show; empty: those of `folder`, as the other arguments say.
+    everything: whether all runs and sweeps of the folder are shown; False: the live ones, and the newest others.
+    wanted: selects the failed ones, or those active since a time, of all in the folder; None: no such filter.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, everything: bool, wanted: Wanted | None = None) -> None:
@@ -133,8 +131,7 @@ class Rows:
         | has an index of live runs | those in the index, and the newest others |
         | has no index | those that are not done by their own records, and the newest others |
 
-        Returns:
-            The selected runs and sweeps, and the number of all runs and sweeps in the folder.
+        Returns the selected runs and sweeps, and the number of all runs and sweeps in the folder.
         """
         paths = newest(self._folder)
         noted = live_index.possibly_live(self._folder)

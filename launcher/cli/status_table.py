@@ -16,9 +16,8 @@ WIDTH = 80  # where the terminal's width is not known
 def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
     """Returns the table's lines, the heading first. Columns that are empty, or that do not fit, are left out.
 
-    Args:
-        rows: rows, as `status --json` prints them.
-        width: width of the terminal in characters. Lines are longer only if ids and states are.
+    rows: rows, as `status --json` prints them.
+    width: width of the terminal in characters. Lines are longer only if ids and states are.
     """
     columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
     shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}

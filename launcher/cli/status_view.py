@@ -33,9 +33,8 @@ SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the m
 def show(arguments: Namespace, folder: Path) -> int:
     """Prints the runs in a folder that the arguments of `status` select; returns the exit code.
 
-    Raises:
-        ConfigError: options contradict each other.
-        RunError: none of the named runs can be read.
+    Raises ConfigError: options contradict each other.
+    Raises RunError: none of the named runs can be read.
     """
     names = arguments.names
     if names and (arguments.failed or arguments.since is not None):

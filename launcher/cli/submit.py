@@ -75,8 +75,7 @@ def main(arguments: list[str]) -> int:
 def command_line(arguments: list[str]) -> CommandLine:
     """Returns the arguments in the form that Hydra expects, with --yes taken out.
 
-    Raises:
-        ConfigError: the arguments after `--` cannot be used; see `with_program_arguments`.
+    Raises ConfigError: the arguments after `--` cannot be used; see `with_program_arguments`.
     """
     words = with_program_arguments(arguments)
     return CommandLine(tuple(opened(word for word in words if word != YES)), YES in words)
@@ -85,8 +84,7 @@ def command_line(arguments: list[str]) -> CommandLine:
 def with_program_arguments(words: list[str]) -> list[str]:
     """Replaces `--` and the words after it by workload.args=[...], each word as a string.
 
-    Raises:
-        ConfigError: workload.args is given as well, or an argument cannot be written into a config.
+    Raises ConfigError: workload.args is given as well, or an argument cannot be written into a config.
     """
     if "--" not in words:
         return words
@@ -104,9 +102,8 @@ class Task:
 
     For a single run Hydra calls it with the config. For a multirun Hydra passes it to the launcher's Hydra plug-in.
 
-    Attributes:
-        command: the command line.
-        problem: the error of the run, which `_hydra_main` raises; None: no error.
+    command: the command line.
+    problem: the error of the run, which `_hydra_main` raises; None: no error.
     """
 
     def __init__(self, command: CommandLine) -> None:
@@ -123,9 +120,7 @@ class Task:
     def multirun(self, loader: ConfigLoader, config: DictConfig) -> Multirun:
         """Returns the object that submits the points of a multirun.
 
-        Args:
-            loader: Hydra's config loader.
-            config: the config that all points have in common, with Hydra's settings.
+        config: the config that all points have in common, with Hydra's settings.
         """
         # Lazily: 60 ms, and a single run needs none of it
         from launcher.cli.multirun import Multirun
@@ -188,12 +183,8 @@ def ask(ready: Ready, *, yes: bool) -> None:
 
     Does nothing for a run on this machine, or if the run has its job already.
 
-    Args:
-        ready: the submission.
-        yes: whether the user has confirmed with --yes.
-
-    Raises:
-        Declined: the user did not confirm.
+    yes: whether the user has confirmed with --yes.
+    Raises Declined: the user did not confirm.
     """
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
     from launcher.runs.history import read_history
@@ -212,9 +203,7 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
 
     A run on this machine is followed unless `wait=false`.
 
-    Args:
-        ready: the submission.
-        output: reads the output that is printed; None: all output of the run.
+    output: reads the output that is printed; None: all output of the run.
     """
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
     from launcher.cli.follow import follow_to_end

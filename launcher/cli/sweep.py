@@ -78,9 +78,8 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
 def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
     """Converts arguments such as `3` and `0-4,7` to point numbers without duplicates; None: there are no arguments.
 
-    Raises:
-        ConfigError: an argument is neither a number nor a range.
-        RunError: the sweep has no such point.
+    Raises ConfigError: an argument is neither a number nor a range.
+    Raises RunError: the sweep has no such point.
     """
     if not words:
         return None

@@ -19,13 +19,9 @@ from launcher.sweeps.submit import SubmittedSweep
 def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
     """Restarts points and prints which.
 
-    Args:
-        sweep: the sweep.
-        points: numbers of the points; None: all that did not succeed.
-        yes: whether the user has confirmed with --yes.
-
-    Returns:
-        Exit code: 1 if the scheduler did not accept all of the points, else 0.
+    points: numbers of the points; None: all that did not succeed.
+    yes: whether the user has confirmed with --yes.
+    Returns Exit code: 1 if the scheduler did not accept all of the points, else 0.
     """
 
     def ask(chosen: Sequence[int]) -> None:
@@ -97,8 +93,7 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 def throttle(sweep: Sweep, most: int) -> int:
     """Lets at most `most` points, or pilots of a packed sweep, run at once, and prints the new limits.
 
-    Returns:
-        Exit code: 1 if the scheduler did not accept all new pilots, else 0.
+    Returns Exit code: 1 if the scheduler did not accept all new pilots, else 0.
     """
     if sweep.manifest().packing is not None:
         submitted, stopping = control.throttle_pilots(sweep, most)

@@ -39,13 +39,10 @@ MAX_STARTERS = 3  # processes started for waiting points, one after another, wit
 def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
     """Follows a sweep to its end, and returns the command's exit code.
 
-    Args:
-        sweep: the sweep.
-        points: the numbers of the points to wait for; None: all.
-        foreground: whether the sweep belongs to this terminal. If so, Ctrl-C cancels it; else Ctrl-C ends this command.
-
-    Returns:
-        0 if all points are done or pruned, 75 if all others are stopped and can be resumed, 130 if interrupted, else 1.
+    points: the numbers of the points to wait for; None: all.
+    foreground: whether the sweep belongs to this terminal. If so, Ctrl-C cancels it; else Ctrl-C ends this command.
+    Returns 0 if all points are done or pruned, 75 if all others are stopped and can be resumed, 130 if interrupted,
+        else 1.
     """
 
     def cancel(kill: bool) -> None:
@@ -83,11 +80,8 @@ def ended(
 ) -> Iterator[str]:
     """Yields a line for each point that has ended between two polls.
 
-    Args:
-        before: the points at the previous poll, by number.
-        now: the points at this poll.
-        keys: the keys whose values the line shows.
-        objective: the metrics that the line shows for a point that is done.
+    before: the points at the previous poll, by number.
+    objective: the metrics that the line shows for a point that is done.
     """
     for each in now:
         last = before.get(each.point.index)

@@ -39,14 +39,10 @@ def show(
 ) -> int:
     """Prints the points of a sweep as a table, as JSON or as CSV; returns 0.
 
-    Args:
-        sweep: the sweep.
-        sort, reverse: see `order_of`.
-        csv: path of the CSV file to write; `-`: stdout; None: no CSV.
-        as_json: whether JSON is printed.
-
-    Raises:
-        ConfigError: no point has the metric `sort`, or the file cannot be written.
+    sort, reverse: see `order_of`.
+    csv: path of the CSV file to write; `-`: stdout; None: no CSV.
+    as_json: whether JSON is printed.
+    Raises ConfigError: no point has the metric `sort`, or the file cannot be written.
     """
     seen, manifest = point_statuses(sweep), sweep.manifest()
     record = SearchRecord(sweep.path)
@@ -114,14 +110,9 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
     | the objective | the best first |
     | another metric | the smallest first |
 
-    Args:
-        sort: a metric; None: see the table.
-        reverse: whether the order is reversed.
-        manifest: the sweep's manifest.
-        known: the names of all metrics.
-
-    Raises:
-        ConfigError: no point has such a metric.
+    sort: a metric; None: see the table.
+    reverse: whether the order is reversed.
+    Raises ConfigError: no point has such a metric.
     """
     first = manifest.objective[0] if manifest.objective else None
     if sort is None:
@@ -135,9 +126,7 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
 def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
     """Returns the numbers of points in the given order; points without the metric, or with NaN, come last.
 
-    Args:
-        metrics: the metrics of each point, by the point's number.
-        order: the order.
+    metrics: the metrics of each point, by the point's number.
     """
 
     def place(index: int) -> tuple[bool, float, int]:
@@ -157,13 +146,10 @@ def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room
 
     If there is only one point, all its metrics may be shown.
 
-    Args:
-        metrics: the metrics of each point, by the point's number.
-        first: metrics that are shown even if they do not fit.
-        room: width of all columns in characters, with two spaces before each.
-
-    Returns:
-        The metrics that are shown, and those that are left out.
+    metrics: the metrics of each point, by the point's number.
+    first: metrics that are shown even if they do not fit.
+    room: width of all columns in characters, with two spaces before each.
+    Returns the metrics that are shown, and those that are left out.
     """
     known = names_of(metrics.values())
     values = {name: [each.get(name) for each in metrics.values()] for name in known}

@@ -40,10 +40,9 @@ WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PR
 def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     """Prints a line for each sweep in a folder; returns 0.
 
-    Args:
-        runs_dir: the folder of runs; None: the default one.
-        everything: whether all sweeps are shown, and not only the newest.
-        as_json: whether JSON is printed.
+    runs_dir: the folder of runs; None: the default one.
+    everything: whether all sweeps are shown, and not only the newest.
+    as_json: whether JSON is printed.
     """
     folder = runs_dir or default_runs_dir()
     found = all_sweeps(folder)
@@ -66,10 +65,8 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
     """Prints a sweep: a bar, the number of points in each state, and lines for failed and running points; returns 0.
 
-    Args:
-        sweep: the sweep.
-        everything: whether all points get a line.
-        as_json: whether JSON is printed.
+    everything: whether all points get a line.
+    as_json: whether JSON is printed.
     """
     monitor, manifest = SweepMonitor(), sweep.manifest()
     seen = point_statuses(sweep, monitor)
@@ -179,12 +176,7 @@ def _elapsed(each: PointStatus) -> int | None:
 
 
 def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
-    """Returns the lines of a table of points, each at most WIDTH characters wide; empty: there are no points.
-
-    Args:
-        shown: the points.
-        keys: the keys whose values the table shows.
-    """
+    """Returns the lines of a table of points, each at most WIDTH characters wide; empty: there are no points."""
     if not shown:
         return []
     rows = [("POINT", "STATE", "STEP", "ELAPSED", "VALUES")]

@@ -24,8 +24,7 @@ LONGEST_METRIC = 200  # characters of a value; result.json has all of it
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
     """Prints a table with aligned columns. No cell is shortened.
 
-    Args:
-        lines: the headings, then the rows; all have the same number of cells.
+    lines: the headings, then the rows; all have the same number of cells.
     """
     lines = [tuple(map(one_line, line)) for line in lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

@@ -28,9 +28,8 @@ _PARTS = 4  # most ranges of CPUs that have lines of their own in a NUMA node
 def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
     """Returns the lines that show the nodes of a run; nodes with the same bindings are drawn once.
 
-    Args:
-        bindings: the `bound` event of each agent, in the order of the agents' ranks.
-        devices: names of GPUs and network devices, by NUMA node; None: those that ranks use.
+    bindings: the `bound` event of each agent, in the order of the agents' ranks.
+    devices: names of GPUs and network devices, by NUMA node; None: those that ranks use.
     """
     alike: dict[tuple[object, ...], list[Bound]] = {}
     for each in bindings:
@@ -142,12 +141,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def devices_of(gpus: Sequence[tuple[str, int | None]], nics: Sequence[tuple[str, int | None]]) -> dict[str, list[str]]:
-    """Returns the names of devices by NUMA node. Devices without a NUMA node are left out.
-
-    Args:
-        gpus: name and NUMA node of each GPU.
-        nics: name and NUMA node of each network device.
-    """
+    """Returns the names of devices by NUMA node. Devices without a NUMA node are left out."""
     found: dict[str, list[str]] = {}
     for name, numa in [*gpus, *nics]:
         if numa is not None:

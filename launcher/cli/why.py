@@ -31,12 +31,7 @@ def run(arguments: Namespace) -> int:
 
 
 def shown(found: Explanation, now: float) -> str:
-    """Formats an explanation for a terminal.
-
-    Args:
-        found: the explanation.
-        now: the current time, in seconds since the epoch.
-    """
+    """Formats an explanation for a terminal. now: the current time, in seconds since the epoch."""
     job = f", job {found.job}" if found.job and found.state == "queued" else ""
     lines = [f"{found.run}: {found.state}{job}"]
     rows = [("why", of_why(found)), ("reason", found.code), ("do", found.do)]
@@ -89,9 +84,8 @@ def _start(option: Option, now: float) -> str:
 def moment(starts: float, now: float) -> str:
     """Formats a start time as `21:10 (in 12 min)`; on another day with the date; within the next 30 s as `now`.
 
-    Args:
-        starts: the start time, in seconds since the epoch.
-        now: the current time, in seconds since the epoch.
+    starts: the start time, in seconds since the epoch.
+    now: the current time, in seconds since the epoch.
     """
     left = starts - now
     if left < 30:

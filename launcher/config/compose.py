@@ -44,8 +44,7 @@ class Composed:
 def composed(overrides: Sequence[str]) -> Composed:
     """Composes the config of a run from its overrides.
 
-    Raises:
-        ConfigError: Hydra cannot compose the config, or `typed` refuses it.
+    Raises ConfigError: Hydra cannot compose the config, or `typed` refuses it.
     """
     with in_our_words(overrides):
         return finished(by_hydra(overrides)[0])
@@ -54,11 +53,8 @@ def composed(overrides: Sequence[str]) -> Composed:
 def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
     """Composes a config with Hydra's compose API. It is faster than hydra.main, which composes every config twice.
 
-    Returns:
-        The config without its section `hydra`, and whether the user's files set a key that only hydra.main applies.
-
-    Raises:
-        HydraException, OmegaConfBaseException, YAMLError: the config cannot be composed.
+    Returns the config without its section `hydra`, and whether the user's files set a key that only hydra.main applies.
+    Raises HydraException, OmegaConfBaseException, YAMLError: the config cannot be composed.
     """
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", list(overrides), return_hydra_config=True)
@@ -72,9 +68,8 @@ def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
 def finished(config: DictConfig) -> Composed:
     """Converts a config that Hydra has composed to the schema's dataclasses and to plain values.
 
-    Raises:
-        ConfigError: see `typed`.
-        OmegaConfBaseException: a value has the wrong type, or refers to a key that does not exist.
+    Raises ConfigError: see `typed`.
+    Raises OmegaConfBaseException: a value has the wrong type, or refers to a key that does not exist.
     """
     return Composed(typed(config), plain(config))
 
@@ -82,9 +77,8 @@ def finished(config: DictConfig) -> Composed:
 def typed(config: DictConfig) -> Config:
     """Returns the composed config as the schema's dataclasses.
 
-    Raises:
-        ConfigError: no workload or scheduler was chosen, a key is not in the schema, or a key that is written to the
-            run's record has the value of a secret.
+    Raises ConfigError: no workload or scheduler was chosen, a key is not in the schema, or a key that is written to the
+        run's record has the value of a secret.
     """
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())
@@ -108,9 +102,7 @@ def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     A variable is left out if the config does not set it, or refers to a variable that does not exist. If the config
     cannot be composed, the result is empty.
 
-    Args:
-        overrides: the overrides of the config; the profile that they name may have changed or be gone.
-        names: the names of the variables.
+    overrides: the overrides of the config; the profile that they name may have changed or be gone.
     """
     found: dict[str, str] = {}
     with contextlib.suppress(ConfigError), in_our_words(overrides):

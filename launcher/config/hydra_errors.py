@@ -27,11 +27,8 @@ NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
     """Converts errors that Hydra, OmegaConf and YAML raise inside the `with` block to ConfigErrors.
 
-    Args:
-        arguments: the overrides that are composed in the block, for the text.
-
-    Raises:
-        ConfigError: the overrides cannot be composed.
+    arguments: the overrides that are composed in the block, for the text.
+    Raises ConfigError: the overrides cannot be composed.
     """
     try:
         yield
@@ -42,12 +39,7 @@ def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """Returns our text for a composition error: the override or file, what is wrong with it, and near matches.
-
-    Args:
-        error: the error of Hydra or OmegaConf.
-        arguments: the overrides that were composed.
-    """
+    """Returns our text for a composition error: the override or file, what is wrong with it, and near matches."""
     text = str(error)
     kind = getattr(error.__cause__ or error.__context__, "object_type", None)
     if explained := profile_errors.explain(text, kind):
@@ -80,8 +72,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 def require_names(arguments: Sequence[str]) -> None:
     """Refuses overrides for which Hydra would print a traceback.
 
-    Raises:
-        ConfigError: a config group is set to a number, or the key is missing (`=value`).
+    Raises ConfigError: a config group is set to a number, or the key is missing (`=value`).
     """
     for word in arguments:
         key, equals, value = word.partition("=")

@@ -24,9 +24,8 @@ _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]
 def register(held_nodes: Callable[[], int]) -> None:
     """Registers the schema and our resolvers with Hydra. It must be called before a config is composed.
 
-    Args:
-        held_nodes: function of the resolver `${launcher.held_nodes:}`: returns the number of nodes of the allocation
-            that this process is in.
+    held_nodes: function of the resolver `${launcher.held_nodes:}`: returns the number of nodes of the allocation that
+        this process is in.
     """
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
@@ -44,8 +43,7 @@ def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
 
     At the end of the block, YAML's resolvers and Hydra's global config are restored.
 
-    Args:
-        held_nodes: see `register`.
+    held_nodes: see `register`.
     """
     resolvers, config = yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg
     register(held_nodes)
@@ -69,9 +67,8 @@ def _store_schema() -> None:
 class _Classes(dict[str, Any]):
     """A group of Hydra's config store that creates the node of a dataclass when a config names it.
 
-    Args:
-        group: name of the group, below `hydra/schema`.
-        find: returns the dataclass for a name, or a config of that type; None: the name is unknown.
+    group: name of the group, below `hydra/schema`.
+    find: returns the dataclass for a name, or a config of that type; None: the name is unknown.
     """
 
     def __init__(self, group: str, find: Callable[[str], Any]) -> None:

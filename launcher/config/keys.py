@@ -60,9 +60,7 @@ class Key:
 def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """Yields the keys of `kind`, a dataclass of the schema, those of its base classes first.
 
-    Args:
-        kind: the dataclass.
-        prefix: sections in front of the keys' names (`launch.`).
+    prefix: sections in front of the keys' names (`launch.`).
     """
     bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
     docs = {name: doc for base in bases for name, doc in _docs(base.__module__).get(base.__name__, {}).items()}
@@ -115,8 +113,7 @@ class Section:
 def sections(*, others: bool = True) -> tuple[Section, ...]:
     """Returns all groups of keys, in the order of the help.
 
-    Args:
-        others: whether keys of schedulers from other packages (entry points) are included.
+    others: whether keys of schedulers from other packages (entry points) are included.
     """
     own = {name: settings_class(name) for name in (names() if others else OURS)}
     return (
@@ -159,8 +156,7 @@ def workloads_with(key: str) -> list[str]:
 def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
     """Returns the type of each key, by its full name.
 
-    Args:
-        words: overrides. If they choose a workload or a cluster, keys of other workloads and schedulers are left out.
+    words: overrides. If they choose a workload or a cluster, keys of other workloads and schedulers are left out.
     """
     found: dict[str, Any] = {}
     for name, kind in get_type_hints(schema.Config).items():
@@ -197,9 +193,8 @@ def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
 def of_other_schedulers(key: str, kind: type | None) -> str | None:
     """Returns the error text about a key that only other schedulers have, with the fix; None: no other one has the key.
 
-    Args:
-        key: full name of the key (`cluster.queue`).
-        kind: class of the profile in which the key was set; see `cluster_class`.
+    key: full name of the key (`cluster.queue`).
+    kind: class of the profile in which the key was set; see `cluster_class`.
     """
     section, _, name = key.partition(".")
     name = name.partition(".")[0]

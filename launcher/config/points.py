@@ -47,12 +47,8 @@ def space_of(
 ) -> tuple[dict[str, Dimension], list[str]]:
     """Returns the dimension of each key that is searched, and the overrides that all points have.
 
-    Args:
-        arguments: overrides from the command line.
-        params: the config's `hydra.sweeper.params`, which the command line overrides.
-
-    Raises:
-        ConfigError: an override cannot be searched, or there is nothing to search.
+    params: the config's `hydra.sweeper.params`, which the command line overrides.
+    Raises ConfigError: an override cannot be searched, or there is nothing to search.
     """
     words = [*(f"{key}={value}" for key, value in (params or {}).items()), *arguments]
     try:
@@ -73,11 +69,7 @@ def space_of(
 
 
 def require_space(space: Space) -> None:
-    """Refuses a search without anything to search.
-
-    Raises:
-        ConfigError: no key has several values.
-    """
+    """Refuses a search without anything to search. Raises ConfigError: no key has several values."""
     if not space:
         raise ConfigError("there is nothing to search: give a key several values, 'workload.lr=interval(0.01,0.5)'")
 
@@ -182,9 +174,7 @@ class _Shape:
 def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
     """Returns the composer for the points of a multirun that Hydra runs.
 
-    Args:
-        loader: config loader of Hydra.
-        common: config that all points have in common, with its section `hydra`.
+    common: config that all points have in common, with its section `hydra`.
     """
 
     def by_hydra(overrides: Sequence[str], number: int) -> DictConfig:
@@ -201,9 +191,7 @@ def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
 class Composer:
     """Composes the configs of points, one after the other.
 
-    Args:
-        by_hydra: returns the config that Hydra composes from a point's overrides and number, without its section
-            `hydra`.
+    by_hydra: returns the config that Hydra composes from a point's overrides and number, without its section `hydra`.
     """
 
     def __init__(self, by_hydra: Callable[[Sequence[str], int], DictConfig]) -> None:
@@ -215,13 +203,8 @@ class Composer:
     def __call__(self, overrides: Sequence[str], number: int) -> Composed:
         """Returns the config of a point.
 
-        Args:
-            overrides: overrides of the point.
-            number: number of the point in the sweep.
-
-        Raises:
-            HydraException, OmegaConfBaseException: the config cannot be composed.
-            ConfigError: see `compose.typed`.
+        Raises HydraException, OmegaConfBaseException: the config cannot be composed.
+        Raises ConfigError: see `compose.typed`.
         """
         parsed = [self._parse(each) for each in overrides]
         keys = [each.key_or_group for each in parsed]
@@ -285,9 +268,7 @@ def affected(changed: Set[str], references: Mapping[str, str]) -> set[str]:
     | `a-${b.c}`: only names | if b.c, a section that contains it, or a key in it is |
     | `${x:y}`, `${.b}`, `${a.${b}}`: a resolver, a relative or a composed name | always |
 
-    Args:
-        changed: keys that change.
-        references: texts of the values that refer to other keys, by key.
+    references: texts of the values that refer to other keys, by key.
     """
     found = {*changed, *(key for key, text in references.items() if "${" in _NAMES.sub("", text))}
     waiting = {key: _NAMES.findall(text) for key, text in references.items() if key not in found}

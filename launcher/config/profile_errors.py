@@ -23,9 +23,8 @@ KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or f
 def explain(text: str, kind: type | None) -> str | None:
     """Returns our text for an error in a configuration file; None: the error is about something else.
 
-    Args:
-        text: message of Hydra (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
-        kind: dataclass of the section in which a key was set; None: not known.
+    text: message of Hydra (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
+    kind: dataclass of the section in which a key was set; None: not known.
     """
     match = IN_FILE.match(text)
     if match is None:

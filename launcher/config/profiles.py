@@ -55,11 +55,7 @@ def default() -> str:
 
 
 def find(name: str) -> Profile:
-    """Returns the profile with a name.
-
-    Raises:
-        ConfigError: there is no profile of this name.
-    """
+    """Returns the profile with a name. Raises ConfigError: there is no profile of this name."""
     known = {each.name: each for each in profiles()}
     if name not in known:
         raise ConfigError(f"there is no profile {name!r}.{near(name, known)} Known: {', '.join(known)}")
@@ -88,14 +84,9 @@ def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
 def save(name: str, text: str, *, force: bool) -> Path:
     """Writes a profile into the user's folder, and returns its path.
 
-    Args:
-        name: name of the profile.
-        text: contents of the file.
-        force: whether to replace an existing profile of the user.
-
-    Raises:
-        ConfigError: the name is that of a base profile, or cannot be a file name.
-        RunError: the profile exists already, or cannot be written.
+    force: whether to replace an existing profile of the user.
+    Raises ConfigError: the name is that of a base profile, or cannot be a file name.
+    Raises RunError: the profile exists already, or cannot be written.
     """
     if name in bases():
         raise ConfigError(f"{name} is a profile on which others are based: choose another name (`site init NAME`)")

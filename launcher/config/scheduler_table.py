@@ -26,19 +26,15 @@ SETTINGS = "launcher.scheduler_settings"
 
 
 class Place(NamedTuple):
-    """The entry of one of our schedulers in the table.
+    """The entry of one of our schedulers in the table."""
 
-    Attributes:
-        scheduler, settings: import paths (`module:Class`) of the scheduler's class and of its settings class.
-        command: command that is on PATH wherever the scheduler is installed; empty: the scheduler has no queue.
-        prefixes: prefixes of environment variables that the scheduler sets in a job, or reads as submission options.
-        kept: variables with these prefixes that the scheduler's commands need to find the site's server.
-    """
-
+    # scheduler, settings: import paths (`module:Class`) of the scheduler's class and of its settings class
     scheduler: str
     settings: str
-    command: str = ""
+    command: str = ""  # command that is on PATH wherever the scheduler is installed; empty: the scheduler has no queue
+    # prefixes of environment variables that the scheduler sets in a job, or reads as submission options
     prefixes: tuple[str, ...] = ()
+    # variables with these prefixes that the scheduler's commands need to find the site's server
     kept: tuple[str, ...] = ()
 
 
@@ -82,8 +78,7 @@ def load(place: str) -> Any:
 def settings_class(name: str) -> type[SchedulerSettings] | None:
     """Returns a scheduler's settings class: the keys of `cluster` that only it has. None: no scheduler has this name.
 
-    Raises:
-        ConfigError: the entry point of another package cannot be loaded.
+    Raises ConfigError: the entry point of another package cannot be loaded.
     """
     if name in OURS:
         return load(OURS[name].settings)
@@ -105,8 +100,7 @@ def cluster_class(name: str) -> type[Cluster] | None:
 
     None: no scheduler has this name.
 
-    Raises:
-        ConfigError: the entry point of another package cannot be loaded.
+    Raises ConfigError: the entry point of another package cannot be loaded.
     """
     settings = settings_class(name)
     return (
@@ -117,8 +111,7 @@ def cluster_class(name: str) -> type[Cluster] | None:
 def own_settings(cluster: Cluster, kind: type[S]) -> S:
     """Returns a profile, typed as the settings class of its scheduler.
 
-    Raises:
-        TypeError: the profile is for another scheduler.
+    Raises TypeError: the profile is for another scheduler.
     """
     if not isinstance(cluster, kind):
         raise TypeError(f"cluster={cluster.name} has no {kind.__name__}")

@@ -17,8 +17,7 @@ from launcher.errors import ConfigError
 def interpolated() -> Iterator[dict[str, str]]:
     """Records the references `${oc.env:NAME}` that are resolved inside the `with` block.
 
-    Yields:
-        A dict that gets the NAME of each resolved reference, by the config key that has it.
+    Yields a dict that gets the NAME of each resolved reference, by the config key that has it.
     """
     found: dict[str, str] = {}
 
@@ -36,12 +35,8 @@ def interpolated() -> Iterator[dict[str, str]]:
 def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
     """Checks that no key has the value of a secret, however short the value is.
 
-    Args:
-        interpolated: what `interpolated` has recorded: names of variables, by the config key that refers to them.
-        patterns: patterns of the names of secrets.
-
-    Raises:
-        ConfigError: a key has the value of a secret. (A secret variable of cluster.environment may have one.)
+    interpolated: what `interpolated` has recorded: names of variables, by the config key that refers to them.
+    Raises ConfigError: a key has the value of a secret. (A secret variable of cluster.environment may have one.)
     """
     for key, variable in interpolated.items():
         own = key.removeprefix("cluster.environment.")

@@ -36,11 +36,8 @@ EXCLUDED = ("/share/man/", "/pip-selfcheck")  # paths with one of these are not 
 def checked(name: str) -> tuple[str, Archive]:
     """Checks the file of env.archive. Returns its absolute path, and the section `archive` of the plan.
 
-    Args:
-        name: value of env.archive; a relative path refers to the working folder.
-
-    Raises:
-        ConfigError: the file does not exist, or its name has none of the suffixes of archives.
+    name: value of env.archive; a relative path refers to the working folder.
+    Raises ConfigError: the file does not exist, or its name has none of the suffixes of archives.
     """
     key = f"env.archive={name}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
@@ -82,12 +79,8 @@ def _stamp(path: Path) -> dict[str, int]:
 def pack(folder: Path, archive: Path) -> dict[str, Any]:
     """Packs a venv into an archive that can be unpacked anywhere, and writes FILE.json next to it.
 
-    Returns:
-        The contents of FILE.json.
-
-    Raises:
-        ConfigError: ranks could not run in this venv, or the archive's name has a wrong suffix.
-        RunError: the archive cannot be written.
+    Raises ConfigError: ranks could not run in this venv, or the archive's name has a wrong suffix.
+    Raises RunError: the archive cannot be written.
     """
     if not archive.name.endswith(SUFFIXES):
         raise ConfigError(f"{archive} is none of {', '.join(SUFFIXES)}")
@@ -120,8 +113,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
 def import_seconds(python: Path) -> float:
     """Measures how many seconds an interpreter takes to import torch. (The page cache makes it faster.)
 
-    Raises:
-        RunError: the interpreter cannot import torch.
+    Raises RunError: the interpreter cannot import torch.
     """
     began = time.monotonic()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -157,8 +149,7 @@ def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
 def default_folder() -> Path:
     """Returns the folder of the venv that this Python belongs to.
 
-    Raises:
-        ConfigError: this Python belongs to no venv.
+    Raises ConfigError: this Python belongs to no venv.
     """
     if not (Path(sys.prefix) / "pyvenv.cfg").is_file():
         raise ConfigError(f"{sys.executable} belongs to no venv: name the FOLDER of one")

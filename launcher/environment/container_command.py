@@ -107,11 +107,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the command that starts the interpreter in the container, and the environment of that command.
 
-    Args:
-        plan: plan of the run.
-        environ: environment of the job.
-        runtime: apptainer, singularity or enroot.
-        exists: returns whether a path exists on this node.
+    exists: returns whether a path exists on this node.
     """
     assert plan.env.container is not None
     inside = passed_variables(environ, plan)
@@ -134,12 +130,8 @@ def command(
 def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
     """Returns the name of the container runtime to use on this node.
 
-    Args:
-        plan: plan of the run.
-        which: returns the path of a command; None: the command is not on PATH (shutil.which).
-
-    Raises:
-        ContainerError: the node does not have the runtime.
+    which: returns the path of a command; None: the command is not on PATH (shutil.which).
+    Raises ContainerError: the node does not have the runtime.
     """
     wanted = plan.env.container_runtime
     if wanted == "auto":
@@ -158,13 +150,7 @@ def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
 def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPlan) -> None:
     """Starts the container and checks that the agent can run in it.
 
-    Args:
-        words: command that starts the interpreter in the container.
-        environ: environment of that command.
-        plan: plan of the run.
-
-    Raises:
-        ContainerError: the container does not start, or its Python has a wrong version or lacks a package.
+    Raises ContainerError: the container does not start, or its Python has a wrong version or lacks a package.
     """
     query = [*words, "-c", programs.QUERY, *programs.NEEDED]
     done = subprocess.run(

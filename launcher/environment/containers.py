@@ -32,12 +32,9 @@ def checked(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]]:
 
     An image in a folder that does not exist on this machine is not checked, and a note says so.
 
-    Args:
-        env: section `env` of the config.
-        here: whether the run is on this machine, so that the image must be, too.
-
-    Raises:
-        ConfigError: the image is not in its folder, cannot be read, or is not on this machine with `here`.
+    env: section `env` of the config.
+    here: whether the run is on this machine, so that the image must be, too.
+    Raises ConfigError: the image is not in its folder, cannot be read, or is not on this machine with `here`.
     """
     image = str(env.container)
     key = f"env.container={image}"
@@ -62,8 +59,7 @@ def checked(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]]:
 def node_command(plan: JobPlan) -> list[str]:
     """Returns the command that the script starts on each node, without its argument, the run directory.
 
-    Raises:
-        ConfigError: a folder of the run cannot be bound into the container.
+    Raises ConfigError: a folder of the run cannot be bound into the container.
     """
     if plan.env.archive is not None:
         return [plan.python, *own_module("launcher.environment.unpack_on_node")]

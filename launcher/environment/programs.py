@@ -53,8 +53,7 @@ class SetupLine:
 def check(plan: JobPlan) -> tuple[str, ...]:
     """Checks the packages of the plan's trackers. Returns notes about missing ones that the job may have all the same.
 
-    Raises:
-        ConfigError: a package is missing, and the job certainly runs with this interpreter and module path.
+    Raises ConfigError: a package is missing, and the job certainly runs with this interpreter and module path.
     """
     missing = [name for name in plan.track if not _is_installed(name)]
     if not missing:
@@ -113,13 +112,9 @@ def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False)
 
     If even its parent folder does not exist on this machine, the environment is not checked, and a note says so.
 
-    Args:
-        folder: folder of the environment; a relative path refers to the working folder.
-        given_as: text in front of the folder in messages.
-        here: whether the run is on this machine, so that the environment must be, too.
-
-    Raises:
-        ConfigError: the environment does not exist, or ranks could not run in it.
+    folder: folder of the environment; a relative path refers to the working folder.
+    here: whether the run is on this machine, so that the environment must be, too.
+    Raises ConfigError: the environment does not exist, or ranks could not run in it.
     """
     key = f"{given_as}{folder}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(folder))))
@@ -158,12 +153,7 @@ def _query(key: str, path: Path) -> tuple[str, ...]:
 
 
 def problem(version: Sequence[int], missing: Sequence[str]) -> str:
-    """Returns why ranks cannot run with an interpreter, as text; empty: they can.
-
-    Args:
-        version: major and minor version of the interpreter.
-        missing: packages of NEEDED that it lacks.
-    """
+    """Returns why ranks cannot run with an interpreter, as text; empty: they can."""
     if not OLDEST <= tuple(version) <= NEWEST:
         names = [".".join(map(str, each)) for each in (version, OLDEST, NEWEST)]
         return f"has Python {names[0]}: the launcher runs with {names[1]} to {names[2]}"
@@ -189,10 +179,8 @@ class Place:
 def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:
     """Returns where Python will look for modules in a job that this process submits.
 
-    Args:
-        environment: environment variables of the cluster's profile.
-        setup: set-up lines, modules, environments and containers of the job; with any, the result is not complete.
-        folder: folder in which the job starts; None: this process's working folder.
+    setup: set-up lines, modules, environments and containers of the job; with any, the result is not complete.
+    folder: folder in which the job starts; None: this process's working folder.
     """
     folder = folder or os.getcwd()
     more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
@@ -203,12 +191,8 @@ def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | Non
 def checked_program(program: Program, place: Place) -> Program:
     """Checks a program, and returns a copy in which `args` has all arguments as strings; flags and overrides are empty.
 
-    Args:
-        program: program to run.
-        place: where Python will look for modules in the job; see `here`.
-
-    Raises:
-        ConfigError: the program cannot be run; the text names the fix.
+    place: where Python will look for modules in the job; see `here`.
+    Raises ConfigError: the program cannot be run; the text names the fix.
     """
     if (program.script is None) == (program.module is None):
         both = "not both" if program.script else "none is given"
@@ -227,12 +211,8 @@ def checked_program(program: Program, place: Place) -> Program:
 def checked_function(function: Function, place: Place) -> Function:
     """Checks a function, and returns a copy with the target in the form `package.module:function`.
 
-    Args:
-        function: function to call.
-        place: where Python will look for modules in the job; see `here`.
-
-    Raises:
-        ConfigError: the function does not exist, or does not take these arguments.
+    place: where Python will look for modules in the job; see `here`.
+    Raises ConfigError: the function does not exist, or does not take these arguments.
     """
     if function.target is None:
         raise ConfigError("workload=function needs workload.target=package.module:function, and none is given")
@@ -253,12 +233,8 @@ def entry_file(workload: Program | Function, place: Place) -> tuple[str, str | N
 
     The file is None if it is not known on this machine.
 
-    Args:
-        workload: program or function that was checked.
-        place: where Python will look for modules in the job; see `here`.
-
-    Raises:
-        ConfigError: the module does not exist.
+    place: where Python will look for modules in the job; see `here`.
+    Raises ConfigError: the module does not exist.
     """
     if isinstance(workload, Function):
         module, _ = _split(str(workload.target))

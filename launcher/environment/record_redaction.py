@@ -27,9 +27,8 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
     | `~NAME=VALUE` | `~NAME` |
     | `NAME=${oc.env:OTHER}`, `NAME=null` | unchanged |
 
-    Raises:
-        ConfigError: an override sets a secret in the whole section (`cluster.environment={...}`), so that its value
-            cannot be removed.
+    Raises ConfigError: an override sets a secret in the whole section (`cluster.environment={...}`), so that its value
+        cannot be removed.
     """
     found = []
     for word in words:
@@ -50,12 +49,7 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
 
 
 def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
-    """Returns a resolved config in which the values of secrets in cluster.environment are replaced.
-
-    Args:
-        config: the config as plain values.
-        secrets: names of the secret variables.
-    """
+    """Returns a resolved config in which the values of secrets in cluster.environment are replaced."""
     cluster = dict(config.get("cluster") or {})
     names = set(secrets)
     environment = cluster.get("environment") or {}
@@ -68,12 +62,8 @@ def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str
 def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
     """Checks that values to write contain no values of secrets of at least MIN_LENGTH characters.
 
-    Args:
-        values: nested dicts, lists and strings.
-        secrets: values of the secrets, by name.
-
-    Raises:
-        ConfigError: a value or a key contains the value of a secret.
+    secrets: values of the secrets, by name.
+    Raises ConfigError: a value or a key contains the value of a secret.
     """
     # A variable may have the path of a file with the secret: this path itself is no secret.
     wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and not _is_path(text)}

@@ -61,12 +61,7 @@ def exported(secrets: Mapping[str, str]) -> Iterator[None]:
 def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
     """Checks that the secrets of a recorded run are in the environment, before the run is submitted again.
 
-    Args:
-        names: names of the secret variables.
-        environ: environment of this process.
-
-    Raises:
-        SubmissionError: a variable is missing.
+    Raises SubmissionError: a variable is missing.
     """
     if missing := [name for name in names if name not in environ]:
         raise SubmissionError(
@@ -91,9 +86,8 @@ def folder() -> Path:
 def folder_of(runs: str, base: str) -> str:
     """Returns the folder with the files of secrets of all runs in a folder.
 
-    Args:
-        runs: folder of the run directories: runs_dir, or the directory of a sweep.
-        base: folder of all files of secrets; see `folder`.
+    runs: folder of the run directories: runs_dir, or the directory of a sweep.
+    base: folder of all files of secrets; see `folder`.
     """
     return f"{base}/{hashlib.sha256(runs.encode()).hexdigest()[:16]}"
 
@@ -109,9 +103,8 @@ def write(text: str, path: Path) -> None:
 
     Nobody else may change the file, since jobs source it.
 
-    Raises:
-        OSError: the file cannot be written.
-        RunError: one of the folders belongs to somebody else, or others can write to it.
+    Raises OSError: the file cannot be written.
+    Raises RunError: one of the folders belongs to somebody else, or others can write to it.
     """
     try:
         _write(text, path)
@@ -136,14 +129,9 @@ def remove(path: Path) -> None:
 def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str, base: str) -> None:
     """Writes the files of secrets of runs before their submission to PBS, and removes the files of runs that are over.
 
-    Args:
-        run_dirs: directories of the runs.
-        secrets: values of the secrets, by name. If it is empty, no file is written.
-        exports: shell text that sets these variables.
-        base: folder of all files of secrets; see `folder`.
-
-    Raises:
-        SubmissionError: a file cannot be written.
+    secrets: values of the secrets, by name. If it is empty, no file is written.
+    base: folder of all files of secrets; see `folder`.
+    Raises SubmissionError: a file cannot be written.
     """
     prune(Path(base))
     for run_dir in run_dirs:
@@ -163,20 +151,14 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
 def forget(run_dir: str, base: str | None) -> None:
     """Removes the file of secrets of a run that is cancelled. (If the run has started, it has read the file.)
 
-    Args:
-        run_dir: directory of the run.
-        base: folder of all files of secrets; None: the run has no such file.
+    base: folder of all files of secrets; None: the run has no such file.
     """
     if base is not None:
         remove(file_of(run_dir, base))
 
 
 def prune(base: Path) -> None:
-    """Removes the files of secrets of runs that are over, deleted or cancelled, if their scripts have not done so.
-
-    Args:
-        base: folder of all files of secrets.
-    """
+    """Removes the files of secrets of runs that are over, deleted or cancelled, if their scripts have not done so."""
     with contextlib.suppress(OSError):
         for path in base.glob("*/*.sh"):
             with open(path, errors="replace") as file:
@@ -202,12 +184,8 @@ def _over(run_dir: Path, written: float) -> bool:
     | has ended before the file was written: it was submitted again, and waits | no |
     | waits, runs, or has ended with 75, after which it may be requeued or resubmitted | no |
 
-    Args:
-        run_dir: directory of the run.
-        written: time at which the file was written, in seconds since the epoch.
-
-    Raises:
-        UnavailableError: the run directory cannot be read now.
+    written: time at which the file was written, in seconds since the epoch.
+    Raises UnavailableError: the run directory cannot be read now.
     """
     run = Run(run_dir)
     if not unwrap(exists(run_dir)):

@@ -50,12 +50,8 @@ class Tree:
 def tree(folder: str, without: Sequence[str] = ()) -> Tree:
     """Returns the files that a snapshot of a repository would have.
 
-    Args:
-        folder: any folder in the repository.
-        without: folders to leave out (of run directories).
-
-    Raises:
-        ConfigError: the folder is in no git repository, or git fails.
+    without: folders to leave out (of run directories).
+    Raises ConfigError: the folder is in no git repository, or git fails.
     """
     root = Path(_git(folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
     inner = [each for each in map(os.path.realpath, without) if within(each, str(root)) and each != str(root)]
@@ -108,8 +104,7 @@ def _git(folder: str, *arguments: str) -> str:
 def check(found: Tree, limit: int) -> None:
     """Checks the size of a snapshot with the files `found`.
 
-    Raises:
-        ConfigError: the snapshot is larger than `limit` bytes; the text names the largest files.
+    Raises ConfigError: the snapshot is larger than `limit` bytes; the text names the largest files.
     """
     if found.size <= limit:
         return
@@ -125,15 +120,9 @@ def check(found: Tree, limit: int) -> None:
 def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | None, folder: Path) -> Site:
     """Returns a copy of `site`, with folders in the repository replaced by the same folders in the run's snapshot.
 
-    Args:
-        config: config of the run.
-        site: site with folders in the repository.
-        found: files of a new snapshot; None: the run uses the existing snapshot of `before`.
-        before: earlier plan of the run or its sweep; None: there is none with a snapshot.
-        folder: folder of the new snapshot.
-
-    Raises:
-        ConfigError: the snapshot would be too large, or would not contain the workload's code.
+    found: files of a new snapshot; None: the run uses the existing snapshot of `before`.
+    before: earlier plan of the run or its sweep; None: there is none with a snapshot.
+    Raises ConfigError: the snapshot would be too large, or would not contain the workload's code.
     """
     if found is None:
         assert before is not None and before.code.snapshot is not None and before.code.repository is not None
@@ -182,10 +171,7 @@ def workload_in(
 ) -> tuple[Program | Function, programs.Place]:
     """Returns a workload and its module path, with folders in the repository replaced by those in the snapshot.
 
-    Args:
-        workload: program or function of the user.
-        place: where Python looks for modules, with folders in the repository.
-        before: plan of an earlier attempt, with the snapshot.
+    place: where Python looks for modules, with folders in the repository.
     """
     assert before.code.repository is not None and before.code.snapshot is not None
     workdir = moved(os.path.realpath(place.workdir), before.code.repository, before.code.snapshot)
@@ -255,13 +241,7 @@ def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict
 
 
 def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
-    """Returns Python's module path, with the snapshot's folders instead of the repository's.
-
-    Args:
-        folders: folders of the module path.
-        root: folder of the repository.
-        code: folder of the snapshot.
-    """
+    """Returns Python's module path, with the snapshot's folders instead of the repository's."""
     found = []
     for folder in folders:
         real = os.path.realpath(folder)
@@ -290,8 +270,7 @@ def moved(path: str, root: str, code: str) -> str:
 def take(plan: JobPlan) -> None:
     """Copies the files of a plan's snapshot, and of our packages, unless the copies exist already.
 
-    Raises:
-        ConfigError: the snapshot has become too large, or cannot be written.
+    Raises ConfigError: the snapshot has become too large, or cannot be written.
     """
     library = Path(plan.code_root or "/")
     if library.name.startswith(LIBRARY) and not library.is_dir():
@@ -371,10 +350,9 @@ def _copy(root: Path, name: str, target: Path) -> None:
 def folder_of(run: Run, *, another: bool) -> Path:
     """Returns the folder for a run's snapshot.
 
-    Args:
-        run: run, which may be a point of a sweep.
-        another: whether to name a new folder in the run's own directory (code, code-1, ...); otherwise all points of a
-            sweep share one folder.
+    run: run, which may be a point of a sweep.
+    another: whether to name a new folder in the run's own directory (code, code-1, ...); otherwise all points of a
+        sweep share one folder.
     """
     if not another:
         return (run.path.parent if run.path.name.isdecimal() else run.path) / FOLDER
@@ -387,8 +365,7 @@ def earlier_plan(run: Run) -> JobPlan | None:
 
     None: there is no snapshot yet.
 
-    Raises:
-        RunError: the folder of the snapshot is gone.
+    Raises RunError: the folder of the snapshot is gone.
     """
     plan = run.plan() if run.recorded() else _of_sweep(run)
     if plan is None or plan.code.snapshot is None:

@@ -56,9 +56,7 @@ class ArchiveError(RuntimeError):
 def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
     """Returns the folder on this node in which the environment is unpacked.
 
-    Args:
-        environ: environment of the job.
-        usable: returns whether a folder is writable and not shared with other nodes.
+    usable: returns whether a folder is writable and not shared with other nodes.
     """
     named = [environ[name] for name in PLACES if environ.get(name)]
     return next((folder for folder in named if usable(folder)), "/tmp")  # noqa: S108  the folder in it is private
@@ -67,9 +65,8 @@ def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
 def shared(folder: str, mounts: str) -> bool:
     """Returns whether a folder is on a file system that other nodes see too.
 
-    Args:
-        folder: path of the folder, without symbolic links.
-        mounts: text of /proc/mounts.
+    folder: path of the folder, without symbolic links.
+    mounts: text of /proc/mounts.
     """
     return SHARED.fullmatch(kind_at(folder, mounts)) is not None
 
@@ -88,15 +85,10 @@ def unpack(archive: Path, folder: Path, digest: str) -> None:
 
     The archive is copied first, and the copy is verified and unpacked, so that nobody can change it in between.
 
-    Args:
-        archive: file of the archive.
-        folder: folder to create.
-        digest: expected SHA-256 of the archive, in hexadecimal.
-
-    Raises:
-        ArchiveError: the archive's SHA-256 is not `digest`, the archive is damaged, or one of its files would be
-            outside of the folder.
-        OSError: the archive cannot be read, or the folder cannot be written.
+    digest: expected SHA-256 of the archive, in hexadecimal.
+    Raises ArchiveError: the archive's SHA-256 is not `digest`, the archive is damaged, or one of its files would be
+        outside of the folder.
+    Raises OSError: the archive cannot be read, or the folder cannot be written.
     """
     folder.mkdir(mode=0o700)
     with open(archive, "rb") as file, tempfile.TemporaryFile(dir=folder.parent) as copy:
@@ -132,8 +124,7 @@ class Members:
     | any other link to the outside; a hard link to anything but an earlier file of the archive | refused |
     | a device, a FIFO | refused |
 
-    Attributes:
-        interpreters: targets of the links to a Python outside of the folder, by name of the link.
+    interpreters: targets of the links to a Python outside of the folder, by name of the link.
     """
 
     def __init__(self) -> None:
@@ -142,21 +133,13 @@ class Members:
         self._files: set[PurePosixPath] = set()
 
     def of(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
-        """Yields the members to extract.
-
-        Raises:
-            ArchiveError: a member is refused.
-        """
+        """Yields the members to extract. Raises ArchiveError: a member is refused."""
         for member in map(self.allowed, tar):
             if str(PurePosixPath(member.name)) not in self.interpreters:
                 yield member
 
     def allowed(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
-        """Checks the next member of the archive, and returns it.
-
-        Raises:
-            ArchiveError: the member is refused.
-        """
+        """Checks the next member of the archive, and returns it. Raises ArchiveError: the member is refused."""
         if problem := self._problem(member):
             raise ArchiveError(f"{member.name} {problem}")
         return member
@@ -209,17 +192,11 @@ def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:
     """Unpacks an environment on this node, unless another process has done so, and locks it against removal.
 
-    Args:
-        archive: file of the archive.
-        digest: SHA-256 of the archive, in hexadecimal.
-        base: folder on this node in which the environment is unpacked.
-
-    Returns:
-        The file descriptor of the shared lock, the folder of the environment, and the seconds that unpacking took
+    digest: SHA-256 of the archive, in hexadecimal.
+    base: folder on this node in which the environment is unpacked.
+    Returns the file descriptor of the shared lock, the folder of the environment, and the seconds that unpacking took
         (None: another process on this node has unpacked it).
-
-    Raises:
-        ArchiveError: the environment cannot be unpacked.
+    Raises ArchiveError: the environment cannot be unpacked.
     """
     folder = Path(base) / f"launcher-{os.getuid()}-{digest[:16]}"
     while True:
@@ -286,12 +263,7 @@ def _unpack_and_check(archive: Path, digest: str, folder: Path) -> float:
 
 
 def leave(lock: int, folder: Path) -> None:
-    """Releases the lock, and removes the environment unless other processes use it.
-
-    Args:
-        lock: file descriptor of the lock.
-        folder: folder with the lock file and the environment.
-    """
+    """Releases the lock, and removes the environment unless other processes use it."""
     gone = folder.with_name(f"{folder.name}.{os.urandom(4).hex()}")
     with contextlib.suppress(OSError):  # in use, or already replaced by a new one
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -312,8 +284,7 @@ def leave_own() -> None:
 def print_summary(seconds: float) -> None:
     """Prints how much time unpacking took and saved (`summary`) to stderr, if this process has done the unpacking.
 
-    Args:
-        seconds: seconds that importing torch took in this process.
+    seconds: seconds that importing torch took in this process.
     """
     if times := os.environ.pop(TIMES, None):
         print(f"launcher: {summary(imported=seconds, **json.loads(times))}", file=sys.stderr, flush=True)
@@ -322,12 +293,10 @@ def print_summary(seconds: float) -> None:
 def summary(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
     """Returns the text about the time that unpacking took and saved.
 
-    Args:
-        where: text with the host, the archive and the folder.
-        unpacked: seconds that unpacking took.
-        imported: seconds that importing torch from the unpacked environment took.
-        of: folder that was packed; None: not known.
-        shared: seconds that importing torch from that folder took when it was packed.
+    unpacked: seconds that unpacking took.
+    imported: seconds that importing torch from the unpacked environment took.
+    of: folder that was packed; None: not known.
+    shared: seconds that importing torch from that folder took when it was packed.
     """
     words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
     if of is None:

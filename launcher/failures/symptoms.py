@@ -73,10 +73,8 @@ def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> 
 
     Exceptions that torch does not raise are never CONNECTION_LOST.
 
-    Args:
-        text: the error message.
-        exception: the exception's type; None: use the type that the text names (`ValueError: ...`), if any.
-        loads: whether it was raised while a checkpoint was being loaded.
+    exception: the exception's type; None: use the type that the text names (`ValueError: ...`), if any.
+    loads: whether it was raised while a checkpoint was being loaded.
     """
     kinds = (kind for kind, pattern in SYMPTOMS if pattern.search(text))
     from_user = _is_user_exception(text)

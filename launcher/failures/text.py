@@ -375,12 +375,7 @@ _STOPS = {
 
 
 def of_request(host: str, name: str) -> str:
-    """Returns the text about a stop request: `node1 was asked to stop by SIGTERM`.
-
-    Args:
-        host: the host that got the signal.
-        name: the name of the signal.
-    """
+    """Returns the text about a stop request: `node1 was asked to stop by SIGTERM`."""
     return _asked(host, name)
 
 
@@ -493,10 +488,7 @@ _SETUP = {
 def of_setup_line(part: SetupPart, number: int = 0, name: str = "", cluster: str = "the cluster's profile") -> str:
     """Returns what messages call a set-up line of the job script: `line 2 of env.setup`.
 
-    Args:
-        part: the setting that the line comes from.
-        number: the line's number within the setting, from 1.
-        name: the module, environment or folder that the line is about.
-        cluster: what to call the cluster's profile.
+    number: the line's number within the setting, from 1.
+    name: the module, environment or folder that the line is about.
     """
     return _SETUP[part].format(number=number, name=name, cluster=cluster)

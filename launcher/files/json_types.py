@@ -24,12 +24,11 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 def misfit(value: Any, kind: Any, name: str) -> str | None:
     """Returns a message about the first mismatch between a value and a type; None: the value matches.
 
-    Args:
-        value: value as `json.loads` returns it.
-        kind: int, float, str, bool, None, Any; an enum, X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X],
-            or a dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a
-            mismatch, unless the dataclass has a class variable OPEN that is true.
-        name: name of the value in the message (`plan.nodes` gives `plan.nodes is not a whole number`).
+    value: value as `json.loads` returns it.
+    kind: int, float, str, bool, None, Any; an enum, X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X], or a
+        dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a mismatch, unless
+        the dataclass has a class variable OPEN that is true.
+    name: name of the value in the message (`plan.nodes` gives `plan.nodes is not a whole number`).
     """
     if kind is Any:
         return None
@@ -68,9 +67,7 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
 def as_json(value: Any, *, defaults: bool = True) -> Any:
     """Returns a value as JSON types: converts dataclasses, enums, tuples and mappings, also nested ones.
 
-    Args:
-        value: the value.
-        defaults: whether the result has those fields of dataclasses that are equal to their default.
+    defaults: whether the result has those fields of dataclasses that are equal to their default.
     """
     if isinstance(value, Enum):
         return value.value
@@ -87,9 +84,8 @@ def as_json(value: Any, *, defaults: bool = True) -> Any:
 def from_json(value: Any, kind: Any) -> Any:
     """Returns a JSON value as a value of type `kind`, with its dataclasses, enums and tuples; the inverse of `as_json`.
 
-    Args:
-        value: value that matches `kind` according to `misfit`. Unknown fields of a dataclass are left out.
-        kind: a type that `misfit` accepts.
+    value: value that matches `kind` according to `misfit`. Unknown fields of a dataclass are left out.
+    kind: a type that `misfit` accepts.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):

@@ -66,12 +66,11 @@ class Holder:
 def dead(holder: Holder | None, machine: str, started: int | None, unchanged: float, timeout: float = TIMEOUT) -> bool:
     """Returns whether a lock may be taken over because its holder is dead, by the module's table.
 
-    Args:
-        holder: holder of the lock; None: the lock's file is damaged.
-        machine: `Holder.machine` of the waiting process.
-        started: start time of the process on this machine that has the holder's PID; None: there is no such process.
-        unchanged: seconds for which the waiting process has seen the same holder.
-        timeout: seconds after which a holder on another machine counts as dead.
+    holder: holder of the lock; None: the lock's file is damaged.
+    machine: `Holder.machine` of the waiting process.
+    started: start time of the process on this machine that has the holder's PID; None: there is no such process.
+    unchanged: seconds for which the waiting process has seen the same holder.
+    timeout: seconds after which a holder on another machine counts as dead.
     """
     if holder is not None and holder.machine == machine:
         return started != holder.started
@@ -84,14 +83,10 @@ def hold(
 ) -> Iterator[None]:  # fmt: skip
     """Holds the lock while the block runs; waits for it first if another process holds it.
 
-    Args:
-        path: file of the lock; its folder must exist.
-        timeout: seconds after which a holder on another machine counts as dead.
-        waiting: called between polls while the lock is awaited.
-
-    Raises:
-        UnavailableError: the file cannot be read now.
-        OSError: the file cannot be made.
+    path: file of the lock; its folder must exist.
+    timeout: seconds after which a holder on another machine counts as dead.
+    Raises UnavailableError: the file cannot be read now.
+    Raises OSError: the file cannot be made.
     """
     mine = Holder.here()
     _IN_USE.add(mine.token)

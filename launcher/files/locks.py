@@ -31,13 +31,9 @@ _LOCKED = (errno.EWOULDBLOCK, errno.EACCES)
 def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Holds the lock while the block runs; waits for it first if another process holds it.
 
-    Args:
-        path: file of the lock; created if missing.
-        inheritable: whether programs that are started in the block keep the lock until they end.
-        waiting: called once before a wait.
-
-    Raises:
-        UnavailableError: the file server does not respond.
+    path: file of the lock; created if missing.
+    inheritable: whether programs that are started in the block keep the lock until they end.
+    Raises UnavailableError: the file server does not respond.
     """
     with _open(path) as file:
         os.set_inheritable(file.fileno(), inheritable)
@@ -52,11 +48,8 @@ def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None
 def try_acquire(path: Path) -> Iterator[bool]:
     """Yields True and holds the lock while the block runs; yields False if another process holds it.
 
-    Args:
-        path: file of the lock; created if missing.
-
-    Raises:
-        UnavailableError: the file server does not respond.
+    path: file of the lock; created if missing.
+    Raises UnavailableError: the file server does not respond.
     """
     with _open(path) as file:
         yield _flock(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,8 +58,7 @@ def try_acquire(path: Path) -> Iterator[bool]:
 def is_locked(path: Path) -> bool:
     """Returns whether a process holds the lock of this file. The check itself takes a shared lock for a moment.
 
-    Raises:
-        UnavailableError: the file server does not respond.
+    Raises UnavailableError: the file server does not respond.
     """
     with _open(path) as file:
         return not _flock(file, path, fcntl.LOCK_SH | fcntl.LOCK_NB)

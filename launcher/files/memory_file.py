@@ -16,8 +16,7 @@ def make(name: str) -> int:
     os.memfd_create is missing from a Python that was built with a glibc before 2.27 (those of conda and of uv), and
     from kernels before 3.17.
 
-    Args:
-        name: name by which `is_named` recognises the file.
+    name: name by which `is_named` recognises the file.
     """
     create = getattr(os, "memfd_create", None)
     if create is not None:
@@ -34,8 +33,7 @@ def make(name: str) -> int:
 def is_named(descriptor: int, name: str) -> bool:
     """Returns whether a file descriptor of this process belongs to a file that `make` made with this name.
 
-    Raises:
-        OSError: there is no such descriptor.
+    Raises OSError: there is no such descriptor.
     """
     target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     return target.name.startswith((f"memfd:{name}", f"{name}-"))

@@ -65,10 +65,9 @@ class User:
 def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
     """Returns why the last of these folders is not the user's own, by the module's table; None: it is.
 
-    Args:
-        folders: folders of a path, from `/` down.
-        user: the user who wants to use the last folder.
-        trusted: paths of folders whose owners and groups the user trusts not to replace what is in them.
+    folders: folders of a path, from `/` down.
+    user: the user who wants to use the last folder.
+    trusted: paths of folders whose owners and groups the user trusts not to replace what is in them.
     """
     *way, last = folders
     if last.uid != user.uid:
@@ -81,9 +80,8 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
     """Returns a message saying who else could replace a folder below this path; None: nobody else can.
 
-    Args:
-        way: folders of the path, from `/` down.
-        user, trusted: as for `problem`.
+    way: folders of the path, from `/` down.
+    user, trusted: as for `problem`.
     """
     for each in way:
         safe = each.path in trusted
@@ -106,9 +104,8 @@ def why_not_own(path: Path | str) -> str | None:
 
     Symbolic links among the folder's parents are followed; the folder itself must not be a link.
 
-    Raises:
-        UnavailableError: the folder cannot be checked now.
-        FileNotFoundError: the folder does not exist.
+    Raises UnavailableError: the folder cannot be checked now.
+    Raises FileNotFoundError: the folder does not exist.
     """
     parent, name = os.path.split(os.path.abspath(path))
     folders = _folders(os.path.join(os.path.realpath(parent), name))
@@ -118,8 +115,7 @@ def why_not_own(path: Path | str) -> str | None:
 def why_replaceable(path: Path | str) -> str | None:
     """Returns why others could replace the folder that is or will be at a path; None: they cannot.
 
-    Raises:
-        UnavailableError: the path cannot be checked now.
+    Raises UnavailableError: the path cannot be checked now.
     """
     return _unless_trusted(lambda trusting: _why_replaceable(path, trusting))
 
@@ -152,13 +148,9 @@ def is_own(path: Path | str) -> bool:
 def require_own(path: Path, action: str) -> None:
     """Checks that a run or sweep is this user's own before an action on it.
 
-    Args:
-        path: directory of the run or sweep.
-        action: the action in the error message (`resume it`).
-
-    Raises:
-        UnavailableError: the directory cannot be checked now.
-        RunError: the directory is not the user's own.
+    action: the action in the error message (`resume it`).
+    Raises UnavailableError: the directory cannot be checked now.
+    Raises RunError: the directory is not the user's own.
     """
     if why := why_not_own(path):
         raise RunError(
@@ -170,13 +162,10 @@ def require_own(path: Path, action: str) -> None:
 def require_safe_way(folder: Path, setting: str) -> None:
     """Checks that others cannot replace the folder in which run directories will be made.
 
-    Args:
-        folder: the folder; it need not exist.
-        setting: the user's setting that names the folder (`runs_dir=/runs`), for the error message.
-
-    Raises:
-        ConfigError: others could replace the folder.
-        UnavailableError: the folder cannot be checked now.
+    folder: the folder; it need not exist.
+    setting: the user's setting that names the folder (`runs_dir=/runs`), for the error message.
+    Raises ConfigError: others could replace the folder.
+    Raises UnavailableError: the folder cannot be checked now.
     """
     if why := why_replaceable(folder):
         raise ConfigError(

@@ -79,9 +79,8 @@ Outcome = Ok[T] | Wrong | Unavailable
 def unwrap(outcome: Outcome[T]) -> T:
     """Returns the value of an Ok outcome, and raises an error for the others.
 
-    Raises:
-        UnavailableError: the outcome is Unavailable.
-        RunError: the outcome is Wrong.
+    Raises UnavailableError: the outcome is Unavailable.
+    Raises RunError: the outcome is Wrong.
     """
     if isinstance(outcome, Unavailable):
         raise UnavailableError(outcome.reason)
@@ -144,13 +143,9 @@ def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome
 def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[T | None]:
     """Calls a function that reads a file, and retries it while its error is transient.
 
-    Args:
-        call: reads the file, and raises OSError if it cannot.
-        path: the file, for the error message.
-        retry_seconds: how long to retry, in seconds; None: as the module's docstring says.
-
-    Returns:
-        Ok with the result of `call`, or Ok(None) if the file does not exist; else Wrong or Unavailable.
+    call: reads the file, and raises OSError if it cannot.
+    retry_seconds: how long to retry, in seconds; None: as the module's docstring says.
+    Returns Ok with the result of `call`, or Ok(None) if the file does not exist; else Wrong or Unavailable.
     """
     global _rests_until
     if retry_seconds is None:
@@ -170,12 +165,9 @@ def backoff(limit: float, first: float | None = None, longest: float | None = No
 
     The pauses are randomized, so that a thousand ranks do not all try at the same moment.
 
-    Args:
-        limit: seconds after which no further pause begins.
-        first, longest: the first pause and the longest pause, in seconds; None: FIRST, LONGEST.
-
-    Yields:
-        The seconds since the first try.
+    limit: seconds after which no further pause begins.
+    first, longest: the first pause and the longest pause, in seconds; None: FIRST, LONGEST.
+    Yields the seconds since the first try.
     """
     began, elapsed = time.monotonic(), 0.0
     pause, longest = FIRST if first is None else first, LONGEST if longest is None else longest

@@ -17,9 +17,8 @@ SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script tha
 def kind_of(folder: Path, mounts: str | None = None) -> str:
     """Returns the type of the file system that holds a folder (`nfs4`); empty: unknown.
 
-    Args:
-        folder: absolute path of the folder.
-        mounts: text of /proc/mounts; None: it is read.
+    folder: absolute path of the folder.
+    mounts: text of /proc/mounts; None: it is read.
     """
     if mounts is None:
         try:
@@ -51,15 +50,10 @@ def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: 
     | its file system is of a type that is usually local | a warning: this machine may export it, or not |
     | its file system is of another type, or an unknown one | None |
 
-    Args:
-        folder: the folder of runs.
-        kind: type of the folder's file system (`kind_of`).
-        seen: whether the folder has the file SEEN.
-        nodes: names of the hosts on which jobs may run.
-        here: names of this machine.
-
-    Raises:
-        ConfigError: no node can see the folder.
+    kind: type of the folder's file system (`kind_of`).
+    seen: whether the folder has the file SEEN.
+    nodes: names of the hosts on which jobs may run.
+    Raises ConfigError: no node can see the folder.
     """
     if seen or kind not in LOCAL or set(nodes) <= set(here):
         return None

@@ -24,9 +24,8 @@ class SecretError(RunError):
 def of_file(path: Path) -> bytes:
     """Returns the secret in a file; makes the file if it is missing.
 
-    Raises:
-        OSError: the file can neither be read nor made.
-        SecretError: the file is damaged, or others can read it.
+    Raises OSError: the file can neither be read nor made.
+    Raises SecretError: the file is damaged, or others can read it.
     """
     if not path.exists():
         make(path)
@@ -42,8 +41,7 @@ def of_file(path: Path) -> bytes:
 def make(path: Path) -> None:
     """Makes a file with a new secret, atomically, unless another process makes it first.
 
-    Raises:
-        OSError: the file cannot be made.
+    Raises OSError: the file cannot be made.
     """
     secret = os.urandom(SIZE)
     try:
@@ -59,8 +57,7 @@ def make(path: Path) -> None:
 def of_user() -> bytes:
     """Returns the secret of this user: $LAUNCHER_SECRET, or the secret in a file of the user's config folder.
 
-    Raises:
-        SecretError: the variable is too short, or the file can neither be read nor made.
+    Raises SecretError: the variable is too short, or the file can neither be read nor made.
     """
     if given := os.environ.get(VARIABLE):
         if len(given) < MIN_LENGTH:

@@ -34,11 +34,7 @@ def where() -> str:
 def require_in_files(given: Sequence[str]) -> None:
     """Checks that the trusted folders of a config are in a settings file, where later commands look for them.
 
-    Args:
-        given: cluster.trusted_folders of a run's config.
-
-    Raises:
-        ConfigError: a folder is in no settings file.
+    Raises ConfigError: a folder is in no settings file.
     """
     known = _in_files() if given else []
     for each in given:

@@ -15,11 +15,8 @@ GROUP = "its group"
 def others(mode: int, gid: int, private_group: int, listed: bool) -> str | None:
     """Returns EVERYBODY, LISTED or GROUP if users besides the owner can write to a folder; else None.
 
-    Args:
-        mode: st_mode of the folder.
-        gid: group id of the folder.
-        private_group: id of the group that contains only the user; -1: there is no such group.
-        listed: whether the folder has an access control list; the group's mode bits are then its mask (man 5 acl).
+    private_group: id of the group that contains only the user; -1: there is no such group.
+    listed: whether the folder has an access control list; the group's mode bits are then its mask (man 5 acl).
     """
     if mode & 0o002:
         return EVERYBODY

@@ -95,12 +95,11 @@ def end_of(
     The exit code of the agent that failed first counts more than the command's, which may be that of an agent that was
     killed because of it. An agent that came too late may fail although the run is done, but only in an elastic run.
 
-    Args:
-        command: exit code of the command that starts the agents; 128 + N if signal N killed it. (255 is no signal: a
-            container, or a shell on another host, could not start.)
-        recorded: content of the attempt's file `exit_code`.
-        all_nodes: whether the run needs all its nodes.
-        may_resume: whether the run can go on after a kill.
+    command: exit code of the command that starts the agents; 128 + N if signal N killed it. (255 is no signal: a
+        container, or a shell on another host, could not start.)
+    recorded: content of the attempt's file `exit_code`.
+    all_nodes: whether the run needs all its nodes.
+    may_resume: whether the run can go on after a kill.
     """
     if isinstance(recorded, Unavailable):
         return End(RESUME, Stop(reason=StopReason.EXIT_UNREAD)) if command else End(DONE)
@@ -149,9 +148,8 @@ def refuse(error: Exception) -> int:
 def read_job(path: str, kind: type[J]) -> J:
     """Reads the file that tells a driver about its job.
 
-    Raises:
-        RunError: it is not there, or cannot be used.
-        UnavailableError: it cannot be read now.
+    Raises RunError: it is not there, or cannot be used.
+    Raises UnavailableError: it cannot be read now.
     """
     values = unwrap(read_json(path))
     if values is None:
@@ -234,9 +232,8 @@ class Job:
     def run(self) -> int:
         """Runs the attempt, and returns the job's exit code.
 
-        Raises:
-            Over: the job ends before the agents start, or goes on with another attempt.
-            UnavailableError, RunError: the run directory cannot be used; nothing was recorded.
+        Raises Over: the job ends before the agents start, or goes on with another attempt.
+        Raises UnavailableError, RunError: the run directory cannot be used; nothing was recorded.
         """
         begun = self._begin()
         try:

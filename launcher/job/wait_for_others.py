@@ -121,14 +121,8 @@ def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> s
 def submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
     """Submits a waiting run again, without a dependency, and cancels its job; does nothing if that job waits no more.
 
-    Args:
-        run: the run.
-        plan: the run's plan.
-        job_id: id of the job that waits.
-
-    Raises:
-        QueryError: the scheduler does not answer.
-        SubmissionError: the scheduler refuses the new job; the old one stays.
+    Raises QueryError: the scheduler does not answer.
+    Raises SubmissionError: the scheduler refuses the new job; the old one stays.
     """
     with only_submitter(run.path):
         seen = status_of(run, JobMonitor())

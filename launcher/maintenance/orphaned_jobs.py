@@ -37,8 +37,7 @@ class Orphan:
 def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
     """Returns the schedulers whose commands are installed on this machine, by name.
 
-    Args:
-        others: names of schedulers from other packages, which are included if installed. The launcher's own always are.
+    others: names of schedulers from other packages, which are included if installed. The launcher's own always are.
     """
     return {name: each.queries(QUERY_TIMEOUT) for name, each in registry.queues_here(others).items()}
 
@@ -54,9 +53,7 @@ def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) ->
 
     Jobs whose comment is not a token of the launcher are left out, so that the user's other jobs cost no query.
 
-    Args:
-        jobs: jobs in the scheduler's queue, by id.
-        accounted: ids of the jobs of known runs.
+    jobs: jobs in the scheduler's queue, by id.
     """
     ours = {family(each) for each in accounted}
     found: dict[str, SchedulerJob] = {}
@@ -85,29 +82,20 @@ def folder_of(origin: JobOrigin) -> Path | None:
 def is_gone(folder: Path) -> bool:
     """Returns whether a directory contains neither a run nor a sweep.
 
-    Raises:
-        UnavailableError: the directory cannot be read now.
+    Raises UnavailableError: the directory cannot be read now.
     """
     return not any(unwrap(exists(folder / name)) for name in RECORDS.values())
 
 
 class Orphans:
-    """Finds orphaned jobs, call after call. The origin of a job that is not an orphan is queried only once.
-
-    Args:
-        live: monitor that queries the schedulers for the user's jobs.
-    """
+    """Finds orphaned jobs, call after call. The origin of a job that is not an orphan is queried only once."""
 
     def __init__(self, live: JobMonitor) -> None:
         self._live = live
         self._others: set[tuple[str, str]] = set()  # (scheduler, job number) of jobs that are no orphans
 
     def look(self, accounted: Collection[str]) -> list[Orphan]:
-        """Returns the orphaned jobs of all schedulers that respond.
-
-        Args:
-            accounted: ids of the jobs of known runs.
-        """
+        """Returns the orphaned jobs of all schedulers that respond."""
         found: list[Orphan] = []
         for name, queries in schedulers(self._live.queried).items():
             snapshot = self._live.snapshot(name, queries, QUERY_TIMEOUT)
@@ -133,12 +121,9 @@ class Orphans:
 def look_for(job_id: str) -> Orphan | Path | None:
     """Looks for a job by its id in all schedulers.
 
-    Returns:
-        The job if it is an orphan, else the directory of its run or sweep; None: this user has no such job, or it is
-        not a job of the launcher.
-
-    Raises:
-        QueryError: the job was not found, and a scheduler did not respond.
+    Returns the job if it is an orphan, else the directory of its run or sweep; None: this user has no such job, or it
+        is not a job of the launcher.
+    Raises QueryError: the job was not found, and a scheduler did not respond.
     """
     number = family(job_id)
     if not number.isdecimal():
@@ -158,10 +143,6 @@ def look_for(job_id: str) -> Orphan | Path | None:
 
 
 def cancel(orphan: Orphan) -> None:
-    """Cancels an orphaned job.
-
-    Raises:
-        QueryError: the scheduler does not respond, or refuses.
-    """
+    """Cancels an orphaned job. Raises QueryError: the scheduler does not respond, or refuses."""
     schedulers([orphan.scheduler])[orphan.scheduler].cancel(orphan.job)
     SharedSnapshot(orphan.scheduler).forget()

@@ -57,10 +57,8 @@ class Old:
 def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | None:
     """Returns why a run or sweep is kept, by the table of this module; None: it may be removed.
 
-    Args:
-        old: the run or sweep.
-        before: time in seconds since the epoch; what was active later is kept.
-        states: the states that may be removed; all points of a sweep must be in one of them.
+    before: time in seconds since the epoch; what was active later is kept.
+    states: the states that may be removed; all points of a sweep must be in one of them.
     """
     if old.error or DAMAGED in old.states or not old.states:
         return old.error or "it cannot be read"
@@ -78,8 +76,7 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
 def survey(runs_dir: Path) -> list[Old]:
     """Returns all runs and sweeps in a folder, links included, the longest inactive first.
 
-    Raises:
-        UnavailableError: the folder cannot be read now.
+    Raises UnavailableError: the folder cannot be read now.
     """
     live = SweepMonitor()  # queries the schedulers anew: a deletion must not depend on a cached state
     folders = [Path(path) for path in lookup.newest(runs_dir)]
@@ -140,10 +137,6 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
     """Returns the folders that are named in plans, each with the ids of the runs whose plans name it.
 
     A plan names a folder in `after`, in a path of the workload, or as the place of its checkpoints or code.
-
-    Args:
-        users: ids and plans of runs.
-        folders: directories of runs and sweeps. Symbolic links are resolved.
     """
     known_paths = {os.path.realpath(path): path for path in folders}
     found: dict[Path, list[str]] = {}
@@ -181,13 +174,10 @@ def size_of(folder: Path) -> int:
 def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> str | None:
     """Checks a run or sweep once more while holding its submission lock, and removes it.
 
-    Args:
-        old: the run or sweep, as `survey` found it.
-        runs_dir: the folder in which it was found; a link to it there is removed too.
-        before, states: see `reason_to_keep`.
-
-    Returns:
-        Why it was kept; None: it was removed.
+    old: the run or sweep, as `survey` found it.
+    runs_dir: the folder in which it was found; a link to it there is removed too.
+    before, states: see `reason_to_keep`.
+    Returns Why it was kept; None: it was removed.
     """
     path = old.path
     try:

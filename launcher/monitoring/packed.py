@@ -58,20 +58,13 @@ class Boards:
     """Reads the claims of packed sweeps; lists a folder of claims again only after it has changed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            clock: returns monotonic seconds; tests replace it.
-        """
+        """clock: returns monotonic seconds; tests replace it."""
         self._clock = clock
         self._known: dict[Path, _Listing] = {}
         self._ended: set[tuple[Path, Manager]] = set()
 
     def of(self, sweep: Sweep, packing: Packing) -> Board:
-        """Returns the present state of a packed sweep.
-
-        Raises:
-            UnavailableError: the claims cannot be read now.
-        """
+        """Returns the present state of a packed sweep. Raises UnavailableError: the claims cannot be read now."""
         folder, now = sweep.path / claims.CLAIMS, self._clock()
         changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
         reads, listing = Claims(sweep.path, packing.retries), self._known.get(sweep.path)
@@ -100,9 +93,8 @@ class Boards:
 def of_point(run: Run, boards: Boards) -> JobState | None:
     """Returns the state of a packed sweep's point as a job's state; None: the point is over, or has a job of its own.
 
-    Raises:
-        UnavailableError: the sweep cannot be read now.
-        RunError: the sweep is damaged.
+    Raises UnavailableError: the sweep cannot be read now.
+    Raises RunError: the sweep is damaged.
     """
     sweep = Sweep(run.path.parent)
     packing = sweep.manifest().packing
@@ -117,8 +109,7 @@ def of_point(run: Run, boards: Boards) -> JobState | None:
 def is_packed(run: Run) -> bool:
     """Returns whether a run is a point of a packed sweep, which pilots run.
 
-    Raises:
-        UnavailableError: the sweep's directory cannot be read now.
+    Raises UnavailableError: the sweep's directory cannot be read now.
     """
     return run.path.name.isdecimal() and unwrap(exists(run.path.parent / claims.CLAIMS))
 
@@ -126,8 +117,7 @@ def is_packed(run: Run) -> bool:
 def rerun(run: Run) -> str:
     """Returns the sub-command that restarts a point of a packed sweep (`sweep rerun ID 7`); empty for other runs.
 
-    Raises:
-        UnavailableError: the sweep's directory cannot be read now.
+    Raises UnavailableError: the sweep's directory cannot be read now.
     """
     return f"sweep rerun {run.path.parent.name} {run.path.name}" if is_packed(run) else ""
 
@@ -135,9 +125,8 @@ def rerun(run: Run) -> str:
 def cancel_point(run: Run) -> None:
     """Cancels a point of a packed sweep. A running point gets the mark `cancelled`, and its slot manager stops it.
 
-    Raises:
-        UnavailableError: the point's log cannot be read now.
-        OSError: the claim or the mark cannot be written.
+    Raises UnavailableError: the point's log cannot be read now.
+    Raises OSError: the claim or the mark cannot be written.
     """
     reads, point = Claims(run.path.parent, 0), int(run.path.name)
     log = reads.log(point)
@@ -160,11 +149,8 @@ class Activity:
 def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: int, now: float) -> Activity:
     """Computes the throughput of pilots.
 
-    Args:
-        board: present state of the sweep.
-        journals: for each slot manager that is alive, the latest events of its journal, oldest first.
-        count: number of points of the sweep.
-        now: present time, in seconds since the epoch.
+    journals: for each slot manager that is alive, the latest events of its journal, oldest first.
+    now: present time, in seconds since the epoch.
     """
     slots, busy_time, slot_time, ended, since = 0, 0.0, 0.0, 0, now
     for events in journals.values():
@@ -195,14 +181,8 @@ def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: i
 def activity_of(sweep: Sweep, packing: Packing, board: Board, count: int) -> Activity:
     """Reads the journals of the slot managers that are alive, and returns the throughput of the sweep's pilots.
 
-    Args:
-        sweep: the packed sweep.
-        packing: how the sweep's points share pilots.
-        board: the sweep's present state.
-        count: number of the sweep's points.
-
-    Raises:
-        UnavailableError: a journal cannot be read now.
+    packing: how the sweep's points share pilots.
+    Raises UnavailableError: a journal cannot be read now.
     """
     reads = Claims(sweep.path, packing.retries)
     journals = {}

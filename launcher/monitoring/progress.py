@@ -17,39 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Progress of a run. A field is None if it is unknown or does not apply.
+    """Progress of a run. A field is None if it is unknown or does not apply."""
 
-    Attributes:
-        step, steps: number of steps done, and total number of steps, as the program reports them.
-        percent: percentage of steps done, rounded down; 100 only when all are done.
-        rate: steps per second of the later half of the attempt's steps, including the time of saves and evaluations.
-        needs: seconds that the remaining steps will take at this rate.
-        elapsed: seconds since the last attempt started or, if the run is over, duration of that attempt.
-        left: seconds left of the attempt's wall time.
-        saved: number of steps done in the last checkpoint.
-        saved_ago: seconds since the last checkpoint was written.
-        waits: the ranks that wait at a breakpoint; `needs` is then unknown.
-    """
-
-    step: int | None = None
+    step: int | None = None  # step, steps: number of steps done, and total number of steps, as the program reports them
     steps: int | None = None
-    percent: int | None = None
+    percent: int | None = None  # percentage of steps done, rounded down; 100 only when all are done
+    # steps per second of the later half of the attempt's steps, including the time of saves and evaluations
     rate: float | None = None
-    needs: int | None = None
+    needs: int | None = None  # seconds that the remaining steps will take at this rate
+    # seconds since the last attempt started or, if the run is over, duration of that attempt
     elapsed: int | None = None
-    left: int | None = None
-    saved: int | None = None
-    saved_ago: int | None = None
-    waits: tuple[Breakpoint, ...] = ()
+    left: int | None = None  # seconds left of the attempt's wall time
+    saved: int | None = None  # number of steps done in the last checkpoint
+    saved_ago: int | None = None  # seconds since the last checkpoint was written
+    waits: tuple[Breakpoint, ...] = ()  # the ranks that wait at a breakpoint; `needs` is then unknown
 
 
 def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
     """Returns the progress of a run.
 
-    Args:
-        seen: the run's current state.
-        now: present time, in seconds since the epoch.
-        before: step and time of the newest checkpoint (`saved_before`), used if the last attempt has not saved any.
+    now: present time, in seconds since the epoch.
+    before: step and time of the newest checkpoint (`saved_before`), used if the last attempt has not saved any.
     """
     events, live = seen.history.events, not seen.state.over
     step, steps, percent = _steps(seen.progress)
@@ -87,8 +75,7 @@ def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
     Only the later half of the growth counts, as far as `seen` tells them apart: the first steps of a training take
     longer than all others.
 
-    Args:
-        seen: times in seconds and the number at that time, oldest first.
+    seen: times in seconds and the number at that time, oldest first.
     """
     if len(seen) < 2:
         return None

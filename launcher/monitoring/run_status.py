@@ -93,9 +93,7 @@ class Damaged:
 def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
     """Returns the queries and commands of the plan's scheduler.
 
-    Args:
-        plan: plan of a job.
-        timeout: maximum seconds for each command; None: cluster.submit_timeout, which is always the upper limit.
+    timeout: maximum seconds for each command; None: cluster.submit_timeout, which is always the upper limit.
     """
     timeout = plan.cluster.submit_timeout if timeout is None else min(timeout, plan.cluster.submit_timeout)
     return registry.queue(plan.cluster.scheduler).queries(timeout)
@@ -109,8 +107,7 @@ def forget(plan: JobPlan) -> None:
 class JobMonitor:
     """Queries schedulers about the user's jobs, at most every 2 s at first, and every 60 s while nothing changes.
 
-    Args:
-        share: whether to read and write the cache of replies that commands share. Commands that change jobs must not.
+    share: whether to read and write the cache of replies that commands share. Commands that change jobs must not.
     """
 
     def __init__(self, *, share: bool = False) -> None:
@@ -188,8 +185,7 @@ class JobMonitor:
 
         A scheduler with a single such job is not queried here, but by `ended`.
 
-        Args:
-            wanted: plan and history of each run; runs with a known end are skipped.
+        wanted: plan and history of each run; runs with a known end are skipped.
         """
         gone: dict[str, tuple[JobPlan, list[str]]] = {}
         for plan, history in wanted:
@@ -215,8 +211,7 @@ class JobMonitor:
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
         """Returns the record of the plan's scheduler about a job that is over; None: the scheduler has no record.
 
-        Raises:
-            QueryError: the scheduler does not respond.
+        Raises QueryError: the scheduler does not respond.
         """
         commands = queries(plan, QUERY_TIMEOUT)
         place = plan.cluster.scheduler, commands.key(job_id)
@@ -257,12 +252,9 @@ class JobMonitor:
     ) -> JobSnapshot:
         """Returns all jobs of the user that a scheduler lists, or why it does not respond; cached while that is fresh.
 
-        Args:
-            name: name of the scheduler.
-            commands: queries of the scheduler.
-            timeout: seconds that the query may take.
-            quick: whether a run's record has changed, after which cached replies are fresh for 2 s only.
-            newer: earliest acceptable start of the query, in seconds since the epoch.
+        timeout: seconds that the query may take.
+        quick: whether a run's record has changed, after which cached replies are fresh for 2 s only.
+        newer: earliest acceptable start of the query, in seconds since the epoch.
         """
         before = self._snapshots.get(name)
         if quick:
@@ -317,14 +309,10 @@ class JobMonitor:
     def cancel(self, run: Run, *, kill: bool = False) -> None:
         """Cancels a run: marks its directory as cancelled, and ends its job.
 
-        Args:
-            run: the run.
-            kill: whether a run without a scheduler is killed instead of asked to stop.
-
-        Raises:
-            RunError: the run is on another machine, or its directory is not the user's own.
-            QueryError: the scheduler does not respond.
-            OSError: the directory cannot be marked, for example on a full disk. The job is ended nonetheless.
+        kill: whether a run without a scheduler is killed instead of asked to stop.
+        Raises RunError: the run is on another machine, or its directory is not the user's own.
+        Raises QueryError: the scheduler does not respond.
+        Raises OSError: the directory cannot be marked, for example on a full disk. The job is ended nonetheless.
         """
         ownership.require_own(run.path, "cancel it")
         plan, history = run.plan(), read_history(run)
@@ -393,14 +381,9 @@ def _not_yet(plan: JobPlan) -> str:
 def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | None = None) -> RunStatus:
     """Returns the current state of a run.
 
-    Args:
-        run: the run.
-        live: queries the run's scheduler.
-        known: plan and history of the run, if they have just been read; None: they are read.
-
-    Raises:
-        UnavailableError: a file of the run cannot be read now.
-        RunError: the run does not exist, or its record is damaged.
+    known: plan and history of the run, if they have just been read; None: they are read.
+    Raises UnavailableError: a file of the run cannot be read now.
+    Raises RunError: the run does not exist, or its record is damaged.
     """
     plan, history = known or (run.plan(), read_history(run))
     while True:
@@ -453,12 +436,8 @@ def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damag
 def all_statuses(runs: Iterable[Run], *, strict: bool) -> list[RunStatus]:
     """Returns the current states of many runs, with one query to each scheduler.
 
-    Args:
-        runs: the runs.
-        strict: whether a run that cannot be read is an error; False: it is left out.
-
-    Raises:
-        RunError: a run cannot be read, and `strict` is set.
+    strict: whether a run that cannot be read is an error; False: it is left out.
+    Raises RunError: a run cannot be read, and `strict` is set.
     """
     seen: list[RunStatus] = []
     for each in each_status(runs, JobMonitor(share=True)):

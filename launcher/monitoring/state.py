@@ -97,10 +97,8 @@ _LIVE = {
 def run_state(history: RunHistory, job: JobState | None, *, answered: bool = True) -> RunState:
     """Returns the state of a run, by the module's table.
 
-    Args:
-        history: what the run's files say.
-        job: state of the run's current job in the scheduler; None: the scheduler knows no such job.
-        answered: whether the scheduler responded.
+    job: state of the run's current job in the scheduler; None: the scheduler knows no such job.
+    answered: whether the scheduler responded.
     """
     if history.ended == errors.DONE:
         return RunState.DONE

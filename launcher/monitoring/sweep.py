@@ -123,15 +123,11 @@ def point_statuses(
 ) -> list[PointStatus]:
     """Returns the current states of a sweep's points, sorted by number.
 
-    Args:
-        sweep: the sweep.
-        live: monitor of an earlier call, whose replies may still be fresh; None: a new one.
-        points: numbers of the points to include; None: all points.
-        cancelled: whether points that have not started count as cancelled; None: if the sweep is marked as cancelled.
-
-    Raises:
-        UnavailableError: the sweep cannot be read now.
-        RunError: there is no such sweep, or its manifest is damaged.
+    live: monitor of an earlier call, whose replies may still be fresh; None: a new one.
+    points: numbers of the points to include; None: all points.
+    cancelled: whether points that have not started count as cancelled; None: if the sweep is marked as cancelled.
+    Raises UnavailableError: the sweep cannot be read now.
+    Raises RunError: there is no such sweep, or its manifest is damaged.
     """
     live = live or SweepMonitor()
     points = None if points is None else set(points)
@@ -169,8 +165,7 @@ def _of_record(run: Run, live: SweepMonitor) -> RunStatus | None:
 def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
     """Returns the pilots of a packed sweep that are not over, sorted by number.
 
-    Raises:
-        RunError: a pilot's record cannot be read.
+    Raises RunError: a pilot's record cannot be read.
     """
     found: list[RunStatus] = []
     for number in count():
@@ -226,8 +221,7 @@ def _waits_here(run: Run, requested: float | None, events: Iterable[Mapping[str,
 def done(run: Run) -> bool:
     """Returns whether the last attempt of a run ended with exit code 0. Reads only the job script's events.
 
-    Raises:
-        UnavailableError: the events cannot be read now.
+    Raises UnavailableError: the events cannot be read now.
     """
     attempts = run.attempts()
     events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []

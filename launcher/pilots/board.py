@@ -28,24 +28,17 @@ class Other:
 class Board:
     """Finds the points that a slot manager may claim.
 
-    Attributes:
-        count: number of points of the sweep; a search (Optuna) adds points while it runs.
-        logs: the log of each point that was ever claimed, by the point's index, as of the last `look`.
-        others_done: whether another node has completed a point (state DONE), as of the last `look`.
+    count: number of points of the sweep; a search (Optuna) adds points while it runs.
+    logs: the log of each point that was ever claimed, by the point's index, as of the last `look`.
+    others_done: whether another node has completed a point (state DONE), as of the last `look`.
     """
 
     def __init__(
         self, folder: Claims, count: int, mine: Manager, host: str, lease: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            folder: the sweep's claims.
-            count: number of points of the sweep.
-            mine: the slot manager that this board serves.
-            host: name of this slot manager's node.
-            lease: seconds without a heartbeat after which another manager is dead.
-            clock: monotonic clock in seconds; tests replace it.
+        """lease: seconds without a heartbeat after which another manager is dead.
+        clock: monotonic clock in seconds; tests replace it.
         """
         self._claims, self.count, self._mine, self._host, self._clock = folder, count, mine, host, clock
         self._beats = Heartbeats(lease)
@@ -72,8 +65,7 @@ class Board:
 
         Returns the point's index in the sweep, and its log before the claim; None: no point may be claimed now.
 
-        Raises:
-            OSError, UnavailableError: the claims cannot be read or written now.
+        Raises OSError, UnavailableError: the claims cannot be read or written now.
         """
         while True:
             if not self._free or self._stale:
@@ -101,11 +93,8 @@ class Board:
     def look(self, *, now: bool = False) -> bool:
         """Reads the claims and heartbeats of all slot managers, if that is due. Returns whether it has read them.
 
-        Args:
-            now: read them even if that is not due.
-
-        Raises:
-            UnavailableError: the claims cannot be read now.
+        now: read them even if that is not due.
+        Raises UnavailableError: the claims cannot be read now.
         """
         began = self._clock()
         if began < self._next_look and not now:

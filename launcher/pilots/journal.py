@@ -39,13 +39,12 @@ def outcome(
     | 75, or any if its slot manager has stopped it | otherwise | released: it will be retried |
     | any other, or a signal | any | failed |
 
-    Args:
-        code: exit code of the attempt; negative: the signal that killed it.
-        stopping: whether its slot manager has stopped it together with all its other points.
-        cancelled: whether the point or the sweep was cancelled.
-        stopped: whether RUN/stop exists.
-        pruned: whether the search has pruned the point.
-        spent: whether the point has had `resume.max_attempts` attempts.
+    code: exit code of the attempt; negative: the signal that killed it.
+    stopping: whether its slot manager has stopped it together with all its other points.
+    cancelled: whether the point or the sweep was cancelled.
+    stopped: whether RUN/stop exists.
+    pruned: whether the search has pruned the point.
+    spent: whether the point has had `resume.max_attempts` attempts.
     """
     if code == errors.DONE:
         return Kind.DONE
@@ -69,12 +68,8 @@ class JournalWriter:
     """Writes the journal and the heartbeats of one slot manager, and waits for its next event."""
 
     def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
-        """
-        Args:
-            folder: the sweep's claims, and the journals of its slot managers.
-            mine: the slot manager.
-            lease: seconds without a heartbeat after which other slot managers take it for dead.
-            signals: the signals of this process.
+        """folder: the sweep's claims, and the journals of its slot managers.
+        lease: seconds without a heartbeat after which other slot managers take it for dead.
         """
         self._claims, self._mine, self._lease, self._signals = folder, mine, lease, signals
         self._pulse = heartbeat.mine()
@@ -84,12 +79,7 @@ class JournalWriter:
     def begin(self, host: str, slots: int) -> None:
         """Starts the journal with the event ManagerBegan, the first heartbeat.
 
-        Args:
-            host: name of this node.
-            slots: number of slots.
-
-        Raises:
-            OSError: the journal cannot be written.
+        Raises OSError: the journal cannot be written.
         """
         if self._pulse is not None:
             self._pulse.listen()
@@ -110,8 +100,7 @@ class JournalWriter:
 
         It must kill them if no heartbeat could be written for half a lease, since others may soon take them over.
 
-        Args:
-            now: monotonic seconds.
+        now: monotonic seconds.
         """
         if self._pulse is not None:
             self._pulse.beat()

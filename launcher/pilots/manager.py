@@ -73,12 +73,8 @@ class Running:
 def main(config: Function, env: Env | None) -> dict[str, Any]:
     """Runs points as a pilot's rank, until no point is left. For the metrics that it returns see `SlotManager.run`.
 
-    Args:
-        config: `kwargs` has the sweep's directory (`sweep`) and the index of the pilot in the sweep (`pilot`).
-        env: unused, since a pilot has no process group.
-
-    Raises:
-        SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
+    config: `kwargs` has the sweep's directory (`sweep`) and the index of the pilot in the sweep (`pilot`).
+    Raises SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
     """
     attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
     assert attempt is not None, "an agent has started this"
@@ -109,10 +105,8 @@ def packing_of(manifest: Manifest) -> Packing:
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
     """Returns the id of the slot manager that this rank of a pilot is.
 
-    Args:
-        pilot: index of the pilot in the sweep.
-        attempt: the pilot's attempt.
-        environ: the rank's environment, with the round and the node rank.
+    pilot: index of the pilot in the sweep.
+    environ: the rank's environment, with the round and the node rank.
     """
     return Manager(pilot, attempt.number, int(environ.get("LAUNCHER_ROUND", 0)), int(environ.get("GROUP_RANK", 0)))
 
@@ -144,17 +138,7 @@ class SlotManager:
         self, sweep: Sweep, manifest: Manifest, attempt: Attempt, mine: Manager, host: str,
         environ: Mapping[str, str], signals: Signals, start: Callable[[Attempt, Slot, str], int] = point_fork.start,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            sweep: the sweep.
-            manifest: the sweep's manifest.
-            attempt: the pilot's attempt.
-            mine: this slot manager.
-            host: the scheduler's name of this node.
-            environ: the environment of this process.
-            signals: the signals of this process.
-            start: starts a point, and returns its process id; tests replace it.
-        """
+        """start: starts a point, and returns its process id; tests replace it."""
         self._starts = start
         plan, packing = attempt.run.plan(), packing_of(manifest)
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
@@ -178,14 +162,8 @@ class SlotManager:
     def run(self, slots: Sequence[Slot]) -> dict[str, Any]:
         """Claims points and runs them in these slots until no point is left that this slot manager may claim.
 
-        Args:
-            slots: the slots of this node.
-
-        Returns:
-            `points`, the number of attempts of points that ended here, and `done`, how many of these succeeded.
-
-        Raises:
-            SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
+        Returns `points`, the number of attempts of points that ended here, and `done`, how many of these succeeded.
+        Raises SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
         """
         self._journal.begin(self._host, len(slots))
         self._free = [*slots][::-1]

@@ -42,14 +42,7 @@ LEASE = "lease"
 
 
 def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, host: str) -> dict[str, str]:
-    """Returns the environment variables of a point's agent.
-
-    Args:
-        environ: the slot manager's environment.
-        attempt: the point's attempt.
-        slot: the slot that the point has on this node.
-        host: the scheduler's name of this node.
-    """
+    """Returns the environment variables of a point's agent."""
     run = attempt.run
     kept = {name: value for name, value in environ.items() if name not in OF_RANKS}
     return {
@@ -63,11 +56,7 @@ def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, host: 
 def begin(run: Run) -> Attempt:
     """Creates the directories of a point's next attempt, and returns the attempt.
 
-    Args:
-        run: the point's run.
-
-    Raises:
-        OSError, UnavailableError: the directories cannot be made now.
+    Raises OSError, UnavailableError: the directories cannot be made now.
     """
     number = max((each.number for each in run.attempts()), default=-1) + 1
     while True:
@@ -84,13 +73,7 @@ def begin(run: Run) -> Attempt:
 def start(attempt: Attempt, slot: Slot, host: str) -> int:
     """Forks a process that runs a point's attempt. Returns its process id.
 
-    Args:
-        attempt: the point's attempt.
-        slot: the slot that the point has on this node.
-        host: the scheduler's name of this node.
-
-    Raises:
-        OSError: the fork failed, for example at the process limit.
+    Raises OSError: the fork failed, for example at the process limit.
     """
     manager = os.getpid()
     for stream in (sys.stdout, sys.stderr):
@@ -105,14 +88,8 @@ def start(attempt: Attempt, slot: Slot, host: str) -> int:
 def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
     """Writes the Ended event of an attempt with a killed process, unless the process has written it itself.
 
-    Args:
-        attempt: the point's attempt.
-        number: the signal that killed the process.
-        host: the scheduler's name of this node.
-        asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
-
-    Raises:
-        OSError: the event cannot be written.
+    asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
+    Raises OSError: the event cannot be written.
     """
     if _has_ended(attempt):
         return

@@ -37,10 +37,7 @@ def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
 
     If the slots ask for more GPUs than there are, several slots share a GPU. Without GPUs the result is empty.
 
-    Args:
-        slot: index of the slot on the node, from 0.
-        per_slot: number of GPUs that a point asks for.
-        there: number of the pilot's GPUs on the node.
+    slot: index of the slot on the node, from 0.
     """
     return tuple(dict.fromkeys((slot * per_slot + place) % there for place in range(per_slot))) if there else ()
 
@@ -48,13 +45,9 @@ def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
 def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[str, str]:
     """Returns the variable `name` with the value that makes only some of the visible GPUs visible.
 
-    Args:
-        environ: the slot manager's environment; if the variable is not set there, all GPUs are visible.
-        places: indices of the slot's GPUs among the visible ones.
-        name: CUDA_VISIBLE_DEVICES, or another variable of this kind.
-
-    Raises:
-        TooFewGpus: an index is beyond the visible GPUs.
+    environ: the slot manager's environment; if the variable is not set there, all GPUs are visible.
+    places: indices of the slot's GPUs among the visible ones.
+    Raises TooFewGpus: an index is beyond the visible GPUs.
     """
     shown = environ.get(name)
     if shown is None:
@@ -71,15 +64,8 @@ def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[s
 def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int, gpus: int, cpus: int) -> list[Slot]:
     """Returns the slots of this node, each with its CPUs and GPUs.
 
-    Args:
-        count: number of slots.
-        environ: environment of this process.
-        gpus_per_point: number of GPUs that a point asks for.
-        gpus: number of GPUs that the pilot has asked for on this node.
-        cpus: number of CPUs that a point asks for.
-
-    Raises:
-        TooFewGpus: fewer GPUs are visible than the pilot has asked for.
+    gpus: number of GPUs that the pilot has asked for on this node.
+    Raises TooFewGpus: fewer GPUs are visible than the pilot has asked for.
     """
     node, allowed = sysfs.read(environ=environ), os.sched_getaffinity(0)
     places = [gpus_of(slot, gpus_per_point, gpus) for slot in range(count)]

@@ -67,8 +67,7 @@ class Agents(Protocol):
     def answer(self, key: str, timeout: float) -> Any:
         """On the other agents: waits up to `timeout` seconds for the leader's value for `key`, and returns it.
 
-        Raises:
-            LeaderLost: the leader has published no value in time, or the connection to it is lost.
+        Raises LeaderLost: the leader has published no value in time, or the connection to it is lost.
         """
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -85,14 +84,8 @@ class Preflight:
         self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, rendezvous: Rendezvous, *,
         round_number: int,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            plan: the run's plan.
-            attempt: the current attempt.
-            events: this agent's event file.
-            agents: the connection to the other agents.
-            rendezvous: the rendezvous of all agents that take part; its first agent is the leader.
-            round_number: index of the rendezvous round, from 0.
+        """rendezvous: the rendezvous of all agents that take part; its first agent is the leader.
+        round_number: index of the rendezvous round, from 0.
         """
         self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
         self._rendezvous, self._round = rendezvous, round_number
@@ -260,9 +253,7 @@ class Preflight:
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:
     """Returns the nodes that these agents run on, in the agents' order.
 
-    Args:
-        members: the agents.
-        name: function that returns the name in messages of the agents with the given indices.
+    name: function that returns the name in messages of the agents with the given indices.
     """
     nodes, first = [], 0
     ranks: dict[int, list[int]] = {}

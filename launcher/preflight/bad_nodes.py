@@ -54,13 +54,9 @@ def decide(
     | some nodes are bad, and too few are left | fail (1): the run can be resumed on other nodes |
     | ranks fail together, and the bad node is unknown | fail (1) |
 
-    Args:
-        nodes: all nodes that take part.
-        reports: the checks that each agent has reported.
-        least: number of agents that the run needs.
-        scheduler: name of the scheduler that started the run; it decides how the failure advises to exclude nodes.
-        settings: the plan's `cluster.settings`, with the nodes that the run excludes already.
-        timeout: seconds within which a node must report.
+    scheduler: name of the scheduler that started the run; it decides how the failure advises to exclude nodes.
+    settings: the plan's `cluster.settings`, with the nodes that the run excludes already.
+    timeout: seconds within which a node must report.
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
@@ -122,10 +118,7 @@ def blame(
 
     A node whose ranks only lost other ranks, or waited for them in vain, is not bad.
 
-    Args:
-        nodes: all nodes.
-        failed: failed checks of each node.
-        silent: nodes with an agent that did not report in time.
+    silent: nodes with an agent that did not report in time.
     """
     found: dict[Node, Check | None] = {node: None for node in nodes if node in silent}
     for node in nodes:

@@ -76,9 +76,7 @@ class Problem(Exception):
 def check(name: str, look: Callable[[], Observation]) -> Check:
     """Runs a check and returns its result, with its duration. Any error but a Problem makes it a failed check.
 
-    Args:
-        name: name of the check.
-        look: makes the check; returns what it measured, or raises Problem.
+    look: makes the check; returns what it measured, or raises Problem.
     """
     began = time.monotonic()
     try:
@@ -105,12 +103,8 @@ def wants_gpus(plan: JobPlan) -> bool:
 def require_devices(plan: JobPlan, there: int) -> None:
     """Compares the number of GPUs that a process sees with the requested number.
 
-    Args:
-        plan: the run's plan.
-        there: number of GPUs that torch sees.
-
-    Raises:
-        Problem: there are too few. In launch mode `tasks` one is enough: the scheduler may show each rank its own only.
+    Raises Problem: there are too few. In launch mode `tasks` one is enough: the scheduler may show each rank its own
+        only.
     """
     if not wants_gpus(plan):
         return
@@ -122,8 +116,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
 def device(plan: JobPlan, local_rank: int) -> torch.device:
     """Returns the device that a rank will use, chosen as `process_group.init` does.
 
-    Raises:
-        Problem: there are too few GPUs.
+    Raises Problem: there are too few GPUs.
     """
     seen = devices.find_accelerators(os.environ)
     count = seen.count if plan.workload.device in (Device.auto.value, seen.kind) else 0
@@ -136,8 +129,7 @@ def compute(where: torch.device) -> Observation:
 
     The elements are small integers, so the product is exact in any floating-point format.
 
-    Raises:
-        Problem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory (WARNING).
+    Raises Problem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory (WARNING).
     """
     if (there := accelerator.module(where)) is not None:
         there.set_device(where)
@@ -160,12 +152,8 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
 
     Returns NCCL's choice as an Observation of code NETWORK.
 
-    Args:
-        log: NCCL's log file of this rank.
-        expects: `cluster.expects`.
-
-    Raises:
-        Problem: NCCL chose another network.
+    expects: `cluster.expects`.
+    Raises Problem: NCCL chose another network.
     """
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
@@ -179,17 +167,13 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
 def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
     """Returns the free space of a directory as an Observation of code SPACE, if there is enough.
 
-    Args:
-        key: config key or variable to set if there is too little space.
-        folder: the directory.
-        free: free bytes.
-        files: number of files that can still be created; -1: the file system does not count them.
-        least: bytes below which the check fails.
-        enough: bytes below which the check warns.
-
-    Raises:
-        Problem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than `enough`
-            bytes are free (WARNING).
+    key: config key or variable to set if there is too little space.
+    free: free bytes.
+    files: number of files that can still be created; -1: the file system does not count them.
+    least: bytes below which the check fails.
+    enough: bytes below which the check warns.
+    Raises Problem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than `enough`
+        bytes are free (WARNING).
     """
     little = Observation(code=CheckCode.LITTLE_SPACE, path=folder, key=key, free=free)
     if 0 <= files < 10:
@@ -206,8 +190,7 @@ def space(key: str, folder: Path, least: int, enough: int) -> Observation:
 
     If the directory does not exist yet, its nearest existing parent is checked. For the arguments see `judge_space`.
 
-    Raises:
-        Problem: as by `judge_space`; or the directory cannot be written to.
+    Raises Problem: as by `judge_space`; or the directory cannot be written to.
     """
     there = folder
     while not there.exists() and there != there.parent:
@@ -235,8 +218,7 @@ def _not_written(error: OSError, folder: Path, key: str) -> Observation:
 def temporary() -> Observation:
     """Checks the directory for temporary files (TMPDIR), and returns its free space as `space` does.
 
-    Raises:
-        Problem: TMPDIR does not exist, cannot be written to, or has too little space.
+    Raises Problem: TMPDIR does not exist, cannot be written to, or has too little space.
     """
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
@@ -247,8 +229,7 @@ def temporary() -> Observation:
 def shared_memory(ranks: int) -> Observation:
     """Returns the free shared memory (/dev/shm) of a node with `ranks` ranks, as `judge_space` does.
 
-    Raises:
-        Problem: as by `judge_space`.
+    Raises Problem: as by `judge_space`.
     """
     has = os.statvfs(SHM)
     return judge_space(
@@ -262,8 +243,7 @@ def checkpoint_space(plan: JobPlan, *, first: bool) -> Observation:
     On the first node, the check fails if one more checkpoint as large as the newest one would not fit, and warns if two
     would not. The others share the folder, and only have to be able to write to it.
 
-    Raises:
-        Problem: as by `space`.
+    Raises Problem: as by `space`.
     """
     folder = Path(plan.checkpoint.dir)
     newest = _newest_size(folder) if first else 0
@@ -287,13 +267,9 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 
     Returns an Observation of code FILE_WRITTEN.
 
-    Args:
-        folder: the directory; it is created with mode 0700.
-        index: index of the agent.
-        text: content of the file.
-
-    Raises:
-        Problem: the file cannot be written, or the file system does not keep its owner and mode.
+    folder: the directory; it is created with mode 0700.
+    index: index of the agent.
+    Raises Problem: the file cannot be written, or the file system does not keep its owner and mode.
     """
     path = folder / f"member-{index}"
     try:
@@ -312,14 +288,7 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
     """Refuses a wrong owner or mode of a file that this process has created with mode 0600.
 
-    Args:
-        path: the file.
-        owner: user id of the file's owner.
-        me: user id of this process.
-        mode: mode of the file.
-
-    Raises:
-        Problem: the file belongs to another user (the file system maps ids), or others can write to it.
+    Raises Problem: the file belongs to another user (the file system maps ids), or others can write to it.
     """
     if owner != me:
         raise Problem(Observation(code=CheckCode.OTHER_OWNER, path=str(path), owner=owner, user=me))
@@ -330,13 +299,10 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
     """Waits until the files of other agents are visible. Returns their number in an Observation of code FILES_SEEN.
 
-    Args:
-        folder: the attempt's directory `preflight`.
-        texts: expected content of each file, by the agent's index.
-        timeout: seconds to wait.
-
-    Raises:
-        Problem: some files are missing or have other content; accuses their agents.
+    folder: the attempt's directory `preflight`.
+    texts: expected content of each file, by the agent's index.
+    timeout: seconds to wait.
+    Raises Problem: some files are missing or have other content; accuses their agents.
     """
     deadline, left = time.monotonic() + timeout, dict(texts)
     while True:

@@ -34,15 +34,12 @@ def run(
 ) -> None:  # fmt: skip
     """Makes the checks of one future rank: the main function of a preflight process. Does not return.
 
-    Args:
-        plan: the run's plan.
-        attempt: directory of the attempt.
-        rendezvous: the agents that take part; its port is that of the preflight's TCPStore.
-        index: index of this process's agent in `rendezvous.members`.
-        place: index of the future rank among the ranks of its agent.
-        timeout: timeout of the process group, in seconds.
-        pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
-        agent: process id of the agent, with which this process dies.
+    rendezvous: the agents that take part; its port is that of the preflight's TCPStore.
+    index: index of this process's agent in `rendezvous.members`.
+    place: index of the future rank among the ranks of its agent.
+    timeout: timeout of the process group, in seconds.
+    pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
+    agent: process id of the agent, with which this process dies.
     """
     orphans.die_with_parent(agent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
@@ -107,8 +104,7 @@ class RankChecks:
     def together(self, timeout: float) -> list[Check]:
         """Returns the results of the second part, with all ranks: clocks, an all_reduce, and the network of NCCL.
 
-        Args:
-            timeout: timeout of the process group, in seconds.
+        timeout: timeout of the process group, in seconds.
         """
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 

@@ -36,9 +36,8 @@ ELEMENTS = 65536  # least number of elements of the all_reduce
 def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tuple[float, float]:
     """Returns by how many seconds this clock is ahead of another, and the largest error of that number.
 
-    Args:
-        mine: for each request, this clock's time before the request and after the reply.
-        theirs: for each request, the other clock's time between these two.
+    mine: for each request, this clock's time before the request and after the reply.
+    theirs: for each request, the other clock's time between these two.
     """
     (before, after), then = min(zip(mine, theirs, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
     return (before + after) / 2 - then, (after - before) / 2
@@ -53,15 +52,11 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
     which is between any node's two readings. From the second round on all requests come at almost the same time, so
     the two readings of each node are close.
 
-    Args:
-        store: store that all nodes share.
-        first: whether this is the first node.
-        nodes: number of nodes.
-        rounds: number of comparisons; the one with the smallest error counts.
-
-    Raises:
-        Problem: the clocks differ by more than SKEW seconds (WARNING).
-        DistStoreError: not all nodes took part before the store's timeout.
+    store: store that all nodes share.
+    first: whether this is the first node.
+    rounds: number of comparisons; the one with the smallest error counts.
+    Raises Problem: the clocks differ by more than SKEW seconds (WARNING).
+    Raises DistStoreError: not all nodes took part before the store's timeout.
     """
     mine, theirs = [], []
     for number in range(rounds):
@@ -80,13 +75,10 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
 def judge_clock(ahead: float, error: float) -> Observation:
     """Returns by how much a node's clock is ahead of the first node's as an Observation of code CLOCK.
 
-    Args:
-        ahead: seconds by which this node's clock is ahead; negative: behind.
-        error: largest error of `ahead`, in seconds.
-
-    Raises:
-        Problem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases, timeouts and
-            the time left of an attempt never compare the clocks of two hosts.
+    ahead: seconds by which this node's clock is ahead; negative: behind.
+    error: largest error of `ahead`, in seconds.
+    Raises Problem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases, timeouts
+        and the time left of an attempt never compare the clocks of two hosts.
     """
     found = Observation(code=CheckCode.CLOCK, ahead=ahead, accuracy=error)
     if abs(ahead) > SKEW + error:
@@ -104,14 +96,8 @@ def reduce(rank: int, world_size: int, where: torch.device) -> Observation:
     number on rank (i modulo world size) and 0 on all others. The sums are exact in float32 in any order, and a wrong
     element shows which rank it came from.
 
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        where: device of the tensor.
-
-    Raises:
-        Problem: elements are wrong; accuses the ranks that they come from.
-        RuntimeError: from the backend, if ranks are gone, late or cannot be reached.
+    Raises Problem: elements are wrong; accuses the ranks that they come from.
+    Raises RuntimeError: from the backend, if ranks are gone, late or cannot be reached.
     """
     places = torch.arange(max(ELEMENTS, world_size))
     known = (places % 1009 + 1).to(torch.float32)
@@ -135,9 +121,8 @@ def reduce(rank: int, world_size: int, where: torch.device) -> Observation:
 def open_port(interface: str) -> tuple[socket.socket | None, str]:
     """Returns a listening socket on a network interface, and its `ADDRESS PORT`; None and "" if none can be opened.
 
-    Args:
-        interface: name of the interface. If it does not exist or has no address, the addresses of the host's name are
-            used, as gloo does.
+    interface: name of the interface. If it does not exist or has no address, the addresses of the host's name are used,
+        as gloo does.
     """
     for name in (interface, None):
         with contextlib.suppress(OSError):
@@ -149,12 +134,9 @@ def open_port(interface: str) -> tuple[socket.socket | None, str]:
 def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation:
     """Connects to the ports of other nodes. Returns the number of nodes in an Observation of code REACHED.
 
-    Args:
-        addresses: `ADDRESS PORT` of each node, by its agent's index; empty: the node has opened no port.
-        names: host name of each node, by its agent's index.
-
-    Raises:
-        Problem: some nodes cannot be reached; accuses their agents.
+    addresses: `ADDRESS PORT` of each node, by its agent's index; empty: the node has opened no port.
+    names: host name of each node, by its agent's index.
+    Raises Problem: some nodes cannot be reached; accuses their agents.
     """
 
     def call(text: str) -> str | None:
@@ -181,16 +163,8 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
     """Initializes the default process group for the preflight.
 
-    Args:
-        backend: gloo, nccl or xccl.
-        store: the store through which the ranks find each other.
-        rank: this rank.
-        world_size: number of ranks.
-        where: device of this rank.
-        timeout: seconds for each collective.
-
-    Raises:
-        RuntimeError: from the backend, if other ranks cannot be reached.
+    timeout: seconds for each collective.
+    Raises RuntimeError: from the backend, if other ranks cannot be reached.
     """
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),

@@ -30,8 +30,7 @@ class Process:
     def alive(self) -> bool:
         """Returns whether the process runs on this machine; False for a zombie, and if it is on another machine.
 
-        Raises:
-            OSError: /proc cannot be read now.
+        Raises OSError: /proc cannot be read now.
         """
         state = _state(self.pid) if self.here() else None
         return state is not None and state[0] != "Z" and state[1] == self.start

@@ -22,8 +22,7 @@ def adopt() -> None:
 def die_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent ends. Call it in a fork.
 
-    Args:
-        parent: the parent's process id. If the parent has ended already, this process exits with 1.
+    parent: the parent's process id. If the parent has ended already, this process exits with 1.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -33,8 +32,7 @@ def die_with_parent(parent: int) -> None:
 def children() -> set[int]:
     """Returns the process ids of this process's children; empty on a kernel without CONFIG_PROC_CHILDREN.
 
-    Raises:
-        OSError: /proc cannot be read now (no file descriptor is left).
+    Raises OSError: /proc cannot be read now (no file descriptor is left).
     """
     try:
         with os.scandir("/proc/self/task") as threads:
@@ -55,9 +53,7 @@ def kill(keep: Collection[int], timeout: float = 2.0) -> list[int]:
 
     Returns the process ids of the killed ones, in order.
 
-    Args:
-        keep: process ids of children that are not killed.
-        timeout: seconds after which it gives up on processes that do not end (in uninterruptible sleep).
+    timeout: seconds after which it gives up on processes that do not end (in uninterruptible sleep).
     """
     give_up, killed = time.monotonic() + timeout, set()
     while strangers := _children_or_none() - set(keep):

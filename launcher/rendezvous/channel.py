@@ -61,18 +61,14 @@ def encode(message: Message) -> bytes:
 class Channel:
     """One end of a connection. It never blocks: its owner waits (select) until the socket is readable or writable.
 
-    Attributes:
-        open: whether both ends are authenticated.
-        peer: (IP address,) of the other end, a tuple of one.
-        local: (IP address,) of this end.
+    open: whether both ends are authenticated.
+    peer: (IP address,) of the other end, a tuple of one.
+    local: (IP address,) of this end.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, *, server: bool) -> None:
-        """
-        Args:
-            connection: a connected socket. The channel makes it non-blocking, and closes it.
-            secret: the attempt's secret.
-            server: whether this end has accepted the connection.
+        """connection: a connected socket. The channel makes it non-blocking, and closes it.
+        server: whether this end has accepted the connection.
         """
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # tests use Unix sockets
@@ -100,9 +96,8 @@ class Channel:
     def send(self, message: Message | bytes) -> None:
         """Sends a message, or the encoded text of one. Bytes that the socket does not take are sent by `flush`.
 
-        Raises:
-            ChannelError: the connection is broken, or the other end is not authenticated yet.
-            ValueError: the message is too long.
+        Raises ChannelError: the connection is broken, or the other end is not authenticated yet.
+        Raises ValueError: the message is too long.
         """
         if not self.open:
             raise ChannelError("the other end is not authenticated yet")
@@ -119,11 +114,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Sends as many of the unsent bytes as the socket takes.
-
-        Raises:
-            ChannelError: the connection is broken.
-        """
+        """Sends as many of the unsent bytes as the socket takes. Raises ChannelError: the connection is broken."""
         try:
             while self._out:
                 sent = self._socket.sendmsg([*islice(self._out, _PARTS)])
@@ -139,9 +130,8 @@ class Channel:
     def receive(self) -> list[dict[str, Any]]:
         """Returns the messages that have arrived since the last call. If more is left, the socket stays readable.
 
-        Raises:
-            NotAuthenticated: the other end does not know the secret.
-            ChannelError: the other end has closed the connection, or broke the protocol.
+        Raises NotAuthenticated: the other end does not know the secret.
+        Raises ChannelError: the other end has closed the connection, or broke the protocol.
         """
         closed = ""
         try:
@@ -167,8 +157,7 @@ class Channel:
     def finish(self) -> None:
         """Shuts down the sending direction. The other end reads end-of-file and closes the connection.
 
-        Raises:
-            ChannelError: the connection is broken.
+        Raises ChannelError: the connection is broken.
         """
         try:
             self._socket.shutdown(socket.SHUT_WR)

@@ -38,19 +38,14 @@ class Hub:
 
     An agent identifies itself by the member index in its first message, `hello`.
 
-    Attributes:
-        channels: the connections of the connected members, by member index.
+    channels: the connections of the connected members, by member index.
     """
 
     def __init__(
         self, listener: socket.socket, secret: bytes, *, members: Collection[int], wake: int | None = None
     ) -> None:
-        """
-        Args:
-            listener: a listening socket, which the hub closes.
-            secret: the attempt's secret.
-            members: the valid member indices; an agent with another index is refused.
-            wake: a file descriptor that ends a `poll` when it becomes readable (on signals).
+        """members: the valid member indices; an agent with another index is refused.
+        wake: a file descriptor that ends a `poll` when it becomes readable (on signals).
         """
         listener.setblocking(False)
         self._listener, self._secret, self._members = listener, secret, frozenset(members)

@@ -33,13 +33,9 @@ def interface_with(address: str) -> str | None:
 def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
     """Returns a listening socket on a free port of an interface, and its (address, port).
 
-    Args:
-        interface: name of the interface, or a comma-separated list, of which the first is used; None: the address that
-            this host's name resolves to, as gloo does.
-        backlog: maximum number of connections that wait to be accepted.
-
-    Raises:
-        OSError: there is no such interface, or it has no address that can be used.
+    interface: name of the interface, or a comma-separated list, of which the first is used; None: the address that this
+        host's name resolves to, as gloo does.
+    Raises OSError: there is no such interface, or it has no address that can be used.
     """
     name = interface.split(",")[0] if interface else None
     problem = OSError(errno.EADDRNOTAVAIL, f"{name or socket.gethostname()} has no address")

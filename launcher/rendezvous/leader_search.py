@@ -27,12 +27,9 @@ def find_leader(
     The reason is empty if the deadline passed before any port answered. The ports are tried STAGGER seconds apart and
     then in parallel, since another service may listen on one of them and send nothing.
 
-    Args:
-        host: host name of the leader, with cluster.host_suffix.
-        ports: candidate ports of the leader, in the order to try.
-        secret: the attempt's secret.
-        deadline: monotonic time at which to give up.
-        wake: a file descriptor that ends the search when it becomes readable (on signals).
+    ports: candidate ports of the leader, in the order to try.
+    deadline: monotonic time at which to give up.
+    wake: a file descriptor that ends the search when it becomes readable (on signals).
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -165,10 +162,6 @@ class ConnectBackoff:
     """Backoff between an agent's attempts to connect to its leader."""
 
     def __init__(self, members: int) -> None:
-        """
-        Args:
-            members: number of agents that connect at the same time.
-        """
         self._pause, self._members, self._soon = 0.01, members, time.monotonic() + 3.0
 
     def pause(self) -> float:

@@ -20,10 +20,9 @@ class LeaderLost(Exception):
 class RendezvousError(RuntimeError):
     """The rendezvous failed.
 
-    Attributes:
-        fault: why it failed.
-        from_leader: whether the leader refused this agent, and reports the fault to the user itself.
-        final: whether a retry is useless, because the leader has decided. If False, the leader may only be gone.
+    fault: why it failed.
+    from_leader: whether the leader refused this agent, and reports the fault to the user itself.
+    final: whether a retry is useless, because the leader has decided. If False, the leader may only be gone.
     """
 
     def __init__(self, fault: Fault, *, from_leader: bool = False, final: bool = False) -> None:
@@ -67,19 +66,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The result of a rendezvous: the members of a round, in the order of their ranks, and the address of their store.
+    """The result of a rendezvous: the members of a round, in the order of their ranks, and the address of their store."""
 
-    Attributes:
-        host, port: address of the ranks' store; the host is the address at which this member reached the leader.
-        members: all members, the leader first.
-        interface: name of this agent's network interface to the others; None: unknown.
-        listener: on the leader, the listening socket of the store; None on others.
-    """
-
+    # host, port: address of the ranks' store; the host is the address at which this member reached the leader
     host: str
     port: int
-    members: tuple[Member, ...]
-    interface: str | None
+    members: tuple[Member, ...]  # all members, the leader first
+    interface: str | None  # name of this agent's network interface to the others; None: unknown
+    # on the leader, the listening socket of the store; None on others
     listener: socket.socket | None = field(default=None, compare=False)
 
     @property

@@ -18,9 +18,8 @@ CANDIDATES = 16  # ports tried on the leader's host
 def secret_of(shared: bytes, key: str) -> bytes:
     """Returns a secret derived from another one.
 
-    Args:
-        shared: a longer-lived secret, such as the run's.
-        key: what the new secret is for: the id of an attempt, or the index of a round.
+    shared: a longer-lived secret, such as the run's.
+    key: what the new secret is for: the id of an attempt, or the index of a round.
     """
     return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
 
@@ -29,10 +28,6 @@ def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
     """Returns the ports that a leader tries to listen on, in this order.
 
     Without the secret they cannot be predicted.
-
-    Args:
-        secret: the attempt's secret.
-        port_range: lowest and highest allowed port.
     """
     low, high = port_range
     seed = hashlib.sha256(b"launcher ports\0" + secret).digest()
@@ -47,12 +42,8 @@ def free_ports(port_range: tuple[int, int]) -> list[int]:
 def listen(ports: Sequence[int], address: str = "") -> socket.socket:
     """Returns a listening socket on the first free port.
 
-    Args:
-        ports: ports to try, in this order.
-        address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
-
-    Raises:
-        RendezvousError: none of the ports is free.
+    address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
+    Raises RendezvousError: none of the ports is free.
     """
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET

@@ -43,11 +43,7 @@ class Arrivals:
         return tuple(sorted(self.arrived.values(), key=lambda member: (member.index != self.leader, member.index)))
 
     def decided(self, now: float) -> bool:
-        """Returns whether all wanted members have arrived, or the deadline has passed.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Returns whether all wanted members have arrived, or the deadline has passed. now: monotonic seconds."""
         return self.wanted <= self.arrived.keys() or now >= self.deadline
 
     def problem(self) -> Fault | None:
@@ -70,16 +66,11 @@ def join_rendezvous(
 
     All connections are closed at the end.
 
-    Args:
-        own: this process.
-        places: host and rank of each process, by member index.
-        master: host name of member 0.
-        secret: a secret that all the processes know.
-        ports: candidate ports of member 0, in the order to try.
-        timeout: seconds in which all processes must have arrived.
-
-    Raises:
-        RendezvousError: the leader was not reached, or a process did not arrive in time.
+    places: host and rank of each process, by member index.
+    master: host name of member 0.
+    ports: candidate ports of member 0, in the order to try.
+    timeout: seconds in which all processes must have arrived.
+    Raises RendezvousError: the leader was not reached, or a process did not arrive in time.
     """
     deadline = time.monotonic() + timeout
     if own.index != 0:
@@ -147,12 +138,8 @@ def _join_leader(
 def not_reached(own: Member, leader: Place, address: str, timeout: float, problem: str) -> RendezvousError:
     """Returns the error of an agent that could not connect to its leader.
 
-    Args:
-        own: the agent.
-        leader: host and node of the leader.
-        address: host name that the agent tried to connect to.
-        timeout: seconds for which it tried.
-        problem: why the leader was not found, as from `find_leader`.
+    timeout: seconds for which it tried.
+    problem: why the leader was not found, as from `find_leader`.
     """
     return RendezvousError(
         Fault(
@@ -165,9 +152,8 @@ def not_reached(own: Member, leader: Place, address: str, timeout: float, proble
 def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
     """Returns the error of an agent that the leader has refused.
 
-    Args:
-        message: the leader's message `refused`, as `hub.refused` makes it.
-        from_leader: whether the leader reports the fault to the user itself.
+    message: the leader's message `refused`, as `hub.refused` makes it.
+    from_leader: whether the leader reports the fault to the user itself.
     """
     return RendezvousError(events.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
 
@@ -181,9 +167,8 @@ def hello(own: Member, channel: Channel) -> dict[str, Any]:
 def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
     """Returns the rendezvous of a round, on a member other than the leader.
 
-    Args:
-        begin: the leader's `begin` message, with the store's port and all members.
-        own: this member, with the addresses of its connection to the leader.
+    begin: the leader's `begin` message, with the store's port and all members.
+    own: this member, with the addresses of its connection to the leader.
     """
     members = tuple(map(Member.of, begin["members"]))
     address = LOOPBACK if len({member.host for member in members}) == 1 else own.local_address
@@ -191,13 +176,7 @@ def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
 
 
 def leaders_rendezvous(port: int, members: Sequence[Member], listener: socket.socket | None = None) -> Rendezvous:
-    """Returns the rendezvous of a round, on its leader.
-
-    Args:
-        port: port of the ranks' store.
-        members: all members, the leader first.
-        listener: the listening socket of the store.
-    """
+    """Returns the rendezvous of a round, on its leader. members: all members, the leader first."""
     reached = (member.master_address for member in members if member.host != members[0].host)
     interface = interface_with(next(reached, LOOPBACK))
     return Rendezvous(address_reached(members) or LOOPBACK, port, tuple(members), interface, listener)

@@ -14,12 +14,11 @@ ROLE = "rank"
 class AgentLike(Protocol):
     """The attributes of an agent that this module reads.
 
-    Attributes:
-        index: index of the agent among all that the scheduler started for the job, from 0.
-        node_rank: index of the agent's node in the job, from 0; with launch=tasks several agents have the same.
-        host: name of the agent's host.
-        ranks: number of ranks that the agent starts.
-        first_local_rank: local rank of the first of these ranks.
+    index: index of the agent among all that the scheduler started for the job, from 0.
+    node_rank: index of the agent's node in the job, from 0; with launch=tasks several agents have the same.
+    host: name of the agent's host.
+    ranks: number of ranks that the agent starts.
+    first_local_rank: local rank of the first of these ranks.
     """
 
     @property
@@ -47,10 +46,9 @@ class Placement:
 def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:
     """Returns the environment variables of a rank that depend on its node: local rank, node rank and hosts.
 
-    Args:
-        agents: all agents of the round, in the order of their ranks.
-        position: index in `agents` of the agent that starts the rank.
-        place: index of the rank among the ranks of its agent, from 0.
+    agents: all agents of the round, in the order of their ranks.
+    position: index in `agents` of the agent that starts the rank.
+    place: index of the rank among the ranks of its agent, from 0.
     """
     own = agents[position]
     nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
@@ -73,13 +71,9 @@ def environment_of(
 ) -> dict[str, str]:  # fmt: skip
     """Returns all environment variables that torchrun sets for a rank, and LAUNCHER_ROUND and LAUNCHER_HOSTS.
 
-    Args:
-        agents, position, place: see `place_variables`.
-        master: host and port of the ranks' store.
-        run_id: id of the run.
-        round_number: index of the round, from 0.
-        max_restarts: launch.max_restarts.
-        environ: the agent's environment; TORCH_NCCL_ASYNC_ERROR_HANDLING is taken from it.
+    agents, position, place: see `place_variables`.
+    round_number: index of the round, from 0.
+    environ: the agent's environment; TORCH_NCCL_ASYNC_ERROR_HANDLING is taken from it.
     """
     rank = sum(agent.ranks for agent in agents[:position]) + place
     world_size = str(sum(agent.ranks for agent in agents))

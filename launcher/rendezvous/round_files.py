@@ -42,14 +42,8 @@ class Rounds:
     def claim(self, number: int, leader: Member, port: int, members: Sequence[Member]) -> bool:
         """Creates the file of a round atomically. Returns whether this call did; False: another leader has created it.
 
-        Args:
-            number: index of the round, from 0.
-            leader: the agent that leads the round.
-            port: port that the leader listens on.
-            members: all agents that take part.
-
-        Raises:
-            OSError: the file cannot be written. Whether another leader has created it is unknown then.
+        number: index of the round, from 0.
+        Raises OSError: the file cannot be written. Whether another leader has created it is unknown then.
         """
         values = {
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
@@ -63,26 +57,20 @@ class Rounds:
         return True
 
     def begun(self, number: int) -> bool:
-        """Returns whether round `number` has started.
-
-        Raises:
-            UnavailableError: the directory cannot be read now.
-        """
+        """Returns whether round `number` has started. Raises UnavailableError: the directory cannot be read now."""
         return bool(unwrap(exists(self._folder / f"{number}.json", retry_seconds=0)))
 
     def time_of(self, number: int) -> int:
         """Returns when a round began or its leader had its last heartbeat, in nanoseconds of the file server's clock.
 
-        Raises:
-            OSError: the file of the round cannot be read.
+        Raises OSError: the file of the round cannot be read.
         """
         return (self._folder / f"{number}.json").stat().st_mtime_ns
 
     def latest(self) -> Round | None:
         """Returns the newest round; None: no round has started. Files that are not in this format are ignored.
 
-        Raises:
-            OSError: the directory, or a file in it, cannot be read now, so that the newest round is unknown.
+        Raises OSError: the directory, or a file in it, cannot be read now, so that the newest round is unknown.
         """
         try:
             names = [path.name for path in self._folder.iterdir()]

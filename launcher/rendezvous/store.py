@@ -66,18 +66,12 @@ Address = tuple[str, int]  # an IP address and a port
 class RanksStore:
     """The process of the ranks' store and its proxy. It serves connections until `close`, or until this process ends.
 
-    Attributes:
-        pid: its process id.
+    pid: its process id.
     """
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
-        """
-        Args:
-            listener: the listening socket that ranks connect to; this object closes it.
-            hosts: IP addresses of the job's hosts.
-
-        Raises:
-            OSError: no process or memory is left.
+        """listener: the listening socket that ranks connect to; this object closes it.
+        Raises OSError: no process or memory is left.
         """
         agent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -286,8 +280,7 @@ def sign(sock: socket.socket, key: bytes) -> None:
 
     New connections without the key get no answer. Connections that exist already keep working.
 
-    Raises:
-        OSError: this kernel does not support it.
+    Raises OSError: this kernel does not support it.
     """
     anybody = struct.pack("=HHI120x", socket.AF_INET, 0, 0)  # struct sockaddr_storage, with a prefix of no bits
     option = struct.pack("=128sBBHi80s", anybody, _WITH_PREFIX, 0, len(key), 0, key)  # struct tcp_md5sig
@@ -329,11 +322,7 @@ def sockets_connected_to(address: Address) -> dict[Address, int]:
 
     Sockets of another network namespace are not listed. A socket that its process has closed belongs to root.
 
-    Args:
-        address: IP address and port of the other end.
-
-    Returns:
-        The user id of each socket's owner, by the socket's own IP address and port.
+    Returns the user id of each socket's owner, by the socket's own IP address and port.
     """
     found = {}
     suffix = f":{address[1]:04X}"

@@ -86,12 +86,8 @@ class RunData:
 def collect(seen: RunStatus, cause: str | None) -> RunData:
     """Reads the data of a run.
 
-    Args:
-        seen: the status of the run.
-        cause: why the run ended, as one line; None: not known.
-
-    Raises:
-        RunError: the run's record cannot be read.
+    cause: why the run ended, as one line; None: not known.
+    Raises RunError: the run's record cannot be read.
     """
     run, now = seen.run, time.time()
     attempts = tuple((attempt.number, tuple(attempt.events())) for attempt in run.attempts())
@@ -187,8 +183,7 @@ class Curve:
 def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
     """Returns a curve for each metric in the events `progress` and `evaluated`, in order of first appearance.
 
-    Args:
-        attempts: the events of each attempt; attempts and events are sorted by time.
+    attempts: the events of each attempt; attempts and events are sorted by time.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:

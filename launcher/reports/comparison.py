@@ -26,9 +26,7 @@ NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "wait", "baseline"}
 def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
     """Returns the page about one run, or about several runs side by side.
 
-    Args:
-        runs: at least one run.
-        baseline: the run with which the others are compared; None: the first of several runs.
+    baseline: the run with which the others are compared; None: the first of several runs.
     """
     everything = [*runs, *([baseline] if baseline is not None and baseline.id not in {run.id for run in runs} else [])]
     first = everything[0]
@@ -59,9 +57,7 @@ def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
 def several(runs: Sequence[RunData], against: RunData | None) -> list[Section | None]:
     """Returns the sections of a page about several runs, in order; None stands for an empty section.
 
-    Args:
-        runs: the runs.
-        against: the baseline; None: nothing is compared.
+    against: the baseline; None: nothing is compared.
     """
     return [
         notes_section(runs),
@@ -92,9 +88,7 @@ def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section
 
     None: no run has metrics.
 
-    Args:
-        runs: the runs.
-        against: the baseline; None: the metrics are shown without changes.
+    against: the baseline; None: the metrics are shown without changes.
     """
     names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
     if not names:

@@ -79,8 +79,7 @@ class Difference:
 def parse(values: Any) -> Fabric:
     """Converts the parsed JSON of a results.json into Fabric.
 
-    Raises:
-        Unreadable: the file has another format, or is damaged.
+    Raises Unreadable: the file has another format, or is damaged.
     """
     if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
         raise Unreadable("results.json is damaged: it has no rows")
@@ -141,9 +140,7 @@ def operation(row: Row) -> str:
 def lines(rows: Iterable[Row], measure: str) -> list[Line]:
     """Returns curves over message size: one for each operation and combination of COLUMNS.
 
-    Args:
-        rows: the measurements.
-        measure: the quantity that the curves show, a key of `fabric_figures.MEASURES`.
+    measure: the quantity that the curves show, a key of `fabric_figures.MEASURES`.
     """
     rows = list(rows)
     kind = kinds(rows)
@@ -215,10 +212,7 @@ def block_of(matrix: Mapping[str, Any]) -> int:
 def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> list[list[float | None]]:
     """Returns a square matrix shrunk to at most `most` rows: each cell has the worst value of a block of cells.
 
-    Args:
-        values: the cells; None: not measured.
-        most: the maximum number of rows.
-        worst: the function min or max.
+    values: the cells; None: not measured.
     """
     size = max(1, math.ceil(len(values) / most))
     if size == 1:

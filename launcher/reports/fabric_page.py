@@ -55,8 +55,7 @@ Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first 
 def fabric_figures(runs: Named) -> list[Figure]:
     """Returns all figures of a benchmark: curves, or bars if nothing was measured at two sizes; then the heat maps.
 
-    Args:
-        runs: name and results of each run, all of the same benchmark.
+    runs: name and results of each run, all of the same benchmark.
     """
     if runs[0][1].workload == "p2p":
         wanted: tuple[str, ...] = ("bandwidth", "latency")
@@ -209,9 +208,7 @@ def matrix_figures(fabric: Fabric, run: str = "") -> list[Figure]:
 
     Worse cells are darker, and slow pairs have a frame.
 
-    Args:
-        fabric: the results of the benchmark.
-        run: the run's name for the titles; empty: leave it out.
+    run: the run's name for the titles; empty: leave it out.
     """
     matrix = fabric.matrix
     if matrix is None:
@@ -304,9 +301,8 @@ MOST_ROWS = 1000  # of each table
 def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
     """Returns the section about a benchmark; None: no run has results.
 
-    Args:
-        runs: the runs. The first one with results decides the benchmark; runs of other benchmarks are left out.
-        against: the baseline; None: nothing is compared.
+    runs: the runs. The first one with results decides the benchmark; runs of other benchmarks are left out.
+    against: the baseline; None: nothing is compared.
     """
     known = [(run, run.fabric) for run in runs if run.fabric and (run.fabric.rows or run.fabric.matrix)]
     if not known:
@@ -355,10 +351,8 @@ def conditions(known: Mapping[str, Any]) -> str:
 def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) -> Table:
     """Returns the table of all measurements, without empty columns.
 
-    Args:
-        rows: the measurements.
-        roofs: the measured upper limits in bytes/s, by name; the column `of roof` is relative to one of them.
-        summary: the text on which to click to open the table.
+    roofs: the measured upper limits in bytes/s, by name; the column `of roof` is relative to one of them.
+    summary: the text on which to click to open the table.
     """
     roof = roofs.get("socket") or roofs.get("memory")
     columns: list[tuple[str, Any]] = [

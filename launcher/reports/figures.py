@@ -123,9 +123,7 @@ Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
 def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
     """Returns a figure for each group of metrics (loss, throughput, ...), with a line for each curve of each run.
 
-    Args:
-        runs: the name and the curves of each run.
-        in_colour: only the first so many runs have a colour and a name, the others are grey; None: all have a colour.
+    in_colour: only the first so many runs have a colour and a name, the others are grey; None: all have a colour.
     """
     names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
     groups: dict[str, list[str]] = {}
@@ -141,8 +139,7 @@ def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
 
     Empty for a single run, because then each figure has its own legend.
 
-    Args:
-        runs, in_colour: as for `training_figures`.
+    runs, in_colour: as for `training_figures`.
     """
     names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
     places = {name: place for place, (name, _) in enumerate(runs)}

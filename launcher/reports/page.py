@@ -131,8 +131,7 @@ def _json(figure: Figure) -> dict[str, Any]:
 def packed_plotly() -> str:
     """Returns the installed plotly's plotly.min.js, compressed with gzip and encoded as base64: a third of its size.
 
-    Raises:
-        ReportError: plotly is not installed.
+    Raises ReportError: plotly is not installed.
     """
     found = importlib.util.find_spec("plotly")  # not imported, which would take a second
     path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
@@ -149,8 +148,7 @@ def _packed(path: Path) -> str:
 def write(path: Path, text: str) -> None:
     """Writes the text of a page to a file, atomically. Only the user can read the file.
 
-    Raises:
-        ReportError: the file cannot be written.
+    Raises ReportError: the file cannot be written.
     """
     try:
         run_files.replace(path, text.encode(), sync=False)

@@ -56,8 +56,7 @@ def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
 
     None: no step times were recorded.
 
-    Args:
-        attempts: the `pace` events of each attempt.
+    attempts: the `pace` events of each attempt.
     """
     measured = [by_rank(events) for events in attempts]
     everything: dict[int, Points] = {}
@@ -191,9 +190,7 @@ def notes_section(runs: Sequence[RunData]) -> Section | None:
 def timeline_section(run: RunData, name: str = "") -> Section | None:
     """Returns the section with the timeline, the table of attempts and the events; None: the run has no history yet.
 
-    Args:
-        run: the run.
-        name: the run's name for the title, on a page about several runs; empty: leave it out.
+    name: the run's name for the title, on a page about several runs; empty: leave it out.
     """
     history = run.timeline
     if not history.spans:
@@ -307,9 +304,7 @@ def config_section(run: RunData) -> Section | None:
 def environment_section(run: RunData, name: str = "") -> Section:
     """Returns the section with versions, hosts and folders.
 
-    Args:
-        run: the run.
-        name: the run's name for the title, on a page about several runs; empty: leave it out.
+    name: the run's name for the title, on a page about several runs; empty: leave it out.
     """
     record, plan = run.record, run.plan
     pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}

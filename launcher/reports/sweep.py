@@ -51,14 +51,10 @@ def sweep_page(
 ) -> Page:  # fmt: skip
     """Returns the page about a sweep.
 
-    Args:
-        name: the sweep's id.
-        points: all points of the sweep.
-        objective: the metrics by which points are compared; the first one determines the order. Empty: no comparison.
-        best_is: `max` or `min`: which value of the first objective is the best.
-        path: the sweep's directory.
-        seen: when the points were read, in seconds since the epoch.
-        search: the settings and the progress of a search (sweep.search); None: the sweep is no search.
+    objective: the metrics by which points are compared; the first one determines the order. Empty: no comparison.
+    best_is: `max` or `min`: which value of the first objective is the best.
+    seen: when the points were read, in seconds since the epoch.
+    search: the settings and the progress of a search (sweep.search); None: the sweep is no search.
     """
     goal = objective[0] if objective else None
     keys = differing([point.overrides for point in points])
@@ -98,10 +94,8 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
 def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
     """Returns the points sorted by their objective, the best first. Points without a value come last, in their order.
 
-    Args:
-        points: the points.
-        objective: name of the metric that is the objective; None: the sweep has none, and the order stays.
-        best_is: `max` or `min`: which value is the best.
+    objective: name of the metric that is the objective; None: the sweep has none, and the order stays.
+    best_is: `max` or `min`: which value is the best.
     """
     sign = -1.0 if best_is == "max" else 1.0
 
@@ -196,10 +190,8 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
     None: there is no objective, or fewer than two points have a value of it. The figure uses plain lines: plotly's
     parallel coordinates need WebGL, and `eval`, which the content security policy forbids.
 
-    Args:
-        ranked: the points, the best first.
-        keys: the config keys in which the points differ.
-        goal: the metric that is the objective; None: there is none.
+    ranked: the points, the best first.
+    goal: the metric that is the objective; None: there is none.
     """
     if goal is None or not keys:
         return None

@@ -81,10 +81,9 @@ class Timeline:
 def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[Entry]]], now: float | None) -> Timeline:
     """Returns the timeline of a run.
 
-    Args:
-        journal: the events in the run's journal, such as its submissions.
-        attempts: (number, events sorted by time) of each attempt, in order of the attempts.
-        now: for a run that is not over, the present time, at which its last span ends; None: the run is over.
+    journal: the events in the run's journal, such as its submissions.
+    attempts: (number, events sorted by time) of each attempt, in order of the attempts.
+    now: for a run that is not over, the present time, at which its last span ends; None: the run is over.
     """
     submitted = [event.time for event in every(journal, Submitted)]
     spans: list[Span] = []
@@ -117,10 +116,7 @@ def _queued_since(submitted: Sequence[float], before: float | None, began: float
     | the run was not submitted: its job was requeued | the end of the previous attempt |
     | (there is no previous attempt) | the last submission before the attempt began |
 
-    Args:
-        submitted: the times of the run's submissions, increasing.
-        before: when the previous attempt ended; None: there is none.
-        began: when the attempt began.
+    before: when the previous attempt ended; None: there is none.
     """
     known = [time for time in submitted if time <= began and (before is None or time >= before)]
     return known[-1] if known else before

@@ -89,9 +89,7 @@ def override_value(key: str, text: str) -> str:
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Returns the values of nested dicts by dotted key (`a.b.c`). Secrets are replaced by a placeholder.
 
-    Args:
-        values: the nested dicts.
-        prefix: the dotted key of `values`; empty at the top.
+    prefix: the dotted key of `values`; empty at the top.
     """
     if not isinstance(values, dict) or not values:
         name = prefix.rpartition(".")[2]

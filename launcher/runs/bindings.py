@@ -18,14 +18,10 @@ def event_of(
 ) -> Bound:  # fmt: skip
     """Returns the event that records the CPU binding of one agent's ranks.
 
-    Args:
-        host: name of the agent's host.
-        node: hardware of the host.
-        allowed: CPUs that the job may use on the host.
-        found: bindings of the agent's ranks, in the order of the ranks.
-        first_rank: number of the agent's first rank in the job.
-        round_number: rendezvous round in which the ranks run.
-        unbound: why the ranks are not bound; None: they are bound.
+    allowed: CPUs that the job may use on the host.
+    found: bindings of the agent's ranks, in the order of the ranks.
+    first_rank: number of the agent's first rank in the job.
+    unbound: why the ranks are not bound; None: they are bound.
     """
     numas: dict[str, list[int]] = {}
     for core in node.cores:
@@ -46,11 +42,7 @@ def _rank(rank: int, bound: masks.RankBinding) -> BoundRank:
 
 
 def latest(entries: Iterable[Mapping[str, Any]]) -> list[Bound]:
-    """Returns the `Bound` events of an attempt's last round, one per agent, in the order of their ranks.
-
-    Args:
-        entries: all events of the attempt, as dicts.
-    """
+    """Returns the `Bound` events of an attempt's last round, one per agent, in the order of their ranks."""
     found = events.every(entries, Bound)
     last = max((each.round for each in found), default=0)
     return sorted((each for each in found if each.round == last and each.ranks), key=lambda each: each.ranks[0].rank)

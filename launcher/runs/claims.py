@@ -166,11 +166,8 @@ def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: 
     | any other, without a heartbeat for LEASE seconds | yes |
     | any other | no |
 
-    Args:
-        owner: slot manager that holds the point.
-        mine: slot manager that wants to claim the point.
-        silent: whether the owner has had no heartbeat for LEASE seconds, by the clock of this machine.
-        gone: whether the owner's process ran on this machine and has ended.
+    silent: whether the owner has had no heartbeat for LEASE seconds, by the clock of this machine.
+    gone: whether the owner's process ran on this machine and has ended.
     """
     if owner == mine:
         return False
@@ -190,10 +187,8 @@ class Heartbeats:
     def look(self, manager: Manager, sign: object, now: float) -> bool:
         """Records a manager's present heartbeat; returns whether the manager is silent.
 
-        Args:
-            manager: the slot manager.
-            sign: value that changes with each heartbeat of the manager (`Claims.sign`).
-            now: time of this machine's monotonic clock, in seconds.
+        sign: value that changes with each heartbeat of the manager (`Claims.sign`).
+        now: time of this machine's monotonic clock, in seconds.
         """
         before = self._seen.get(manager)
         if before is None or before[0] != sign:
@@ -217,14 +212,8 @@ def next_points(
     | has failed on this node, but not on every live node | not on this node |
     | has failed on every live node | last |
 
-    Args:
-        logs: log of each point that has one, by the point's number.
-        count: number of points of the sweep.
-        mine: the slot manager that wants to claim.
-        part: index of `mine` among the live managers, and the number of live managers.
-        hosts: host name of each slot manager.
-        live: host names of the live managers.
-        taken_over: numbers of the points that dead managers hold.
+    logs: log of each point that has one, by the point's number.
+    part: index of `mine` among the live managers, and the number of live managers.
     """
     hosts = hosts or {}
     here = hosts.get(mine, "")
@@ -258,9 +247,8 @@ def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
     | are different ones, and all failed | none is done | no: the points may be the cause |
     | otherwise | any | no |
 
-    Args:
-        outcomes: number and last entry of each point that ended on this node, in order of time.
-        others_done: whether any point is done on another node.
+    outcomes: number and last entry of each point that ended on this node, in order of time.
+    others_done: whether any point is done on another node.
     """
     counted = (each for each in reversed(outcomes) if each[1] in (Kind.DONE, Kind.FAILED, Kind.FATAL, Kind.PRUNED))
     last = list(islice(counted, SEVERAL))
@@ -271,8 +259,7 @@ def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
 def process_of(began: ManagerBegan) -> Process | None:
     """Returns the process of a slot manager; None: it runs on another machine or in another PID namespace.
 
-    Args:
-        began: first event in the manager's journal.
+    began: first event in the manager's journal.
     """
     here = began.namespace and began.namespace == namespace()
     return Process(began.pid, began.start, socket.gethostname()) if here else None
@@ -285,11 +272,6 @@ class Claims:
     """Reads and extends the logs of a sweep's points, and the journals of its slot managers."""
 
     def __init__(self, sweep: Path, retries: int) -> None:
-        """
-        Args:
-            sweep: directory of the sweep.
-            retries: how often a failed point is retried.
-        """
         self._folder, self._managers, self._retries = sweep / CLAIMS, sweep / MANAGERS, retries
         self._names: dict[int, Entry] = {}  # by inode
         self._made: set[Path] = set()  # marks that are known to exist
@@ -300,9 +282,8 @@ class Claims:
     def create(cls, sweep: Path) -> None:
         """Makes the folders `claims` and `managers`, and checks that the file system has hard links.
 
-        Raises:
-            RunError: the file system has no hard links.
-            OSError: the sweep's directory cannot be written to.
+        Raises RunError: the file system has no hard links.
+        Raises OSError: the sweep's directory cannot be written to.
         """
         for name in (CLAIMS, MANAGERS):
             (sweep / name).mkdir(mode=0o700, exist_ok=True)
@@ -325,16 +306,14 @@ class Claims:
     def logs(self) -> dict[int, PointLog]:
         """Returns the summary of each point's log, by the point's number; without points that have no log.
 
-        Raises:
-            UnavailableError: the folder cannot be read now.
+        Raises UnavailableError: the folder cannot be read now.
         """
         return {point: fold(entries, self._retries) for point, entries in self.entries().items()}
 
     def log(self, point: int) -> PointLog:
         """Returns the summary of one point's log. It opens the point's entries instead of listing the folder.
 
-        Raises:
-            UnavailableError: an entry cannot be read now.
+        Raises UnavailableError: an entry cannot be read now.
         """
         entries: list[Entry] = []
         while entry := self._by_content(f"{point}.{len(entries)}"):
@@ -346,8 +325,7 @@ class Claims:
 
         A log that grows while the folder is listed may lack its last entries.
 
-        Raises:
-            UnavailableError: the folder cannot be read now.
+        Raises UnavailableError: the folder cannot be read now.
         """
         listed = unwrap(retry_read(lambda: [(e.name, e.inode()) for e in os.scandir(self._folder)], self._folder)) or []
         found: dict[int, dict[int, tuple[str, int]]] = {}
@@ -370,14 +348,9 @@ class Claims:
     def add(self, point: int, number: int, kind: Kind, manager: Manager | None) -> bool:
         """Adds entry `number` to a point's log; returns whether this call made it. False: the entry exists already.
 
-        Args:
-            point: number of the point.
-            number: number of the entry (`PointLog.next`).
-            kind: kind of the entry.
-            manager: slot manager that makes the entry; None: a command of the user.
-
-        Raises:
-            OSError: the entry cannot be made.
+        number: number of the entry (`PointLog.next`).
+        manager: slot manager that makes the entry; None: a command of the user.
+        Raises OSError: the entry cannot be made.
         """
         name = f"{'user' if manager is None else manager}.{kind.value}"
         path = self._folder / f"{point}.{number}"
@@ -429,16 +402,14 @@ class Claims:
     def note(self, manager: Manager, event: Event) -> None:
         """Appends an event to a slot manager's journal, which also counts as a heartbeat.
 
-        Raises:
-            OSError: the journal cannot be written.
+        Raises OSError: the journal cannot be written.
         """
         event_file.append(self.journal(manager), event)
 
     def beat(self, manager: Manager) -> None:
         """Makes a heartbeat of a slot manager: sets the mtime of its journal to the present time.
 
-        Raises:
-            OSError: the time cannot be set.
+        Raises OSError: the time cannot be set.
         """
         os.utime(self.journal(manager))
 
@@ -456,8 +427,7 @@ class Claims:
     def managers(self) -> list[Manager]:
         """Returns all slot managers that ever started in this sweep, sorted.
 
-        Raises:
-            UnavailableError: the folder cannot be read now.
+        Raises UnavailableError: the folder cannot be read now.
         """
         names = unwrap(list_names(str(self._managers))) or ()
         return sorted(Manager.of(match[1]) for match in map(_JOURNAL.fullmatch, names) if match)

@@ -114,8 +114,7 @@ class Run:
     def is_point(self) -> bool:
         """Whether the run is a point of a sweep or an element of a run's array; their directories are named by numbers.
 
-        Raises:
-            UnavailableError: the parent folder cannot be read now.
+        Raises UnavailableError: the parent folder cannot be read now.
         """
         return unwrap(self._in_sweep_or_array())
 
@@ -144,10 +143,9 @@ class Run:
     def create(cls, path: Path) -> Run:
         """Makes a run directory, or completes one if its submitter was killed before it wrote the record.
 
-        Raises:
-            ConfigError: the directory cannot be made (`runs_dir` is not writable, or others could replace it), or
-                exists already.
-            RunError: the directory is incomplete, and others can write to it.
+        Raises ConfigError: the directory cannot be made (`runs_dir` is not writable, or others could replace it), or
+            exists already.
+        Raises RunError: the directory is incomplete, and others can write to it.
         """
         try:
             ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
@@ -175,16 +173,14 @@ class Run:
     def recorded(self) -> bool:
         """Whether the run's record exists. Nothing is submitted before the record is written.
 
-        Raises:
-            UnavailableError: the directory cannot be read now.
+        Raises UnavailableError: the directory cannot be read now.
         """
         return self.has("record.json")
 
     def has(self, name: str) -> bool:
         """Whether the directory has a file of this name, such as a mark (`stop`, `cancelled`, `over`).
 
-        Raises:
-            UnavailableError: the directory cannot be read now.
+        Raises UnavailableError: the directory cannot be read now.
         """
         return unwrap(exists(self.path / name))
 
@@ -193,14 +189,9 @@ class Run:
     ) -> None:
         """Writes the run's record.
 
-        Args:
-            plan: plan of the job.
-            config: resolved config.
-            facts: facts about the submitting machine, with the run's token and overrides; see `record_of`.
-            sync: whether to wait until the record is on disk; False (points of a sweep) is ten times as fast.
-
-        Raises:
-            ConfigError: the record could not be read again: it is too large, or an integer or its nesting is.
+        facts: facts about the submitting machine, with the run's token and overrides; see `record_of`.
+        sync: whether to wait until the record is on disk; False (points of a sweep) is ten times as fast.
+        Raises ConfigError: the record could not be read again: it is too large, or an integer or its nesting is.
         """
         # Lazily: the schema takes 8 ms, and `logs` reads no plan
         from launcher.spec.plan import plan_misfit
@@ -263,8 +254,7 @@ class Run:
     def link(self, index: Path) -> None:
         """Makes links to the run: `latest` beside it, and `latest` and the run's id in `index`. Errors are ignored.
 
-        Args:
-            index: the default folder of runs, so that commands find a run that is kept elsewhere.
+        index: the default folder of runs, so that commands find a run that is kept elsewhere.
         """
         for folder in {self.path.parent, index}:
             with contextlib.suppress(OSError):  # the job is submitted already, and does not need the links
@@ -282,12 +272,9 @@ class Run:
     def record(self, name: str = "record.json") -> dict[str, Any]:
         """Returns the run's record as a dict.
 
-        Args:
-            name: file of the record; `record-N.json` is the record before resume number N.
-
-        Raises:
-            UnavailableError: the record cannot be read now.
-            RunError: there is no record, it is damaged, or another version of the launcher wrote it.
+        name: file of the record; `record-N.json` is the record before resume number N.
+        Raises UnavailableError: the record cannot be read now.
+        Raises RunError: there is no record, it is damaged, or another version of the launcher wrote it.
         """
         path = f"{self.path}/{name}"
         record = unwrap(read_json(path))
@@ -306,11 +293,7 @@ class Run:
         return record
 
     def plan(self, name: str = "record.json") -> JobPlan:
-        """Returns the plan from the record in file `name`.
-
-        Raises:
-            UnavailableError, RunError: as for `record`.
-        """
+        """Returns the plan from the record in file `name`. Raises UnavailableError, RunError: as for `record`."""
         # Lazily: the schema takes 8 ms, and `logs` reads no plan
         from launcher.spec.plan import from_dict, plan_misfit
 
@@ -331,16 +314,14 @@ class Run:
     def first_plan(self) -> JobPlan:
         """Returns the plan of the first submission, before any `resume`.
 
-        Raises:
-            UnavailableError, RunError: as for `record`.
+        Raises UnavailableError, RunError: as for `record`.
         """
         return self.plan("record-0.json" if self.has("record-0.json") else "record.json")
 
     def result(self) -> dict[str, Any] | None:
         """Returns the final metrics of rank 0 (result.json); None: the run has written none, or the file is damaged.
 
-        Raises:
-            UnavailableError: the file cannot be read now.
+        Raises UnavailableError: the file cannot be read now.
         """
         found = read_json(self.path / "result.json", bounds.RESULT_BYTES)
         if isinstance(found, Wrong):
@@ -349,11 +330,7 @@ class Run:
         return metrics if isinstance(metrics, dict) else None
 
     def attempts(self) -> list[Attempt]:
-        """Returns all attempts of the run, oldest first.
-
-        Raises:
-            UnavailableError: the directory cannot be read now.
-        """
+        """Returns all attempts of the run, oldest first. Raises UnavailableError: the directory cannot be read now."""
         found = unwrap(list_names(f"{self.path}/attempts")) or ()
         return [Attempt(self, number) for number in sorted(int(name) for name in found if name.isdecimal())]
 
@@ -376,9 +353,8 @@ class Run:
     def secret(self) -> bytes:
         """Returns the run's secret, from which the secrets of its attempts are derived; makes it if it is missing.
 
-        Raises:
-            RunError: the secret's file is damaged, or others can read it.
-            UnavailableError: the secret's file cannot be read now.
+        Raises RunError: the secret's file is damaged, or others can read it.
+        Raises UnavailableError: the secret's file cannot be read now.
         """
         path = self.path / SECRET
         secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # old versions made none
@@ -389,9 +365,8 @@ class Run:
     def require_private(self) -> None:
         """Checks that only the user can write to the run directory, because payloads are unpickled from it.
 
-        Raises:
-            UnavailableError: the directory cannot be read now.
-            RunError: the directory is incomplete, belongs to another user, or is writable by others.
+        Raises UnavailableError: the directory cannot be read now.
+        Raises RunError: the directory is incomplete, belongs to another user, or is writable by others.
         """
         for path in (self.path, self.submitit_folder):
             if not unwrap(exists(path)):
@@ -434,8 +409,7 @@ class Attempt:
     def exit_code(self) -> int | None:
         """Returns the exit code that `write_exit_code` wrote; None: it has not been written completely.
 
-        Raises:
-            UnavailableError: the file cannot be read now.
+        Raises UnavailableError: the file cannot be read now.
         """
         text = unwrap(read_text(f"{self.path}/exit_code")) or ""
         return int(text) if text.strip().isdecimal() else None
@@ -482,10 +456,9 @@ class Attempt:
 def require_private(folder: Path) -> None:
     """Checks that only the user can write to a folder, because files in it are unpickled.
 
-    Raises:
-        UnavailableError: the folder cannot be read now.
-        FileNotFoundError: the folder does not exist.
-        RunError: the folder belongs to another user, or is writable by others.
+    Raises UnavailableError: the folder cannot be read now.
+    Raises FileNotFoundError: the folder does not exist.
+    Raises RunError: the folder belongs to another user, or is writable by others.
     """
     status = unwrap(retry_read(folder.stat, folder))
     if status is None:
@@ -499,10 +472,7 @@ def require_private(folder: Path) -> None:
 def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of a run's record.
 
-    Args:
-        plan: the plan.
-        config: the resolved config.
-        facts: facts about the submitting machine, with the run's token and overrides.
+    facts: facts about the submitting machine, with the run's token and overrides.
     """
     # Lazily: the schema takes 8 ms, and `logs` reads no plan
     from launcher.spec.plan import as_dict

@@ -33,14 +33,10 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
 
     If the disk is full, the incomplete line is removed again. What `read` would not take is refused.
 
-    Args:
-        path: the file.
-        event: the event; if its time is 0, the present time is written.
-        sync: whether to wait until the line is on disk.
-
-    Raises:
-        ValueError: the event exceeds a bound of events or of JSON.
-        OSError: the line could not be written completely.
+    event: the event; if its time is 0, the present time is written.
+    sync: whether to wait until the line is on disk.
+    Raises ValueError: the event exceeds a bound of events or of JSON.
+    Raises OSError: the line could not be written completely.
     """
     line = run_files.json_text(entry(event), bounds.EVENT_BYTES, lines=False) + "\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -81,15 +77,11 @@ def read(
     Of a file with more than `most` bytes or bounds.EVENTS_LINES lines, it reads a part: events that are evenly apart,
     the first and the last ones among them.
 
-    Args:
-        path: the file, which need not exist.
-        end: number of bytes to read at the file's end; None: the whole file.
-        most: about so many bytes are read; None: bounds.EVENTS_BYTES.
-        retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
-
-    Raises:
-        UnavailableError: the file cannot be read now.
-        RunError: the path is not a regular file.
+    end: number of bytes to read at the file's end; None: the whole file.
+    most: about so many bytes are read; None: bounds.EVENTS_BYTES.
+    retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
+    Raises UnavailableError: the file cannot be read now.
+    Raises RunError: the path is not a regular file.
     """
     pieces = unwrap(retry_read(lambda: _pieces(path, end, most), path, retry_seconds=retry_seconds))
     lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= bounds.EVENT_BYTES]
@@ -105,14 +97,10 @@ def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None
 
     A last line that is still being written is left for the next call, and so is what exceeds bounds.EVENTS_BYTES.
 
-    Args:
-        path: the file, which need not exist.
-        offset: first byte to read.
-        retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
-
-    Raises:
-        UnavailableError: the file cannot be read now.
-        RunError: the path is not a regular file.
+    offset: first byte to read.
+    retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
+    Raises UnavailableError: the file cannot be read now.
+    Raises RunError: the path is not a regular file.
     """
     most = bounds.EVENTS_BYTES
     found = unwrap(retry_read(
@@ -129,12 +117,8 @@ def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None
 def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     """Returns a message for each invalid line of a file. The last line is skipped, because it may still grow.
 
-    Args:
-        path: the file, which need not exist.
-        ends: whether only the beginning and the end of a long file are checked; False: what `read` reads of it.
-
-    Raises:
-        UnavailableError, RunError: as for `read`.
+    ends: whether only the beginning and the end of a long file are checked; False: what `read` reads of it.
+    Raises UnavailableError, RunError: as for `read`.
     """
     for checked in (_CHECKED_BYTES, 2 * bounds.EVENT_BYTES):  # more if a line is longer
         pieces = unwrap(retry_read(
@@ -163,8 +147,7 @@ def read_ends(path: str) -> list[dict[str, Any]]:
     Series are the kinds that grow with the run: `progress`, `saved`. They are searched for in a bounded number of bytes
     at each end of the file.
 
-    Raises:
-        UnavailableError, RunError: as for `read`.
+    Raises UnavailableError, RunError: as for `read`.
     """
     return _ends(path, _SERIES)
 
@@ -172,8 +155,7 @@ def read_ends(path: str) -> list[dict[str, Any]]:
 def first_and_last(path: Path | str) -> list[dict[str, Any]]:
     """Returns the first and last valid event of a file; twice the same one if there is one, and an empty list if none.
 
-    Raises:
-        UnavailableError, RunError: as for `read`.
+    Raises UnavailableError, RunError: as for `read`.
     """
     found = _ends(path, ())
     return [found[0], found[-1]] if found else []

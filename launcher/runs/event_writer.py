@@ -37,9 +37,8 @@ class Events:
     An event that cannot be written (full disk, no file descriptor left) is written together with the next one. One that
     exceeds a bound is left out, and named in the log.
 
-    Args:
-        attempt: the attempt; None: events are dropped.
-        writer: name of the event file, without its suffix (`node-3`, `rank-0`).
+    attempt: the attempt; None: events are dropped.
+    writer: name of the event file, without its suffix (`node-3`, `rank-0`).
     """
 
     def __init__(self, attempt: directory.Attempt | None, writer: str) -> None:
@@ -85,14 +84,9 @@ def report_start_failure(
 ) -> int:
     """Reports on stderr and as an event `fault` why this node's agent cannot start, and returns its exit code.
 
-    Args:
-        plan: the run's plan; None: it cannot be read.
-        writer: first part of the event writer's name; host and process id are appended.
-        error: the cause.
-        what: code of the fault.
-
-    Returns:
-        RESUME if `error` is transient, so that a retry may help, else NO_RETRY.
+    plan: the run's plan; None: it cannot be read.
+    writer: first part of the event writer's name; host and process id are appended.
+    Returns RESUME if `error` is transient, so that a retry may help, else NO_RETRY.
     """
     code = errors.RESUME if is_transient(error) else errors.NO_RETRY
     host = socket.gethostname()

@@ -46,8 +46,7 @@ def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
 def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
     """Returns, by rank, the `breakpoint` events of the ranks that wait at a breakpoint now.
 
-    Args:
-        events: the events of one attempt, oldest first.
+    events: the events of one attempt, oldest first.
     """
     found: dict[int, Breakpoint] = {}
     for event in known(events):
@@ -76,20 +75,15 @@ def unused_gpus(events: Iterable[Mapping[str, Any]]) -> list[GpusUnused]:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that was slower than the others for some time.
+    """A rank that was slower than the others for some time."""
 
-    Attributes:
-        rank, host: the rank, and the name of its host.
-        ratio: median over the last RATIOS reports of the slow period: the rank's step time divided by the median step
-            time of the other ranks. Step times do not include waiting for other ranks.
-        since: start of the slow period, in seconds since the epoch.
-        until: end of the slow period, in seconds since the epoch; None: the rank was slow in its last report.
-    """
-
-    rank: int
+    rank: int  # rank, host: the rank, and the name of its host
     host: str
+    # median over the last RATIOS reports of the slow period: the rank's step time divided by the median step time of
+    # the other ranks. Step times do not include waiting for other ranks
     ratio: float
-    since: float
+    since: float  # start of the slow period, in seconds since the epoch
+    # end of the slow period, in seconds since the epoch; None: the rank was slow in its last report
     until: float | None = None
 
     @property
@@ -107,10 +101,9 @@ def stragglers(
 ) -> list[Straggler]:
     """Returns the ranks that `StragglerSearch` finds in events, sorted by start and rank.
 
-    Args:
-        events: `pace` events of all agents as dicts, sorted by time (`Attempt.paces`); other kinds are ignored.
-        factor, min_seconds: see `StragglerSearch`.
-        over: whether the ranks have ended, so that slow periods end with the last slow report.
+    events: `pace` events of all agents as dicts, sorted by time (`Attempt.paces`); other kinds are ignored.
+    factor, min_seconds: see `StragglerSearch`.
+    over: whether the ranks have ended, so that slow periods end with the last slow report.
     """
     search = StragglerSearch(factor, min_seconds)
     found = [each for event in events for each in search.add(event) if each.until is not None]

@@ -74,8 +74,7 @@ class RunHistory:
 def read_history(run: Run) -> RunHistory:
     """Reads a run's journal and the events of its last attempt, and returns the history that they record.
 
-    Raises:
-        UnavailableError: a file cannot be read now.
+    Raises UnavailableError: a file cannot be read now.
     """
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
@@ -94,11 +93,10 @@ def history_of(
 ) -> RunHistory:
     """Returns the history of a run.
 
-    Args:
-        journal: events of the run's journal, oldest first.
-        attempt: number of the last attempt; None: there was no attempt.
-        events: events of the last attempt, sorted by time.
-        exit_code: exit code written by the last attempt's agents; None: none, or its script recorded the end.
+    journal: events of the run's journal, oldest first.
+    attempt: number of the last attempt; None: there was no attempt.
+    events: events of the last attempt, sorted by time.
+    exit_code: exit code written by the last attempt's agents; None: none, or its script recorded the end.
     """
     submitted, wanted, times = None, False, [0.0]
     pruned: Pruned | None = None

@@ -17,8 +17,7 @@ from launcher.runs.sweep_directory import Sweep, element_id, sweep_of
 def journal_events(run: Run) -> list[dict[str, Any]]:
     """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays.
 
-    Raises:
-        UnavailableError: a journal cannot be read now.
+    Raises UnavailableError: a journal cannot be read now.
     """
     own = list(event_file.read(f"{run.path}/journal.jsonl"))
     if not run.is_point:

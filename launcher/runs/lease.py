@@ -48,8 +48,7 @@ class LeaseTaken(RunError):
 class Lease:
     """The lease of a run, held by this process until `release`.
 
-    Attributes:
-        path: file with the holder; without hard links it is not RUN/lease but this job's own file.
+    path: file with the holder; without hard links it is not RUN/lease but this job's own file.
     """
 
     def __init__(self, run_dir: str, job: str, times: LeaseTimes) -> None:
@@ -62,10 +61,9 @@ class Lease:
     def take(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Waits until this process holds the lease, and calls `waiting` before each pause.
 
-        Raises:
-            LeaseTaken: another job holds it and is alive.
-            UnavailableError: the run directory cannot be read or written now.
-            RunError: the run directory cannot be written.
+        Raises LeaseTaken: another job holds it and is alive.
+        Raises UnavailableError: the run directory cannot be read or written now.
+        Raises RunError: the run directory cannot be written.
         """
         self._write(f"{self._job}\n")
         try:
@@ -79,8 +77,7 @@ class Lease:
     def record(self, attempt: int) -> None:
         """Writes the attempt and this host into the lease, where `require` looks for them.
 
-        Raises:
-            UnavailableError, RunError: as for `take`.
+        Raises UnavailableError, RunError: as for `take`.
         """
         self._write(f"{self._job} {attempt} {socket.gethostname()}\n")
 
@@ -210,9 +207,8 @@ def require() -> None:
     | names another attempt, is empty, or does not exist | LeaseLost |
     | cannot be read (EIO, ESTALE, ...) | retried for a minute, then UnavailableError |
 
-    Raises:
-        LeaseLost: another attempt holds the lease, or none does.
-        UnavailableError: the lease cannot be read now.
+    Raises LeaseLost: another attempt holds the lease, or none does.
+    Raises UnavailableError: the lease cannot be read now.
     """
     number, lease = os.environ.get("LAUNCHER_ATTEMPT"), os.environ.get("LAUNCHER_LEASE")
     if not number or lease is None:

@@ -38,11 +38,7 @@ SETTLED = 600.0  # seconds after which a submission is certain to be complete, e
 
 
 def add(path: Path) -> None:
-    """Adds a run or sweep that is about to be submitted to the index of its folder, and of the default folder of runs.
-
-    Args:
-        path: directory of the run or sweep.
-    """
+    """Adds a run or sweep that is about to be submitted to the index of its folder, and of the default folder of runs."""
     folders = [path.parent]
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
         index = default_runs_dir()
@@ -72,11 +68,8 @@ def add_to(runs_dir: Path, name: str) -> None:
 def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
     """Removes a run or sweep that is over from the index, unless it may be in submission; returns whether it did.
 
-    Args:
-        runs_dir: folder of the runs.
-        name: name of the run or sweep.
-        done: whether the run or sweep is done, so that no submission can follow. Else an entry younger than SETTLED is
-            kept.
+    done: whether the run or sweep is done, so that no submission can follow. Else an entry younger than SETTLED is
+        kept.
     """
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")
@@ -145,10 +138,8 @@ def possibly_live(runs_dir: Path) -> set[str] | None:
 def rebuild(runs_dir: Path, live: Iterable[str], done: Collection[str]) -> None:
     """Completes the index, after a command has read all runs of the folder. Errors are ignored.
 
-    Args:
-        runs_dir: folder of the runs.
-        live: names of the runs and sweeps that may be live, which are added.
-        done: names of the runs and sweeps that are done, which are removed. All other entries are kept.
+    live: names of the runs and sweeps that may be live, which are added.
+    done: names of the runs and sweeps that are done, which are removed. All other entries are kept.
     """
     with contextlib.suppress(OSError):
         folder = runs_dir / FOLDER

@@ -83,13 +83,9 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 def find(name: str, runs_dir: Path) -> Run:
     """Returns the run that a user names.
 
-    Args:
-        name: id, unique prefix of an id, `latest`, path of a run directory, or SWEEP/POINT (`lr-3f9c/7`).
-        runs_dir: folder in which ids are looked up.
-
-    Raises:
-        UnavailableError: a folder cannot be read now.
-        RunError: no run matches, or several do.
+    name: id, unique prefix of an id, `latest`, path of a run directory, or SWEEP/POINT (`lr-3f9c/7`).
+    Raises UnavailableError: a folder cannot be read now.
+    Raises RunError: no run matches, or several do.
     """
     sweep, slash, point = name.rpartition("/")
     if slash and point.isdecimal() and not Path(name).expanduser().exists():
@@ -102,13 +98,9 @@ def find(name: str, runs_dir: Path) -> Run:
 def find_sweep(name: str, runs_dir: Path) -> Sweep:
     """Returns the sweep that a user names.
 
-    Args:
-        name: id, unique prefix of an id, `latest`, or path of a sweep's directory.
-        runs_dir: folder in which ids are looked up.
-
-    Raises:
-        UnavailableError: a folder cannot be read now.
-        RunError: no sweep matches, or several do.
+    name: id, unique prefix of an id, `latest`, or path of a sweep's directory.
+    Raises UnavailableError: a folder cannot be read now.
+    Raises RunError: no sweep matches, or several do.
     """
     return Sweep(find_folder(name, runs_dir, "sweep"))
 

@@ -79,9 +79,7 @@ def file_names(job: str | None) -> list[str]:
 def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:
     """Divides a run's output files into the output of each attempt, oldest first.
 
-    Args:
-        starts: where the output of each attempt begins.
-        files: output files, each with its mtime in seconds since the epoch.
+    files: output files, each with its mtime in seconds since the epoch.
     """
     of_file: dict[Path, list[Part]] = {path: [] for path, _ in files}
     names = {path.name: path for path, _ in files}
@@ -113,14 +111,10 @@ def lines_of(ranks: Iterable[int]) -> re.Pattern[bytes]:
 def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[bytes]:
     """Yields a range of a file in pieces that end with a line break or a carriage return.
 
-    Args:
-        path: the file.
-        begin, end: offsets in bytes; an end of None is the end of the file.
-        last: whether the file no longer grows, so that an incomplete last line is yielded too.
-
-    Raises:
-        UnavailableError: the file, or the rest of it, cannot be read now.
-        RunError: the path is not a regular file.
+    begin, end: offsets in bytes; an end of None is the end of the file.
+    last: whether the file no longer grows, so that an incomplete last line is yielded too.
+    Raises UnavailableError: the file, or the rest of it, cannot be read now.
+    Raises RunError: the path is not a regular file.
     """
     file = unwrap(retry_read(lambda: run_files.open_regular(path), path, retry_seconds=0))
     if file is None:
@@ -156,15 +150,10 @@ def start_of_last(
 ) -> tuple[int, int]:
     """Finds the last `count` lines of a range of a file, reading backwards from its end.
 
-    Args:
-        path: the file.
-        begin, end: offsets in bytes; an end of None is the end of the file.
-        count: number of lines, at least 1.
-        wanted: pattern of the lines to count.
-
-    Returns:
-        The offset at which the first of these lines begins, and how many were found; `begin` and 0 if there are none
-        or the file cannot be read.
+    begin, end: offsets in bytes; an end of None is the end of the file.
+    count: number of lines, at least 1.
+    Returns the offset at which the first of these lines begins, and how many were found; `begin` and 0 if there are
+        none or the file cannot be read.
     """
     found, first = 0, begin
     try:
@@ -196,11 +185,8 @@ class Stream:
     """Reads the output of a run while it grows: attempt after attempt, with a heading between them."""
 
     def __init__(self, run: Run, *, attempt: int | None = None, ranks: Sequence[int] = ()) -> None:
-        """
-        Args:
-            run: the run.
-            attempt: number of the only attempt to read; None: all attempts.
-            ranks: ranks whose lines are read; empty: the lines of all ranks and agents.
+        """attempt: number of the only attempt to read; None: all attempts.
+        ranks: ranks whose lines are read; empty: the lines of all ranks and agents.
         """
         self._run, self._attempt = run, attempt
         self._wanted = lines_of(ranks) if ranks else None
@@ -251,11 +237,8 @@ class Stream:
 
         A line that was overwritten with carriage returns is reduced to its last state.
 
-        Args:
-            last: whether the output no longer grows, so that an incomplete last line and `states` are yielded too.
-
-        Raises:
-            UnavailableError: with `last`, a file cannot be read now. Otherwise the next call reads it.
+        last: whether the output no longer grows, so that an incomplete last line and `states` are yielded too.
+        Raises UnavailableError: with `last`, a file cannot be read now. Otherwise the next call reads it.
         """
         parts = self.parts()
         for part in parts:

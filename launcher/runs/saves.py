@@ -35,9 +35,8 @@ def newest(plan: JobPlan, enough: float = math.inf, seconds: float = SCAN_TIMEOU
 
     The first file that is newer than `enough` is taken for the newest. Folders that changed last are read first.
 
-    Raises:
-        OSError: a file or folder cannot be read now, or some were not reached in so many seconds: it is unknown whether
-            something was saved.
+    Raises OSError: a file or folder cannot be read now, or some were not reached in so many seconds: it is unknown
+        whether something was saved.
     """
     found = -1
     for _, status in files(plan, seconds):
@@ -57,8 +56,7 @@ def describe_locations(plan: JobPlan) -> str:
 def files(plan: JobPlan, seconds: float = math.inf) -> Iterator[tuple[str, os.stat_result]]:
     """Yields path and status of each checkpoint file of a program; folders that changed last are read first.
 
-    Raises:
-        OSError: a file or folder cannot be read now, or not all were reached in so many seconds.
+    Raises OSError: a file or folder cannot be read now, or not all were reached in so many seconds.
     """
     limit = _Limit(seconds)
     for found in _files(plan, limit):

@@ -120,20 +120,15 @@ class SearchRecord:
     def exists(self) -> bool:
         """Returns whether the sweep is a search: whether the settings exist.
 
-        Raises:
-            UnavailableError: the directory cannot be read now.
+        Raises UnavailableError: the directory cannot be read now.
         """
         return unwrap(exists(self.folder / "settings.json"))
 
     def create(self, settings: SearchSettings, template: Mapping[str, Any]) -> None:
         """Writes the settings and the template, replacing earlier ones. The journal of trials is kept.
 
-        Args:
-            settings: settings of the search.
-            template: template for the records of points; see `launcher.search.points.template_of`.
-
-        Raises:
-            OSError: a file cannot be written.
+        template: template for the records of points; see `launcher.search.points.template_of`.
+        Raises OSError: a file cannot be written.
         """
         run_files.make_folder(self.folder)
         run_files.write(self.folder / "template.json", json.dumps(template))
@@ -143,9 +138,8 @@ class SearchRecord:
     def settings(self) -> SearchSettings:
         """Returns the settings of the search.
 
-        Raises:
-            UnavailableError: the settings cannot be read now.
-            RunError: there are no settings, they are damaged, or another version of the launcher wrote them.
+        Raises UnavailableError: the settings cannot be read now.
+        Raises RunError: there are no settings, they are damaged, or another version of the launcher wrote them.
         """
         path = self.folder / "settings.json"
         found = unwrap(read_json(path))
@@ -159,18 +153,16 @@ class SearchRecord:
     def template(self) -> Any:
         """Returns the template for the records of points (`launcher.search.points`), as JSON types; None: no file.
 
-        Raises:
-            UnavailableError: the template cannot be read now.
-            RunError: the template is damaged.
+        Raises UnavailableError: the template cannot be read now.
+        Raises RunError: the template is damaged.
         """
         return unwrap(read_json(self.folder / "template.json"))
 
     def journal(self) -> Journal:
         """Returns the present content of the journal; empty if there is no file yet.
 
-        Raises:
-            UnavailableError: the journal cannot be read now.
-            RunError: the journal is damaged.
+        Raises UnavailableError: the journal cannot be read now.
+        Raises RunError: the journal is damaged.
         """
         found, overrides = Journal(), 0
         data = unwrap(read_bytes(self.journal_file, bounds.SEARCH_BYTES)) or b""
@@ -201,12 +193,8 @@ def entries(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
 
     Lines that are not a JSON object with an `op_code`, and an incomplete last line, are left out.
 
-    Args:
-        data: the bytes.
-        path: the journal, for the message.
-
-    Raises:
-        RunError: a line is too long.
+    data: the bytes.
+    Raises RunError: a line is too long.
     """
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         if len(line) > bounds.SEARCH_LINE_BYTES:
@@ -228,8 +216,7 @@ def _apply(journal: Journal, entry: Mapping[str, Any]) -> None:
     | 8, 9 | a user attribute, a system attribute of a trial |
     | others | ignored |
 
-    Raises:
-        ValueError, OverflowError, OSError: a field is not of its type, or out of range.
+    Raises ValueError, OverflowError, OSError: a field is not of its type, or out of range.
     """
     code = entry["op_code"]
     if code == 2:

@@ -41,12 +41,9 @@ class Group:
 def parse(text: str) -> tuple[tuple[Frame, ...], int]:
     """Parses the stacks of a process.
 
-    Args:
-        text: output of faulthandler, which writes the innermost frame first, and the main thread last.
-
-    Returns:
-        The frames of the main thread, innermost last, without the launcher's frames that call the user's code and with
-        one DEBUGGER frame for those of pdb; and the number of other threads. No frames and 0 for an empty text.
+    text: output of faulthandler, which writes the innermost frame first, and the main thread last.
+    Returns the frames of the main thread, innermost last, without the launcher's frames that call the user's code and
+        with one DEBUGGER frame for those of pdb; and the number of other threads. No frames and 0 for an empty text.
     """
     threads = [thread for thread in re.split(r"\n\s*\n", text.strip()) if thread]
     if not threads:

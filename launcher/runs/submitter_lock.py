@@ -21,11 +21,7 @@ def only_submitter(folder: Path) -> Iterator[None]:
     sbatch has ended too, and then can tell whether there is a job. On a file system without locks nothing is locked; a
     job that was submitted before is still found by its token.
 
-    Args:
-        folder: directory of the run or sweep.
-
-    Raises:
-        UnavailableError: the file server does not respond.
+    Raises UnavailableError: the file server does not respond.
     """
     if folder in _LOCKED:
         yield
@@ -45,7 +41,6 @@ def only_submitter(folder: Path) -> Iterator[None]:
 def is_being_submitted(folder: Path) -> bool:
     """Returns whether any process holds the submitter's lock of this run or sweep directory.
 
-    Raises:
-        UnavailableError: the file server does not respond.
+    Raises UnavailableError: the file server does not respond.
     """
     return locks.is_locked(folder / SUBMITTING)

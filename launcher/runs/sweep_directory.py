@@ -132,9 +132,8 @@ class Sweep:
     def create(cls, path: Path) -> Sweep:
         """Makes a sweep directory, unless it exists.
 
-        Raises:
-            ConfigError: the directory cannot be made, or is the directory of a run.
-            RunError: others can write to the directory.
+        Raises ConfigError: the directory cannot be made, or is the directory of a run.
+        Raises RunError: others can write to the directory.
         """
         if unwrap(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
@@ -151,27 +150,21 @@ class Sweep:
         return cls(path)
 
     def recorded(self) -> bool:
-        """Returns whether the sweep's manifest exists.
-
-        Raises:
-            UnavailableError: the directory cannot be read now.
-        """
+        """Returns whether the sweep's manifest exists. Raises UnavailableError: the directory cannot be read now."""
         return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
         """Writes the manifest atomically; without the points if the sweep is a search.
 
-        Raises:
-            ConfigError: as for `text_of`.
+        Raises ConfigError: as for `text_of`.
         """
         run_files.write(self.path / RECORD, text_of(manifest))
 
     def manifest(self) -> Manifest:
         """Returns the manifest; for a search, with the points that were chosen so far.
 
-        Raises:
-            UnavailableError: the manifest cannot be read now.
-            RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
+        Raises UnavailableError: the manifest cannot be read now.
+        Raises RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
         found = unwrap(read_json(self.path / RECORD, bounds.SWEEP_BYTES))
         if found is None and not self.recorded():
@@ -222,9 +215,7 @@ class Sweep:
     def refused(self, token: str, error: str | None = None) -> None:
         """Records in the journal that the array with this token has no job.
 
-        Args:
-            token: token of the array.
-            error: the scheduler's message; None: the submitter was killed before the scheduler accepted the array.
+        error: the scheduler's message; None: the submitter was killed before the scheduler accepted the array.
         """
         self.journal(Refused(token=token, error=error))
 
@@ -235,9 +226,8 @@ class Sweep:
     def submissions(self) -> list[Submission]:
         """Returns the arrays that were submitted, oldest first; those with an unconfirmed submission have no job id.
 
-        Raises:
-            UnavailableError: the journal cannot be read now.
-            RunError: the journal is damaged.
+        Raises UnavailableError: the journal cannot be read now.
+        Raises RunError: the journal is damaged.
         """
         found: dict[str, Submission] = {}
         for event in events.known(event_file.read(self.path / "journal.jsonl")):
@@ -253,12 +243,7 @@ class Sweep:
         return list(found.values())
 
     def request_local(self, points: Sequence[int], *, restart: bool) -> None:
-        """Adds a request to run points on this machine.
-
-        Args:
-            points: numbers of the points.
-            restart: whether points that have run before are run again.
-        """
+        """Adds a request to run points on this machine. restart: whether points that have run before are run again."""
         live_index.add(self.path)
         since = time.time() if restart else 0.0
         with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
@@ -267,12 +252,9 @@ class Sweep:
     def local_requests(self) -> dict[int, float]:
         """Returns the points that were requested to run on this machine, in the order of the requests.
 
-        Returns:
-            For each point's number a time in seconds since the epoch: the point is to be started unless it has been
+        Returns for each point's number a time in seconds since the epoch: the point is to be started unless it has been
             started since.
-
-        Raises:
-            UnavailableError: the file cannot be read now.
+        Raises UnavailableError: the file cannot be read now.
         """
         lines = (unwrap(read_text(self.path / "points")) or "").split("\n")[:-1]  # an incomplete line may still grow
         requested: dict[int, float] = {}
@@ -284,8 +266,7 @@ class Sweep:
     def cancelled(self) -> bool:
         """Returns whether the sweep is marked as cancelled: points that have not started must not start.
 
-        Raises:
-            UnavailableError: the directory cannot be read now.
+        Raises UnavailableError: the directory cannot be read now.
         """
         return unwrap(exists(self.path / "cancelled"))
 
@@ -300,8 +281,7 @@ class Sweep:
 def text_of(manifest: Manifest) -> str:
     """Returns the text of a manifest's file, without the points if the sweep is a search.
 
-    Raises:
-        ConfigError: it could not be read again: there are too many points, or their overrides are too long.
+    Raises ConfigError: it could not be read again: there are too many points, or their overrides are too long.
     """
     points = () if manifest.search else manifest.points
     common = [column[0] if len(set(column)) == 1 else None for column in zip(*points, strict=False)]
@@ -347,11 +327,7 @@ def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 def differing(points: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the keys in which points differ, in the order in which they first appear.
-
-    Args:
-        points: overrides of each point.
-    """
+    """Returns the keys in which points differ, in the order in which they first appear."""
     values: dict[str, set[str | None]] = {}
     for overrides in points:
         for each in overrides:
@@ -383,16 +359,7 @@ def _parse_points(text: str) -> tuple[int, ...]:
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
-    """Checks that a sweep has points with these numbers.
-
-    Args:
-        points: the numbers.
-        sweep: the sweep, for the message.
-        count: how many points the sweep has.
-
-    Raises:
-        RunError: a number is not between 0 and `count - 1`.
-    """
+    """Checks that a sweep has points with these numbers. Raises RunError: a number is not between 0 and `count - 1`."""
     for index in points:
         if not 0 <= index < count:
             raise RunError(f"sweep {sweep.id} has points 0 to {count - 1}, and no {index}")
@@ -401,8 +368,7 @@ def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
 def sweep_of(run: Run) -> Sweep | None:
     """Returns the sweep of which a run is a point; None: the run is not a point.
 
-    Raises:
-        UnavailableError: the parent folder cannot be read now.
+    Raises UnavailableError: the parent folder cannot be read now.
     """
     sweep = Sweep(run.path.parent)
     return sweep if run.is_point and sweep.recorded() else None

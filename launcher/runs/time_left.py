@@ -39,10 +39,8 @@ class TimeLeft(Struct):
 def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | None) -> TimeLeft | None:
     """Returns the time left of this process's attempt, by the module's table; None: it has no deadline.
 
-    Args:
-        environ: environment variables of this process.
-        now: seconds since the epoch, by this machine's clock.
-        machine: boot id and uptime (in seconds) of this machine; None: unknown.
+    now: seconds since the epoch, by this machine's clock.
+    machine: boot id and uptime (in seconds) of this machine; None: unknown.
     """
     deadline = environ.get("LAUNCHER_DEADLINE")
     if not deadline:
@@ -57,11 +55,7 @@ def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | N
 
 
 def time_left(environ: Mapping[str, str]) -> TimeLeft | None:
-    """Returns the time left of the attempt to which this process belongs; None: the attempt has no deadline.
-
-    Args:
-        environ: environment variables of this process.
-    """
+    """Returns the time left of the attempt to which this process belongs; None: the attempt has no deadline."""
     machine: tuple[str, float] | None = None
     with contextlib.suppress(OSError, ValueError, IndexError):
         machine = BOOT_ID.read_text().strip(), uptime()

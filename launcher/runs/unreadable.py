@@ -19,8 +19,7 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
 
     After MAX_LINES messages, one message tells how many more there are.
 
-    Raises:
-        UnavailableError: a file cannot be read now.
+    Raises UnavailableError: a file cannot be read now.
     """
     found: list[str] = []
     for path in (f"{run.path}/result.json", f"{run.path}/results.json"):

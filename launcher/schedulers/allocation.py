@@ -33,8 +33,7 @@ def known() -> list[HoldsAllocations]:
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Returns the allocation that the environment describes, or None if the environment is of no interactive job.
 
-    Raises:
-        ConfigError: the allocation's node list cannot be read.
+    Raises ConfigError: the allocation's node list cannot be read.
     """
     for scheduler in known():
         if all(map(environ.get, scheduler.allocation_variables)):
@@ -45,12 +44,8 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
 def read_nodes(environ: Mapping[str, str], variable: str) -> str:
     """Returns the text of an allocation's node file.
 
-    Args:
-        environ: environment of the shell.
-        variable: name of the environment variable with the file's path (`PBS_NODEFILE`).
-
-    Raises:
-        ConfigError: the file cannot be read.
+    variable: name of the environment variable with the file's path (`PBS_NODEFILE`).
+    Raises ConfigError: the file cannot be read.
     """
     try:
         return Path(environ[variable]).read_text()
@@ -67,8 +62,7 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
     Without this check, srun in an allocation with GPUs (Slurm 24.05 and later) waits silently for the missing CPUs
     until the allocation ends.
 
-    Raises:
-        ConfigError: the allocation has fewer nodes, or fewer CPUs on them.
+    Raises ConfigError: the allocation has fewer nodes, or fewer CPUs on them.
     """
     if plan.nodes > held.nodes:
         raise ConfigError(

@@ -140,18 +140,9 @@ class Queries(Protocol):
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
         """Submits a script as a job that starts when all jobs in `jobs` have ended, with any outcome.
 
-        Args:
-            jobs: ids of the jobs to wait for.
-            script: path of the job script.
-            token: unique text that is stored with the new job, for `find`.
-            environment: environment of the submission command.
-
-        Returns:
-            The id of the new job.
-
-        Raises:
-            Refused: the scheduler refused the job.
-            NoAnswer: the reply was lost, so the job may exist.
+        token: unique text that is stored with the new job, for `find`.
+        Raises Refused: the scheduler refused the job.
+        Raises NoAnswer: the reply was lost, so the job may exist.
         """
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
@@ -160,8 +151,7 @@ class Queries(Protocol):
     def cancel(self, *job_ids: str) -> None:
         """Cancels jobs and elements of arrays; a job that has ended already is no error.
 
-        Raises:
-            QueryError: some jobs, of several, may have been cancelled.
+        Raises QueryError: some jobs, of several, may have been cancelled.
         """
 
     def max_array_size(self, plan: JobPlan) -> int | None:
@@ -236,22 +226,17 @@ class Scheduler(ABC):
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Validates cluster.directives, and returns them as the plan stores them.
 
-        Raises:
-            ConfigError: a name or value is not a valid job option.
+        Raises ConfigError: a name or value is not a valid job option.
         """
         return dict(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         """Returns the directive lines of a job script without their prefix (`#SBATCH`), with quoted values.
 
-        Args:
-            plan: the run's plan.
-            token: unique text that is stored with the job, so that a later query can find the job.
-            array: indices and throttle of a job array (`0-14%4`); None: a plain job.
-            folder: directory of the job's output; None: the run directory.
-
-        Raises:
-            ConfigError: cluster.directives has an option that another config key sets, or an invalid value.
+        token: unique text that is stored with the job, so that a later query can find the job.
+        array: indices and throttle of a job array (`0-14%4`); None: a plain job.
+        folder: directory of the job's output; None: the run directory.
+        Raises ConfigError: cluster.directives has an option that another config key sets, or an invalid value.
         """
         return []
 
@@ -270,8 +255,7 @@ class Scheduler(ABC):
     def held(self, environ: Mapping[str, str]) -> Allocation | None:
         """Returns the allocation of this shell if runs start in it (cluster=allocation), else None.
 
-        Raises:
-            ConfigError: runs start in an allocation, and this shell has none.
+        Raises ConfigError: runs start in an allocation, and this shell has none.
         """
         return None
 
@@ -280,10 +264,8 @@ class Scheduler(ABC):
 
         A queue's own wall-time limit is not such a reason: with `left` <= 0 a queue returns None.
 
-        Args:
-            plan: plan of the job's run.
-            stop_requested: whether the job script received a stop signal.
-            left: seconds of wall time left; infinite if there is no limit or it is unknown.
+        stop_requested: whether the job script received a stop signal.
+        left: seconds of wall time left; infinite if there is no limit or it is unknown.
         """
         return Ending(NextReason.STOP_REQUESTED) if stop_requested and left > 0 else None
 
@@ -319,8 +301,7 @@ class Queue(Scheduler):
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         """Compares a plan with the live limits and nodes of the scheduler, and returns notes for the user.
 
-        Raises:
-            ConfigError: the job could never start, or the scheduler would refuse it.
+        Raises ConfigError: the job could never start, or the scheduler would refuse it.
         """
 
     @abstractmethod
@@ -347,8 +328,7 @@ class ReadsOptions(ABC):
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
         """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated.
 
-        Raises:
-            ConfigError: the option is the launcher's, or no key has this value.
+        Raises ConfigError: the option is the launcher's, or no key has this value.
         """
 
 
@@ -362,8 +342,7 @@ class HoldsAllocations(ABC):
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
         """Returns the allocation that the environment describes; all `allocation_variables` must be set.
 
-        Raises:
-            ConfigError: the allocation's node list cannot be read.
+        Raises ConfigError: the allocation's node list cannot be read.
         """
 
 
@@ -372,11 +351,7 @@ class Requeues(ABC):
 
     @abstractmethod
     def requeue(self, job_id: str) -> None:
-        """Requeues the job.
-
-        Raises:
-            QueryError: the scheduler refuses (with its message) or does not answer.
-        """
+        """Requeues the job. Raises QueryError: the scheduler refuses (with its message) or does not answer."""
 
 
 class ShowsPreemption(ABC):
@@ -386,8 +361,7 @@ class ShowsPreemption(ABC):
     def preempted(self, job_id: str) -> float | None:
         """Returns the start of the job's preemption in seconds since the epoch, or None if it is not being preempted.
 
-        Raises:
-            QueryError: the scheduler does not answer.
+        Raises QueryError: the scheduler does not answer.
         """
 
 
@@ -400,8 +374,7 @@ class CountsJobs(ABC):
 
         Each array element counts as one job.
 
-        Raises:
-            QueryError: the scheduler does not answer within `timeout` seconds.
+        Raises QueryError: the scheduler does not answer within `timeout` seconds.
         """
 
 
@@ -419,12 +392,7 @@ class StartsJobSteps(ABC):
     def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
         """Returns the command that runs another command in a running job.
 
-        Args:
-            argv: the command to run.
-            job_id: id of the running job.
-            host: name of a node of the job.
-            folder: working directory of the command.
-            terminal: whether the command gets a terminal of its own on the node.
+        terminal: whether the command gets a terminal of its own on the node.
         """
 
     @abstractmethod
@@ -439,9 +407,8 @@ class ExcludesNodes(ABC):
     def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
         """Returns the shell-quoted config override with which `resume` excludes these nodes.
 
-        Args:
-            hosts: the nodes (`node3,node7`, `node[3,7]`).
-            settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
+        hosts: the nodes (`node3,node7`, `node[3,7]`).
+        settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
         """
 
 
@@ -455,12 +422,8 @@ class ExplainsPending(ABC):
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         """Returns why a job is pending.
 
-        Args:
-            waiting: the pending run and its job.
-            timeout: timeout of each query in seconds.
-
-        Raises:
-            QueryError: the query of the job itself failed.
+        timeout: timeout of each query in seconds.
+        Raises QueryError: the query of the job itself failed.
         """
 
 
@@ -483,9 +446,7 @@ class RemembersJobs(ABC):
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         """Returns all executions of a job, oldest first; [] without a record or an answer of the scheduler.
 
-        Args:
-            job_id: id of the job.
-            timeout: timeout of each query in seconds.
+        timeout: timeout of each query in seconds.
         """
 
     def memory(self, plan: JobPlan) -> int | None:
@@ -523,9 +484,7 @@ class ChecksItself(Scheduler):
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
         """Yields findings about the live scheduler, and about a profile compared with it.
 
-        Args:
-            cluster: the profile.
-            timeout: timeout of each query in seconds.
+        timeout: timeout of each query in seconds.
         """
 
 
@@ -536,9 +495,6 @@ class DescribesSite(ChecksItself):
     def survey(self, timeout: float) -> Site:
         """Collects the facts of the site that an ordinary user can query, with a few commands.
 
-        Args:
-            timeout: timeout of each query in seconds.
-
-        Raises:
-            QueryError: the scheduler does not answer.
+        timeout: timeout of each query in seconds.
+        Raises QueryError: the scheduler does not answer.
         """

@@ -19,14 +19,9 @@ def write(
 ) -> dict[str, str]:
     """Writes a job's environment before the submission; its secrets go to a private folder of the user.
 
-    Args:
-        run: the run; for a job array, the sweep's directory.
-        elements: the runs of a job array; for a plain job, only the run.
-        plan: the job's plan.
-        exports: converts an environment to shell text that sets it.
-
-    Returns:
-        The environment for the submission command, without secrets: with qsub's -V, everybody could read them.
+    run: the run; for a job array, the sweep's directory.
+    elements: the runs of a job array; for a plain job, only the run.
+    Returns the environment for the submission command, without secrets: with qsub's -V, everybody could read them.
     """
     environment = job_environment(os.environ, plan).environment
     hidden = redaction.secrets_in(environment, plan.env.secrets)
@@ -42,10 +37,7 @@ def within_job(plan: JobPlan, run: Run, qsub: str | None) -> dict[str, str]:
 
     Copies the array's environment.sh to a run that was an array element.
 
-    Args:
-        plan: plan of the run.
-        run: the run.
-        qsub: path of qsub, whose folder is added to this process's PATH; None: PATH stays.
+    qsub: path of qsub, whose folder is added to this process's PATH; None: PATH stays.
     """
     if not run.has("environment.sh"):  # the run was an array element, and continues as a plain job
         shutil.copy(run.path.parent / "environment.sh", run.path)

@@ -45,11 +45,7 @@ def scrubbed(
 ) -> Scrubbed:
     """Returns the environment without the variables of other jobs and launchers, and without bash functions.
 
-    Args:
-        environ: environment of this process.
-        kept: names of variables to keep in any case.
-        own: names of further variables to remove.
-        schedulers: whether to remove the variables of schedulers and MPI as well.
+    schedulers: whether to remove the variables of schedulers and MPI as well.
     """
     dropped = {
         name

@@ -120,9 +120,8 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
     | known | unknown | no |
     | known | earlier by at least a minute and a tenth of the remaining wait | yes |
 
-    Args:
-        tried: the evaluated options; the first is the unchanged run.
-        now: current time in seconds since the epoch.
+    tried: the evaluated options; the first is the unchanged run.
+    now: current time in seconds since the epoch.
     """
     if not tried:
         return ()
@@ -182,9 +181,7 @@ class Notice:
 def find(lines: Iterable[str], forms: Iterable[Form] = ()) -> tuple[Notice, ...]:
     """Returns the notices among the lines of a job's output, in order.
 
-    Args:
-        lines: lines of the output.
-        forms: patterns of the schedulers that may have written notices; the first that matches a line applies.
+    forms: patterns of the schedulers that may have written notices; the first that matches a line applies.
     """
     known = [*forms, KERNEL]
     first = (next(((word, match) for word, form in known if (match := form.search(line))), None) for line in lines)

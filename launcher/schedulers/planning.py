@@ -14,8 +14,7 @@ from launcher.spec.plan import JobPlan
 def make_plan(config: Config, site: Site) -> JobPlan:
     """Builds the plan of a config.
 
-    Raises:
-        ConfigError: a value is invalid; the text names the key, the value and the fix.
+    Raises ConfigError: a value is invalid; the text names the key, the value and the fix.
     """
     scheduler = scheduler_of(config.cluster)
     _check_resume(scheduler, config.resume.how)
@@ -25,8 +24,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
 def scheduler_of(cluster: Cluster) -> Scheduler:
     """Returns the scheduler of a profile.
 
-    Raises:
-        ConfigError: the profile's scheduler does not exist; the text names the profile's file.
+    Raises ConfigError: the profile's scheduler does not exist; the text names the profile's file.
     """
     try:
         return registry.scheduler(cluster.scheduler)

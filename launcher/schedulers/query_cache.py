@@ -54,11 +54,10 @@ class JobSnapshot:
         A snapshot can be used if it is fresh and its query began at or after `newer`, or if the site's minimum interval
         has not passed.
 
-        Args:
-            good_for: seconds for which a snapshot is fresh.
-            newer: earliest acceptable start of the query, in seconds since the epoch.
-            least: the site's minimum number of seconds between two queries; 0 if it has none.
-            now: current time in seconds since the epoch.
+        good_for: seconds for which a snapshot is fresh.
+        newer: earliest acceptable start of the query, in seconds since the epoch.
+        least: the site's minimum number of seconds between two queries; 0 if it has none.
+        now: current time in seconds since the epoch.
         """
         fresh = self.is_fresh(good_for, now) and (self.began or 0.0) >= newer
         return fresh or (least > 0 and self.is_fresh(least, now))
@@ -67,11 +66,9 @@ class JobSnapshot:
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
     """Returns the seconds for which a snapshot is fresh; longer if nothing changes or queries are slow.
 
-    Args:
-        unchanged: number of consecutive snapshots that equal the previous one.
-        took: duration of the last query in seconds.
-        quickest: minimum of the returned value in seconds.
-        slowest: maximum of the returned value in seconds.
+    took: duration of the last query in seconds.
+    quickest: minimum of the returned value in seconds.
+    slowest: maximum of the returned value in seconds.
     """
     return min(slowest, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
 
@@ -79,9 +76,8 @@ def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: f
 def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapshot | None = None) -> JobSnapshot:
     """Queries the scheduler now, and returns the result; an error becomes `JobSnapshot.problem`.
 
-    Args:
-        jobs: the query; may raise QueryError.
-        before: previous snapshot; its jobs are kept if the query fails.
+    jobs: the query; may raise QueryError.
+    before: previous snapshot; its jobs are kept if the query fails.
     """
     began, problem = time.time(), ""
     start = time.monotonic()
@@ -110,12 +106,11 @@ class SharedSnapshot:
     ) -> JobSnapshot:  # fmt: skip
         """Returns the cached snapshot if it is fresh, else that of a new query. See `JobSnapshot.suffices`.
 
-        Args:
-            good_for: seconds for which a snapshot is fresh.
-            jobs: the query; may raise QueryError.
-            timeout: seconds to wait while another command queries.
-            newer: earliest acceptable start of the query, in seconds since the epoch.
-            least: minimum number of seconds between two queries, which takes precedence over `newer`.
+        good_for: seconds for which a snapshot is fresh.
+        jobs: the query; may raise QueryError.
+        timeout: seconds to wait while another command queries.
+        newer: earliest acceptable start of the query, in seconds since the epoch.
+        least: minimum number of seconds between two queries, which takes precedence over `newer`.
         """
 
         def good(snapshot: JobSnapshot | None) -> JobSnapshot | None:

@@ -37,8 +37,7 @@ FUNCTIONS = {
 def starter(name: str) -> Callable[[TaskRequest], int]:
     """Returns a function of STARTERS, which starts tasks, waits until they end and returns their exit status.
 
-    Raises:
-        ConfigError: there is no starter of this name.
+    Raises ConfigError: there is no starter of this name.
     """
     place = STARTERS.get(name)
     if place is None:
@@ -50,8 +49,7 @@ def starter(name: str) -> Callable[[TaskRequest], int]:
 def function_executor(name: str) -> type[FunctionExecutor]:
     """Returns an executor class of FUNCTIONS by its submitit cluster name.
 
-    Raises:
-        KeyError: FUNCTIONS has no such name.
+    Raises KeyError: FUNCTIONS has no such name.
     """
     found: type[FunctionExecutor] = load(FUNCTIONS[name])
     return found
@@ -61,8 +59,7 @@ def function_executor(name: str) -> type[FunctionExecutor]:
 def scheduler(name: str) -> Scheduler:
     """Returns the scheduler of this name.
 
-    Raises:
-        ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
+    Raises ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
     """
     place = OURS[name].scheduler if name in OURS else entry_points_of(SCHEDULERS).get(name)
     if place is None:
@@ -84,8 +81,7 @@ def scheduler(name: str) -> Scheduler:
 def queue(name: str) -> Queue:
     """Returns the scheduler of this name, which must have a queue.
 
-    Raises:
-        ConfigError: there is no such scheduler, or it has no queue.
+    Raises ConfigError: there is no such scheduler, or it has no queue.
     """
     found = scheduler(name)
     if not isinstance(found, Queue):
@@ -98,13 +94,9 @@ def without(name: str, hosts: str, settings: Mapping[str, Any]) -> str:
 
     Returns an empty text if the scheduler cannot exclude nodes.
 
-    Args:
-        name: name of the scheduler.
-        hosts: the nodes (`node3,node7`).
-        settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
-
-    Raises:
-        ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
+    hosts: the nodes (`node3,node7`).
+    settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
+    Raises ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
     """
     found = scheduler(name)
     return found.without(hosts, settings) if isinstance(found, ExcludesNodes) else ""
@@ -129,8 +121,7 @@ def starting_steps(starter: str | None) -> StartsJobSteps | None:
 
     The run may be in an allocation of that scheduler (cluster=allocation), so `cluster.scheduler` does not name it.
 
-    Args:
-        starter: command that starts the run's tasks (`JobPlan.starter`).
+    starter: command that starts the run's tasks (`JobPlan.starter`).
     """
     if starter is None or starter in STARTERS:
         return None
@@ -143,8 +134,7 @@ def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
 
     A scheduler in OURS is imported only if its command is on PATH, since an import takes 10 to 20 ms.
 
-    Args:
-        others: names of further schedulers to look for in addition to those in OURS.
+    others: names of further schedulers to look for in addition to those in OURS.
     """
     may_be_here = (name for name, place in OURS.items() if place.command and shutil.which(place.command))
     wanted = dict.fromkeys((*may_be_here, *others))

@@ -31,16 +31,10 @@ def query(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a scheduler command other than a submission, and returns its output.
 
-    Args:
-        command: argv of the command.
-        timeout: timeout in seconds.
-        environment: environment of the command.
-        good: exit codes that count as success.
-
-    Raises:
-        QueryTimeout: the command exceeds the timeout.
-        AnswerLost: the command prints more than bounds.QUERY_BYTES bytes.
-        QueryError: the command is not on PATH, cannot be started, or fails.
+    timeout: timeout in seconds.
+    Raises QueryTimeout: the command exceeds the timeout.
+    Raises AnswerLost: the command prints more than bounds.QUERY_BYTES bytes.
+    Raises QueryError: the command is not on PATH, cannot be started, or fails.
     """
     try:
         done = run(command, timeout=timeout, environment=environment)
@@ -66,16 +60,11 @@ def run_submission(
     session of its own, to survive Ctrl-C and the end of this process: an interrupted submission could leave a job with
     an unrecorded id.
 
-    Args:
-        command: argv of the command.
-        timeout: timeout in seconds.
-        environment: environment of the command.
-        text: standard input; None: empty.
-        umask: umask of the command; -1: that of this process.
-
-    Raises:
-        Refused: the command is not on PATH.
-        NoAnswer: the command exceeds the timeout or the output limit, so it may or may not have submitted a job.
+    timeout: timeout in seconds.
+    text: standard input; None: empty.
+    umask: umask of the command; -1: that of this process.
+    Raises Refused: the command is not on PATH.
+    Raises NoAnswer: the command exceeds the timeout or the output limit, so it may or may not have submitted a job.
     """
     try:
         return run(command, timeout=timeout, environment=environment, text=text, umask=umask, submits=True)
@@ -93,18 +82,14 @@ def run(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Runs a command until it exits; kills it after the timeout or when it prints more than bounds.QUERY_BYTES bytes.
 
-    Args:
-        command: argv of the command.
-        timeout: timeout in seconds.
-        environment: environment of the command; None: that of this process.
-        text: standard input; None: empty.
-        umask: umask of the command; -1: that of this process.
-        submits: whether the command inherits this process's file descriptors and gets a session (`run_submission`).
-
-    Raises:
-        OSError: the command does not exist or cannot be started.
-        TimeoutExpired: the command exceeds the timeout.
-        OutputTooLong: the command prints more than bounds.QUERY_BYTES bytes.
+    timeout: timeout in seconds.
+    environment: environment of the command; None: that of this process.
+    text: standard input; None: empty.
+    umask: umask of the command; -1: that of this process.
+    submits: whether the command inherits this process's file descriptors and gets a session (`run_submission`).
+    Raises OSError: the command does not exist or cannot be started.
+    Raises TimeoutExpired: the command exceeds the timeout.
+    Raises OutputTooLong: the command prints more than bounds.QUERY_BYTES bytes.
     """
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -176,9 +161,8 @@ FIRST, LONGEST = 0.5, 20.0  # seconds between two attempts
 class Refused(SubmissionError):
     """The scheduler refused the job, and a retry would not help.
 
-    Attributes:
-        definite: whether it is certain that no job was created, so that no query for one is needed.
-        job_limit: whether the user has reached a limit on the number of jobs; others can be submitted when some end.
+    definite: whether it is certain that no job was created, so that no query for one is needed.
+    job_limit: whether the user has reached a limit on the number of jobs; others can be submitted when some end.
     """
 
     def __init__(self, words: str, *, definite: bool = False, job_limit: bool = False) -> None:
@@ -199,15 +183,12 @@ def submit_once(
     After a failed `send`, `find` must return None before `send` is repeated. While the scheduler does not answer, both
     are retried with exponential backoff.
 
-    Args:
-        send: submits the job and returns its id. Raises Refused or NoAnswer.
-        find: returns the id of the job if it was submitted earlier, else None. Raises QueryError without an answer.
-        before: whether to call `find` first, because an earlier process may have submitted the job.
-        timeout: seconds after which retries end.
-
-    Raises:
-        Refused: the scheduler refused the job; the text has its message.
-        SubmissionError: the scheduler did not answer within the timeout, so the job may or may not exist.
+    send: submits the job and returns its id. Raises Refused or NoAnswer.
+    find: returns the id of the job if it was submitted earlier, else None. Raises QueryError without an answer.
+    before: whether to call `find` first, because an earlier process may have submitted the job.
+    timeout: seconds after which retries end.
+    Raises Refused: the scheduler refused the job; the text has its message.
+    Raises SubmissionError: the scheduler did not answer within the timeout, so the job may or may not exist.
     """
     look = before
 

@@ -50,13 +50,9 @@ class Site(ABC):
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
         """Yields the lines of a profile of the site, with the source of each value as a comment.
 
-        Args:
-            name: name of the profile.
-            wanted: partition or queue to use; None: the default one, or the one that fits best.
-            day: date of the queries, for the comment at the top.
-
-        Raises:
-            ConfigError: the wanted partition or queue does not exist.
+        wanted: partition or queue to use; None: the default one, or the one that fits best.
+        day: date of the queries, for the comment at the top.
+        Raises ConfigError: the wanted partition or queue does not exist.
         """
 
     @abstractmethod
@@ -87,13 +83,9 @@ class ErrorCollector:
 def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
     """Returns the partition or queue with the name that the user has given, or None without a name.
 
-    Args:
-        pools: all partitions or queues of the site.
-        name: name from the command line; None: not given.
-        option: name of the option of `site init` (`partition`, `queue`), for the error.
-
-    Raises:
-        ConfigError: there is no partition or queue with this name.
+    name: name from the command line; None: not given.
+    option: name of the option of `site init` (`partition`, `queue`), for the error.
+    Raises ConfigError: there is no partition or queue with this name.
     """
     known = {each.name: each for each in pools}
     if name is not None and name not in known:
@@ -119,14 +111,7 @@ def memory(octets: int) -> str:
 
 
 def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[str]:
-    """Yields the lines of the comment at the top of a profile.
-
-    Args:
-        what: description of the site.
-        name: name of the profile.
-        day: date of the queries.
-        problems: facts that could not be queried, with the reason.
-    """
+    """Yields the lines of the comment at the top of a profile."""
     yield f"# {what} as it was on {day}, written by `launcher site init`."
     yield f"# `launcher site check {name}` tells what has changed since. Change it as you like: the site itself refuses"
     yield "# what it does not allow, and limits here only make that known before a job is submitted."
@@ -138,8 +123,7 @@ def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[st
 def limit_lines(limits: Sequence[tuple[str, object, str]]) -> Iterator[str]:
     """Yields the lines of a profile's section `limits`; none without limits.
 
-    Args:
-        limits: (key, value, source) of each limit; a time is a text such as `02:00:00`.
+    limits: (key, value, source) of each limit; a time is a text such as `02:00:00`.
     """
     if limits:
         yield "limits:"
@@ -176,11 +160,7 @@ def timed(ask: Callable[[], str]) -> TimedOutput:
 def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> Iterator[Finding]:
     """Yields a finding on whether the scheduler answered a query, and how fast.
 
-    Args:
-        title: name of the scheduler in messages.
-        version: version of the scheduler; empty if unknown.
-        answer: timed result of the query.
-        variable: environment variable that selects the scheduler's server.
+    version: version of the scheduler; empty if unknown.
     """
     name = f"{title} {version}".strip()
     if answer.error:
@@ -199,9 +179,8 @@ def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> I
 def listed(rows: Sequence[tuple[str, Sequence[str], str]], command: str) -> list[str]:
     """Returns a line for each partition or queue: `gpu (default): up to 02:00:00`.
 
-    Args:
-        rows: (name, marks, limits) of each partition or queue; only the first SHOWN are listed.
-        command: command that lists all of them, named in the last line if some were left out.
+    rows: (name, marks, limits) of each partition or queue; only the first SHOWN are listed.
+    command: command that lists all of them, named in the last line if some were left out.
     """
     lines = [f"{name}{_in_brackets(marks)}: {limits}" for name, marks, limits in rows[:SHOWN]]
     return lines + ([f"... and {len(rows) - SHOWN} more ({command})"] if len(rows) > SHOWN else [])
@@ -214,10 +193,7 @@ def _in_brackets(marks: Sequence[str]) -> str:
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:
     """Yields a warning if a limit in the profile is higher than the live limit, else an ok.
 
-    Args:
-        cluster: the profile.
-        live: live limits by key of cluster.limits (seconds, bytes); None: no limit; missing keys are not compared.
-        where: name of the partition or queue in messages.
+    live: live limits by key of cluster.limits (seconds, bytes); None: no limit; missing keys are not compared.
     """
     limits, wrong = cluster.limits, []
     try:

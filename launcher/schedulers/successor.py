@@ -17,19 +17,9 @@ def submit_after(
     If the scheduler supports no dependency on that job (see `Queue.can_be_waited_for`), the new job may start at once;
     it then waits for the run's lease.
 
-    Args:
-        plan: the run's plan.
-        job_id: id of the job to wait for.
-        script: path of the job script.
-        token: unique text stored with the new job, by which it is found if the reply to its submission is lost.
-        environment: environment of the submission command.
-        timeout: timeout of each scheduler command in seconds.
-
-    Returns:
-        The id of the new job.
-
-    Raises:
-        SubmissionError: the scheduler refused the job, or did not answer.
+    token: unique text stored with the new job, by which it is found if the reply to its submission is lost.
+    timeout: timeout of each scheduler command in seconds.
+    Raises SubmissionError: the scheduler refused the job, or did not answer.
     """
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
     return submit_behind(plan, jobs, script, token, environment, timeout)
@@ -42,8 +32,7 @@ def submit_behind(
 
     The other arguments and the result are those of `submit_after`.
 
-    Raises:
-        SubmissionError: the scheduler refused the job, or did not answer.
+    Raises SubmissionError: the scheduler refused the job, or did not answer.
     """
     asks = registry.queue(plan.cluster.scheduler).queries(timeout)
     return submit_once(

@@ -82,17 +82,13 @@ def watch(
     the exit code of the attempt they get SIGKILL, and do not count: their nodes may be gone, which some starters never
     notice. Tasks of functions have no agents: they get SIGKILL when all tasks that are left are on lost nodes.
 
-    Args:
-        tasks: the started tasks.
-        signals: the list of `collect_signals`, which must be called before the tasks start.
-        grace: seconds between SIGTERM and SIGKILL.
-        pause: seconds between two polls.
-        keep_going: whether the other tasks continue when one fails.
-        lost: returns the indices of the tasks whose nodes the scheduler reports as lost. It is asked every STRAGGLERS
-            seconds while no task ends and some have ended.
-
-    Returns:
-        The exit status of the first failed task (128 + N after signal N), else 0.
+    signals: the list of `collect_signals`, which must be called before the tasks start.
+    grace: seconds between SIGTERM and SIGKILL.
+    pause: seconds between two polls.
+    keep_going: whether the other tasks continue when one fails.
+    lost: returns the indices of the tasks whose nodes the scheduler reports as lost. It is asked every STRAGGLERS
+        seconds while no task ends and some have ended.
+    Returns the exit status of the first failed task (128 + N after signal N), else 0.
     """
     kill_at, first_failure, over_at, look_at = None, 0, None, 0.0
     ended, ask_at = 0, 0.0
@@ -159,18 +155,12 @@ def command(
 ) -> list[str]:  # fmt: skip
     """Returns the command that starts a program on all nodes of a job; the caller appends the program's argv.
 
-    Args:
-        python: interpreter that runs this module.
-        nodes: number of nodes.
-        tasks_per_node: number of tasks on each node.
-        grace: seconds between SIGTERM and SIGKILL when the tasks are stopped.
-        starter: program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
-        mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: mpiexec is not used.
-        keep_going: whether the other tasks continue when one fails.
-        cpus_per_task: value of the placeholder {cpus_per_task}; None: this placeholder is unknown.
-
-    Raises:
-        ConfigError: mpiexec has an unknown placeholder.
+    grace: seconds between SIGTERM and SIGKILL when the tasks are stopped.
+    starter: program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
+    mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: mpiexec is not used.
+    keep_going: whether the other tasks continue when one fails.
+    cpus_per_task: value of the placeholder {cpus_per_task}; None: this placeholder is unknown.
+    Raises ConfigError: mpiexec has an unknown placeholder.
     """
     options = ["--go-on"] if keep_going else []
     if starter is not None and not mpiexec:

@@ -39,8 +39,7 @@ class Rendered(str):
 def quote(value: Any) -> str:
     """Returns a value quoted as one shell word; `Raw` and `Rendered` text unchanged. jinja2 calls it for each value.
 
-    Raises:
-        ValueError: the value contains a line break or another control character.
+    Raises ValueError: the value contains a line break or another control character.
     """
     if isinstance(value, Raw):
         return value.text
@@ -65,9 +64,7 @@ def shell_text(variables: JobVariables) -> dict[str, Raw]:
 def template(name: str) -> jinja2.Template:
     """Returns a template in which every printed value is quoted.
 
-    Args:
-        name: name of a file in templates/, or the absolute path of a custom template, which may extend and include
-            those.
+    name: name of a file in templates/, or the absolute path of a custom template, which may extend and include those.
     """
     return _environment(resource("templates")).get_template(name)
 
@@ -80,8 +77,7 @@ def environment() -> jinja2.Environment:
 def raw(value: Any) -> Raw:
     """The filter `raw` of templates (`{{ start | raw }}`): returns shell code unchanged, and refuses any other value.
 
-    Raises:
-        ValueError: the value is no `Raw`.
+    Raises ValueError: the value is no `Raw`.
     """
     if isinstance(value, Raw):
         return value
@@ -124,8 +120,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 def require_plain(option: str, value: Any) -> None:
     """Checks that the value of an extra option can be written in a directive line.
 
-    Raises:
-        ConfigError: the value is not text, a number, true, false or null.
+    Raises ConfigError: the value is not text, a number, true, false or null.
     """
     if not (value is None or isinstance(value, (str, int, float, bool))):
         raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")

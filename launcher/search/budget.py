@@ -24,9 +24,7 @@ class Cost:
 def spent(costs: Iterable[Cost], devices: int) -> float:
     """Returns the GPU-hours (without GPUs: node-hours) that points have used.
 
-    Args:
-        costs: run time of each point.
-        devices: number of GPUs of one point; without GPUs, number of its nodes.
+    devices: number of GPUs of one point; without GPUs, number of its nodes.
     """
     return sum(each.seconds for each in costs) * devices / 3600
 
@@ -37,8 +35,7 @@ def saved(costs: Iterable[Cost], devices: int) -> float | None:
     Each pruned point would have done as many steps as the longest point that is done, at its own seconds per step. So
     nothing is known before a point that reports steps is done.
 
-    Args:
-        costs, devices: as for `spent`.
+    costs, devices: as for `spent`.
     """
     known = list(costs)
     full = max((each.step for each in known if each.done and each.step), default=None)
@@ -57,10 +54,8 @@ def min_steps_of(total: int, reduction_factor: int, rungs: int) -> int | None:
     | 270 | 3 | 3 | 10 | 10, 30, 90 |
     | 20 | 3 | 3 | 1 | 1, 3, 9 |
 
-    Args:
-        total: number of steps of a point; 0: unknown.
-        reduction_factor: ratio of the steps at two successive rungs.
-        rungs: number of rungs.
+    total: number of steps of a point; 0: unknown.
+    reduction_factor: ratio of the steps at two successive rungs.
     """
     return max(1, total // reduction_factor**rungs) if total > 0 else None
 

@@ -38,11 +38,7 @@ class JournalBackend(BaseJournalBackend):
     """
 
     def __init__(self, record: SearchRecord, waiting: Callable[[], None] = lambda: None) -> None:
-        """
-        Args:
-            record: the files of the search.
-            waiting: called again and again while another process holds the lock.
-        """
+        """waiting: called again and again while another process holds the lock."""
         self._path, self._lock, self._waiting = record.journal_file, record.lock_file, waiting
         self._offset = 0  # bytes that have been read
         self._number = 0  # records that have been read
@@ -53,11 +49,8 @@ class JournalBackend(BaseJournalBackend):
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Yields the records that have not been read yet; in an operation, also those that it has appended.
 
-        Args:
-            log_number_from: number of the first record; must be the next one, because records are read in order.
-
-        Raises:
-            UnavailableError: the file cannot be read now, or another process has taken over the lock.
+        log_number_from: number of the first record; must be the next one, because records are read in order.
+        Raises UnavailableError: the file cannot be read now, or another process has taken over the lock.
         """
         if log_number_from != self._number:
             raise ValueError(f"records are read in order: {self._number} is next, not {log_number_from}")
@@ -88,9 +81,8 @@ class JournalBackend(BaseJournalBackend):
         After an error nothing is written. Then the caller must make a new JournalStorage and backend, because the old
         ones have read records that were not written.
 
-        Raises:
-            UnavailableError: the file server does not respond, or another process has taken over the lock meanwhile.
-            OSError: the records cannot be written.
+        Raises UnavailableError: the file server does not respond, or another process has taken over the lock meanwhile.
+        Raises OSError: the records cannot be written.
         """
         with link_lock.hold(self._lock, waiting=self._waiting):
             self._open = True

@@ -33,16 +33,13 @@ def template_of(
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the template for the records of a search's points, as JSON types; `record_of` uses it.
 
-    Args:
-        first: record of point 0, with the first value of each key.
-        moved: record of point 1, with the same values.
-        others: for each key and each of its composed values, the record of point 0 with this value.
-        space: the keys that are searched, each with its possible values.
-        names: ids of point 0 and of point 1 (`SWEEP/0`, `SWEEP/1`).
-
-    Raises:
-        ConfigError: a field differs between points 0 and 1 in more than the id; a number is only a part of a field; or
-            a field depends on two keys.
+    first: record of point 0, with the first value of each key.
+    moved: record of point 1, with the same values.
+    others: for each key and each of its composed values, the record of point 0 with this value.
+    space: the keys that are searched, each with its possible values.
+    names: ids of point 0 and of point 1 (`SWEEP/0`, `SWEEP/1`).
+    Raises ConfigError: a field differs between points 0 and 1 in more than the id; a number is only a part of a field;
+        or a field depends on two keys.
     """
     old, new = dict(_leaves(first)), dict(_leaves(moved))
     own = [path for path in old if old[path] != new.get(path)]
@@ -79,10 +76,8 @@ def template_of(
 def record_of(template: Mapping[str, Any], name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the record of a point.
 
-    Args:
-        template: result of `template_of`, after a round trip through JSON.
-        name: id of the point (`SWEEP/7`).
-        overrides: overrides of the point.
+    template: result of `template_of`, after a round trip through JSON.
+    name: id of the point (`SWEEP/7`).
     """
     record = copy.deepcopy(template["record"])
     for path in template["own"]:
@@ -152,11 +147,7 @@ class SearchPoints:
     """
 
     def __init__(self, sweep: Sweep, waiting: Callable[[], None] = lambda: None) -> None:
-        """
-        Args:
-            sweep: the sweep.
-            waiting: called again and again while another process holds the journal's lock.
-        """
+        """waiting: called again and again while another process holds the journal's lock."""
         self._sweep = sweep
         self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
         self._template: Any = SearchRecord(sweep.path).template()
@@ -205,10 +196,7 @@ class SearchPoints:
 
         A point that is done without a value of the objective ends the whole search: no other point would have one.
 
-        Args:
-            number: number of the point.
-            outcome: how the point ended. Do not call this for a point that will be resumed.
-            cause: why the point failed, as text for the user.
+        outcome: how the point ended. Do not call this for a point that will be resumed.
         """
         run, reports = self._sweep.run(number), self._of(number)
         value = value_of(run, reports) if outcome is Outcome.DONE else None

@@ -45,9 +45,8 @@ class SearchProgress:
 def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
     """Reads a sweep's search, and returns its settings and its present progress.
 
-    Raises:
-        UnavailableError: a file of the search cannot be read now.
-        RunError: a file of the search is damaged.
+    Raises UnavailableError: a file of the search cannot be read now.
+    Raises RunError: a file of the search is damaged.
     """
     record = SearchRecord(sweep.path)
     settings, journal = record.settings(), record.journal()
@@ -59,10 +58,7 @@ def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
 def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int, float]) -> SearchProgress:
     """Returns the progress of a search.
 
-    Args:
-        settings: settings of the search.
-        journal: content of the search's journal.
-        seconds: for each point without a recorded end, by number, how long it has run.
+    seconds: for each point without a recorded end, by number, how long it has run.
     """
     states = [each.state for each in journal.trials]
     costs = [_cost(each, seconds) for each in journal.trials]

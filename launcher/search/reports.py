@@ -28,10 +28,8 @@ class Report:
 def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[Report]:
     """Returns the reports in the events of rank 0, including those without the objective.
 
-    Args:
-        entries: events of rank 0 as dicts, oldest first.
-        objective: name of the metric.
-        total: total number of steps according to earlier events; 0: unknown.
+    entries: events of rank 0 as dicts, oldest first.
+    total: total number of steps according to earlier events; 0: unknown.
     """
     found: list[Report] = []
     for event in known(entries):
@@ -45,9 +43,8 @@ def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int 
 def number(values: Mapping[str, Any] | None, name: str) -> float | None:
     """Returns a metric as a float, which may be NaN; None: there is no number of this name.
 
-    Args:
-        values: metrics; nested mappings are allowed.
-        name: name of the metric; `val.acc` also finds `acc` in the mapping `val`.
+    values: metrics; nested mappings are allowed.
+    name: name of the metric; `val.acc` also finds `acc` in the mapping `val`.
     """
     found: Any = values
     for part in [name] if values and name in values else name.split("."):
@@ -58,9 +55,7 @@ def number(values: Mapping[str, Any] | None, name: str) -> float | None:
 def missing(objective: str, known_names: Iterable[str]) -> str:
     """Returns the error message for a point that is done and has no value of the objective.
 
-    Args:
-        objective: name of the metric (sweep.objective).
-        known_names: names of the metrics that the point has.
+    objective: name of the metric (sweep.objective).
     """
     names = list(dict.fromkeys(known_names))
     return (
@@ -72,10 +67,9 @@ def missing(objective: str, known_names: Iterable[str]) -> str:
 class PointReports:
     """Reads the reports of a point while it runs, each report once.
 
-    Attributes:
-        objective: name of the metric.
-        last: last reported value of the objective; None: none yet.
-        steps: number of steps that the point has done; None: unknown.
+    objective: name of the metric.
+    last: last reported value of the objective; None: none yet.
+    steps: number of steps that the point has done; None: unknown.
     """
 
     def __init__(self, run: Run, objective: str) -> None:
@@ -89,11 +83,8 @@ class PointReports:
     def new(self) -> list[tuple[int, float, int]]:
         """Returns the reports of the last attempt since the previous call, without those that lack the objective.
 
-        Returns:
-            For each report the steps done, the objective, and the total number of steps (0: unknown).
-
-        Raises:
-            UnavailableError: the events cannot be read now.
+        Returns for each report the steps done, the objective, and the total number of steps (0: unknown).
+        Raises UnavailableError: the events cannot be read now.
         """
         attempts = self._run.attempts()
         if not attempts:
@@ -118,12 +109,8 @@ def seconds_of(run: Run, now: float) -> float:
 
     The last attempt, if its end is not recorded, counts until now, and earlier ones until their last event.
 
-    Args:
-        run: the run of the point.
-        now: present time, in seconds since the epoch.
-
-    Raises:
-        UnavailableError: the events cannot be read now.
+    now: present time, in seconds since the epoch.
+    Raises UnavailableError: the events cannot be read now.
     """
     total = 0.0
     attempts = run.attempts()
@@ -145,8 +132,7 @@ def seconds_of(run: Run, now: float) -> float:
 def value_of(run: Run, reports: PointReports) -> float | None:
     """Returns the objective of a point that is done: from its result, or else its last report; None: it has none.
 
-    Raises:
-        UnavailableError: the result or the events cannot be read now.
+    Raises UnavailableError: the result or the events cannot be read now.
     """
     value = number(run.result(), reports.objective)
     if value is None:

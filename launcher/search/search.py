@@ -68,15 +68,10 @@ class Search:
         self, sweep: Path, seconds_of: Callable[[int], float] = lambda _: 0.0,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            sweep: directory of the sweep.
-            seconds_of: returns how long a point has run, by its number; called for points that have not ended.
-            waiting: called again and again while another process holds the journal's lock.
-
-        Raises:
-            UnavailableError: the settings of the search cannot be read now.
-            RunError: the sweep has no settings of a search, or they are damaged.
+        """seconds_of: returns how long a point has run, by its number; called for points that have not ended.
+        waiting: called again and again while another process holds the journal's lock.
+        Raises UnavailableError: the settings of the search cannot be read now.
+        Raises RunError: the sweep has no settings of a search, or they are damaged.
         """
         self._record, self._seconds_of, self._waiting = SearchRecord(sweep), seconds_of, waiting
         self.settings = self._record.settings()
@@ -88,12 +83,10 @@ class Search:
     def ask(self) -> Trial | None:
         """Chooses the next point, and records it in the journal.
 
-        Returns:
-            The point; None: the search has ended (the budget is spent, every combination is taken, or it was stopped).
-
-        Raises:
-            UnavailableError: the file server does not respond.
-            OSError: the journal cannot be written.
+        Returns the point; None: the search has ended (the budget is spent, every combination is taken, or it was
+            stopped).
+        Raises UnavailableError: the file server does not respond.
+        Raises OSError: the journal cannot be written.
         """
         with self._operation() as study:
             trials = study.get_trials(deepcopy=False)
@@ -115,17 +108,9 @@ class Search:
     def report(self, number: int, step: int, value: float, total: int = 0) -> bool:
         """Decides whether to prune a point, from its objective after some steps. Between rungs, no file is read.
 
-        Args:
-            number: number of the point.
-            step: number of steps that the point has done.
-            value: objective after these steps; NaN is worse than any number.
-            total: total number of steps of the point; 0: unknown.
-
-        Returns:
-            Whether the point is to be pruned.
-
-        Raises:
-            UnavailableError, OSError: as for `ask`; the call may be repeated.
+        value: objective after these steps; NaN is worse than any number.
+        total: total number of steps of the point; 0: unknown.
+        Raises UnavailableError, OSError: as for `ask`; the call may be repeated.
         """
         if self.settings.method is not Method.asha or step < self._next_rung.get(number, 0):
             return False
@@ -158,16 +143,10 @@ class Search:
     ) -> None:  # fmt: skip
         """Records the end of a point; a second end of the same point is ignored.
 
-        Args:
-            number: number of the point.
-            outcome: how the point ended.
-            value: final objective of the point. A point that is done with None or NaN counts as failed.
-            seconds: how long the point has run, in all its attempts; None: unknown.
-            steps: number of steps that the point has done; None: unknown.
-            cause: why the point failed, as text for the user.
-
-        Raises:
-            UnavailableError, OSError: as for `ask`; the call may be repeated.
+        value: final objective of the point. A point that is done with None or NaN counts as failed.
+        seconds: how long the point has run, in all its attempts; None: unknown.
+        steps: number of steps that the point has done; None: unknown.
+        Raises UnavailableError, OSError: as for `ask`; the call may be repeated.
         """
         with self._operation() as study:
             trial = self._trial(study, number)
@@ -184,8 +163,7 @@ class Search:
     def points(self) -> list[Trial]:
         """Returns all points that have been chosen so far, also those that other processes have chosen.
 
-        Raises:
-            UnavailableError, OSError: as for `ask`.
+        Raises UnavailableError, OSError: as for `ask`.
         """
         if self._opened is None:
             with self._operation():
@@ -197,11 +175,8 @@ class Search:
     def stop(self, why: str) -> None:
         """Ends the search, so that `ask` chooses no more points.
 
-        Args:
-            why: the reason, and what the user can do about it, as text for the user.
-
-        Raises:
-            UnavailableError, OSError: as for `ask`.
+        why: the reason, and what the user can do about it, as text for the user.
+        Raises UnavailableError, OSError: as for `ask`.
         """
         with self._operation() as study:
             if STOPPED not in study.user_attrs:

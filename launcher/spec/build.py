@@ -47,11 +47,8 @@ LONGEST_NAME = 64  # characters of a run's name
 def words(given: str | Sequence[Any]) -> list[str]:
     """Returns the arguments of a program as strings.
 
-    Args:
-        given: a list of values, or a string that is split like in a shell.
-
-    Raises:
-        ValueError: an argument is null or a list, or a quote in the string is not closed.
+    given: a list of values, or a string that is split like in a shell.
+    Raises ValueError: an argument is null or a list, or a quote in the string is not closed.
     """
     if isinstance(given, str):
         return shlex.split(given)
@@ -76,8 +73,7 @@ def options(flags: Mapping[str, Any]) -> list[str]:
     | `amp: false`, `amp: null` | none |
     | `sizes: [1, 2]` | `--sizes 1 2` |
 
-    Raises:
-        ValueError: a value has another type.
+    Raises ValueError: a value has another type.
     """
     found = []
     for name, value in flags.items():
@@ -108,10 +104,6 @@ def command(program: str, overrides: Sequence[str]) -> str:
     """Returns the command that submits a run with these overrides, for the shell and as one types it.
 
     It is `run SCRIPT KEY=VALUE ... -- ARGUMENT ...` if the overrides are those of `run`.
-
-    Args:
-        program: how the launcher is called.
-        overrides: overrides as they are recorded.
     """
     # Lazily: 20 ms, and ranks need none of it
     from launcher.config.keys import as_typed
@@ -181,13 +173,7 @@ class Site:
 def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
     """Makes the plan of a config. Limits of the cluster are checked elsewhere (launcher/spec/limits.py).
 
-    Args:
-        config: config of the run.
-        site: facts about the run and the submitting machine.
-        rules: checks of the run's scheduler.
-
-    Raises:
-        ConfigError: a value cannot be used on any cluster; the text names the key, the value and the fix.
+    Raises ConfigError: a value cannot be used on any cluster; the text names the key, the value and the fix.
     """
     cluster, launch, workload = config.cluster, config.launch, config.workload
     nodes = resolved_value(config, "nodes")
@@ -344,12 +330,8 @@ def _refuse_negative(prefix: str, section: Any) -> None:
 def check_name(key: str, value: str) -> str:
     """Checks that a value can name a job, a folder and a file on every system, and returns it.
 
-    Args:
-        key: config key with the value (name, run_id, sweep.id), for the error.
-        value: value of the key.
-
-    Raises:
-        ConfigError: the value cannot be a name.
+    key: config key with the value (name, run_id, sweep.id), for the error.
+    Raises ConfigError: the value cannot be a name.
     """
     if key == "run_id" and value == "latest":
         raise ConfigError("run_id=latest: `latest` means the newest run: choose another id")

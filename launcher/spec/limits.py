@@ -36,8 +36,7 @@ class NodeGroup:
 def check_limits(plan: JobPlan, cluster: Cluster) -> None:
     """Checks a plan against the limits in the profile: those of the cluster, and of the job's partition, queue or QOS.
 
-    Raises:
-        ConfigError: the plan exceeds a limit or is below a minimum, or the profile's limits are not valid.
+    Raises ConfigError: the plan exceeds a limit or is below a minimum, or the profile's limits are not valid.
     """
     _check(plan, cluster.limits, f"the profile of cluster={plan.cluster.name}", "cluster.limits")
     for name, pool in pools.of(cluster).items():
@@ -53,13 +52,9 @@ def limited_jobs(cluster: Cluster) -> dict[str, int]:
 def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
     """Compares the number of jobs of the user with the limits of the profile.
 
-    Args:
-        cluster: profile, with the partition, queue or QOS of the new jobs.
-        more: number of jobs to submit.
-        there: number of the user's jobs that wait or run, by partition, queue or QOS; the key "" is for all together.
-
-    Raises:
-        ConfigError: the user would have more jobs than the limit.
+    cluster: profile, with the partition, queue or QOS of the new jobs.
+    there: number of the user's jobs that wait or run, by partition, queue or QOS; the key "" is for all together.
+    Raises ConfigError: the user would have more jobs than the limit.
     """
     for name, most in limited_jobs(cluster).items():
         have = there.get(name, 0)
@@ -151,10 +146,7 @@ def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) 
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
     """Returns why the plan does not fit on these nodes even if all are idle, with the fix; None: it fits.
 
-    Args:
-        plan: plan of the run.
-        groups: nodes of a partition, queue or cluster.
-        where: name of that partition, queue or cluster, for the text.
+    where: name of that partition, queue or cluster, for the text.
     """
     for key, wanted, best, fitting, fix in (
         (
@@ -192,12 +184,9 @@ def _shown(key: str, value: int) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one or more jobs.
+    """The cost of one or more jobs."""
 
-    Attributes:
-        node_hours, gpu_hours, core_hours: number of nodes, GPUs and CPUs, each times the requested wall time in hours.
-    """
-
+    # node_hours, gpu_hours, core_hours: number of nodes, GPUs and CPUs, each times the requested wall time in hours
     node_hours: float = 0.0
     gpu_hours: float = 0.0
     core_hours: float = 0.0
@@ -246,9 +235,7 @@ def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str
 
     The first is `15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`.
 
-    Args:
-        plans: plans of the sweep's points, at least one.
-        count: number of points, if more than these plans will be made; None: `plans` are all points.
+    count: number of points, if more than these plans will be made; None: `plans` are all points.
     """
     each = list(plans)
     total = of_plans(each).times(1 if count is None else count / len(each))

@@ -41,18 +41,11 @@ class JobPlan:
     """Everything that is decided about a run before it starts. It is saved as JSON in the run directory.
 
     Names and sections are those of the config. These attributes are not in the config:
-
-    Attributes:
-        run_dir, python, code_root, workdir, umask, secrets_dir, code, archive: see `build.Site`.
-        starter: the command that starts tasks: srun, pbsdsh, mpiexec; None: tasks are processes of this machine.
-        queued: whether the run is a job that waits in a queue; otherwise it starts at once on this machine.
-        secret_variables: names of variables of cluster.environment whose values are secret: the job inherits them from
-            the submitter, and its script does not contain them.
     """
 
     run_id: str
     name: str
-    run_dir: str
+    run_dir: str  # run_dir, python, code_root, workdir, umask, secrets_dir, code, archive: see `build.Site`
     nodes: int
     min_nodes: int
     gpus_per_node: int
@@ -79,8 +72,11 @@ class JobPlan:
     code_root: str | None
     workdir: str
     umask: int
+    # the command that starts tasks: srun, pbsdsh, mpiexec; None: tasks are processes of this machine
     starter: str | None
-    queued: bool
+    queued: bool  # whether the run is a job that waits in a queue; otherwise it starts at once on this machine
+    # names of variables of cluster.environment whose values are secret: the job inherits them from the submitter, and
+    # its script does not contain them
     secret_variables: tuple[str, ...]
     secrets_dir: str | None
 
@@ -195,8 +191,7 @@ def _no_text(text: str) -> str | None:
 def from_dict(values: Mapping[str, Any]) -> JobPlan:
     """Returns the plan that `as_dict` has converted, also after a round trip through JSON.
 
-    Args:
-        values: the converted plan, which `plan_misfit` has accepted.
+    values: the converted plan, which `plan_misfit` has accepted.
     """
     plan: JobPlan = from_json(values, JobPlan)
     return plan

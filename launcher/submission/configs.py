@@ -18,8 +18,7 @@ def register() -> None:
 def composed(overrides: Sequence[str]) -> Composed:
     """Composes the config of one run from its overrides. Afterwards the state of Hydra in this process is restored.
 
-    Raises:
-        ConfigError: the config cannot be composed, or is wrong; see `compose.composed`.
+    Raises ConfigError: the config cannot be composed, or is wrong; see `compose.composed`.
     """
     with hydra_setup.registered(_held_nodes):
         return compose.composed(overrides)

@@ -52,8 +52,7 @@ def found(name: str) -> Path:
 
     A relative name is searched in the user's config folder, then in the working folder.
 
-    Raises:
-        ConfigError: the file exists in neither of them.
+    Raises ConfigError: the file exists in neither of them.
     """
     places = [folder / Path(name).expanduser() for folder in (user_config_dir(), Path.cwd())]
     for path in places:
@@ -66,8 +65,7 @@ def found(name: str) -> Path:
 def require_sound(path: Path) -> None:
     """Checks a template for errors that do not depend on a plan.
 
-    Raises:
-        ConfigError: `problems` finds errors; the text has the file and line of each.
+    Raises ConfigError: `problems` finds errors; the text has the file and line of each.
     """
     if wrong := list(problems(path)):
         raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
@@ -143,12 +141,8 @@ def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[Problem]:
 def rendered(template: str, values: Mapping[str, Any]) -> str:
     """Renders a custom template, without its block `after`.
 
-    Args:
-        template: path of the template.
-        values: variables of the template, by name; `heading` is the line behind the directives.
-
-    Raises:
-        ConfigError: rendering fails, or a line of the block directives is no comment; the text has file and line.
+    values: variables of the template, by name; `heading` is the line behind the directives.
+    Raises ConfigError: rendering fails, or a line of the block directives is no comment; the text has file and line.
     """
     text = _rendered(template, lambda loaded: str(loaded.render(values)))
     head, _, _ = text.partition(f"\n{values['heading'].text}\n")
@@ -164,8 +158,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
 def after(template: str, values: Mapping[str, Any]) -> str | None:
     """Returns the block `after` of a custom template as text; None: it has none.
 
-    Raises:
-        ConfigError: rendering fails; the text has the file and the line.
+    Raises ConfigError: rendering fails; the text has the file and the line.
     """
 
     def block(loaded: jinja2.Template) -> str | None:

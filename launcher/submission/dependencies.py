@@ -53,28 +53,17 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Dependency:
-    """A run or sweep that another run depends on, with its present state.
-
-    Attributes:
-        condition: one of CONDITIONS.
-        id: id of the run, the point or the sweep.
-        path: directory of the run or sweep.
-        state: state of the run or sweep, as text.
-        done: whether the run or sweep is done.
-        over: whether the run or sweep is over, with any result.
-        uncertain: whether the state may soon be read differently, since shared file systems show changes late.
-        scheduler: name of the scheduler that has the dependency's jobs; None: there are no jobs.
-        jobs: ids of the dependency's jobs that are not over.
-    """
+    """A run or sweep that another run depends on, with its present state."""
 
     condition: str
     id: str
     path: Path
     state: str
-    done: bool
-    over: bool
+    done: bool  # whether the run or sweep is done
+    over: bool  # whether the run or sweep is over, with any result
+    # whether the state may soon be read differently, since shared file systems show changes late
     uncertain: bool = False
-    scheduler: str | None = None
+    scheduler: str | None = None  # name of the scheduler that has the dependency's jobs; None: there are no jobs
     jobs: tuple[str, ...] = ()
 
     @property
@@ -112,12 +101,9 @@ def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
 def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
     """Parses a value of the key `after`: returns the condition and the name of each run or sweep in it.
 
-    Args:
-        value: value of the key: RUN, CONDITION:RUN, a list of these, or None.
-        key: name of the key (`after`, `sweep.after`), for errors.
-
-    Raises:
-        ConfigError: the value is neither a text nor a list of texts, or has an unknown condition.
+    value: value of the key: RUN, CONDITION:RUN, a list of these, or None.
+    key: name of the key (`after`, `sweep.after`), for errors.
+    Raises ConfigError: the value is neither a text nor a list of texts, or has an unknown condition.
     """
     found = []
     for word in [] if value is None else value if isinstance(value, (list, tuple)) else [value]:
@@ -141,13 +127,9 @@ def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
 def resolve(value: Any, runs_dir: Path, key: str = "after") -> tuple[str, ...]:
     """Parses a value of the key `after`, and finds the runs: returns `CONDITION:DIRECTORY` for each, as plans have it.
 
-    Args:
-        value: value of the key; see `parse`.
-        runs_dir: folder in which runs and sweeps are searched by name.
-        key: name of the key, for errors.
-
-    Raises:
-        ConfigError: `parse` refuses the value, or a name matches no run or sweep, or several.
+    value: value of the key; see `parse`.
+    runs_dir: folder in which runs and sweeps are searched by name.
+    Raises ConfigError: `parse` refuses the value, or a name matches no run or sweep, or several.
     """
     return tuple(f"{condition}:{_find(name, runs_dir, f'{key}={name}')}" for condition, name in parse(value, key))
 
@@ -167,12 +149,9 @@ def _find(name: str, runs_dir: Path, setting: str) -> Path:
 def read_dependencies(after: Sequence[str]) -> list[Dependency]:
     """Reads the present state of dependencies. Each scheduler is queried once.
 
-    Args:
-        after: dependencies of a plan, each `CONDITION:DIRECTORY`.
-
-    Raises:
-        UnavailableError: a record cannot be read now.
-        RunError: a directory does not exist any more, or is damaged.
+    after: dependencies of a plan, each `CONDITION:DIRECTORY`.
+    Raises UnavailableError: a record cannot be read now.
+    Raises RunError: a directory does not exist any more, or is damaged.
     """
     live = SweepMonitor()
     return [
@@ -223,8 +202,7 @@ def _blocking_job(plan: JobPlan, job: str, *, whole: bool) -> str:
 def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
     """Checks that the conditions of a plan's dependencies can still be met, and returns notes for the user.
 
-    Raises:
-        ConfigError: a condition can never be met, or the jobs of a dependency are not on the plan's scheduler.
+    Raises ConfigError: a condition can never be met, or the jobs of a dependency are not on the plan's scheduler.
     """
     if plan.after and "dependency" in plan.cluster.directives:
         raise ConfigError("cluster.directives.dependency and after exclude each other: leave one of them out")
@@ -309,13 +287,10 @@ def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] 
     Called when these continue in other jobs. A waiting job that cannot be changed starts too early, and then waits
     again after it has read the state.
 
-    Args:
-        paths: directories of the runs or sweeps that the others wait for.
-        release: called with a waiting run, its plan and its job if nothing is left to wait for; None: such a job is
-            left to the scheduler.
-
-    Returns:
-        The changes that failed, as text with the name of the waiting run and the reason.
+    paths: directories of the runs or sweeps that the others wait for.
+    release: called with a waiting run, its plan and its job if nothing is left to wait for; None: such a job is left to
+        the scheduler.
+    Returns the changes that failed, as text with the name of the waiting run and the reason.
     """
     problems: list[str] = []
     followers: dict[Path, str] = {}  # each once, though it may wait for many points, or their sweep

@@ -26,19 +26,12 @@ PASSING = ("run_id", "runs_dir", "wait", "dry_run", "confirm_above")
 
 @dataclass(frozen=True)
 class Ready:
-    """An attempt that has passed every check. A dry run shows it, and `submit` submits it.
-
-    Attributes:
-        composed: config of the attempt.
-        prepared: plan of the attempt, with notes for the user.
-        overrides: overrides of the user, from this command and from earlier attempts.
-        run: run that gets another attempt; None: it is a new run.
-    """
+    """An attempt that has passed every check. A dry run shows it, and `submit` submits it."""
 
     composed: Composed
     prepared: Prepared
-    overrides: tuple[str, ...]
-    run: Run | None = None
+    overrides: tuple[str, ...]  # overrides of the user, from this command and from earlier attempts
+    run: Run | None = None  # run that gets another attempt; None: it is a new run
 
     def submit(self) -> Submitted:
         """Submits the attempt.
@@ -55,15 +48,7 @@ class Ready:
 
 
 def new(composed: Composed, overrides: Sequence[str]) -> Ready:
-    """Prepares a new run.
-
-    Args:
-        composed: config of the run.
-        overrides: overrides of the user, for the record.
-
-    Raises:
-        ConfigError: the config cannot be run; the text names the fix.
-    """
+    """Prepares a new run. Raises ConfigError: the config cannot be run; the text names the fix."""
     if word := next((each for each in overrides if key_of(each).startswith("sweep.")), None):
         raise ConfigError(f"{word} is for a sweep, and this is a single run: add -m, or leave it out")
     return Ready(composed, prepare(composed.config), tuple(overrides))
@@ -72,14 +57,9 @@ def new(composed: Composed, overrides: Sequence[str]) -> Ready:
 def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Ready:
     """Prepares another attempt of a run. Relative paths in `changes` refer to the folder where the run was submitted.
 
-    Args:
-        run: run to resume.
-        changes: overrides to add to those of the run's record.
-        new_snapshot: whether to copy the code again, with env.snapshot.
-
-    Raises:
-        ConfigError: a change is not KEY=VALUE or changes a key in FIXED, or the config cannot be run.
-        RunError: the run belongs to another user, or its record has no overrides.
+    new_snapshot: whether to copy the code again, with env.snapshot.
+    Raises ConfigError: a change is not KEY=VALUE or changes a key in FIXED, or the config cannot be run.
+    Raises RunError: the run belongs to another user, or its record has no overrides.
     """
     require_own(run.path, "resume it")
     record = run.record()

@@ -42,14 +42,10 @@ class Inputs:
     def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
         """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders.
 
-        Args:
-            config: config of the run.
-            site: facts about the run and this machine, with folders in the repository.
-            new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
-
-        Raises:
-            ConfigError: the archive is wrong, or a snapshot cannot be made.
-            RunError: the folder of the run's snapshot is gone.
+        site: facts about the run and this machine, with folders in the repository.
+        new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
+        Raises ConfigError: the archive is wrong, or a snapshot cannot be made.
+        Raises RunError: the folder of the run's snapshot is gone.
         """
         if config.env.archive is not None:
             site = dataclasses.replace(site, archive=self._archive(config.env.archive)[1])
@@ -68,8 +64,7 @@ class Inputs:
     def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """Checks env.container, env.archive or env.activate. Returns the config with its absolute path, and notes.
 
-        Raises:
-            ConfigError: the file or environment does not exist, or ranks could not run in it.
+        Raises ConfigError: the file or environment does not exist, or ranks could not run in it.
         """
         here = scheduler_of(config.cluster).on_this_machine
         if config.env.container is not None:
@@ -86,11 +81,8 @@ class Inputs:
     def with_template(self, config: Config) -> Config:
         """Checks the custom template (cluster.template), as far as it does not depend on a plan.
 
-        Returns:
-            The config with the absolute path of the template.
-
-        Raises:
-            ConfigError: the template does not exist, or has errors; the text has the file and line of each.
+        Returns the config with the absolute path of the template.
+        Raises ConfigError: the template does not exist, or has errors; the text has the file and line of each.
         """
         if config.cluster.template is None:
             return config
@@ -100,13 +92,9 @@ class Inputs:
     def with_workload(self, config: Config, run: Run | None = None) -> tuple[Config, tuple[str, ...]]:
         """Finds the workload's program, function or data set. Returns the completed config, and notes for the user.
 
-        Args:
-            config: config of the run.
-            run: run whose program is checked in its snapshot, if it has one; None: in the repository.
-
-        Raises:
-            RunError: the folder of the run's snapshot is gone.
-            ConfigError: a file does not exist or is damaged, or keys of the workload contradict each other.
+        run: run whose program is checked in its snapshot, if it has one; None: in the repository.
+        Raises RunError: the folder of the run's snapshot is gone.
+        Raises ConfigError: a file does not exist or is damaged, or keys of the workload contradict each other.
         """
         workload, notes = self._hook(config.workload.hook).prepare(config)
         config = dataclasses.replace(config, workload=workload)
@@ -118,8 +106,7 @@ class Inputs:
     def check(self, plan: JobPlan) -> tuple[str, ...]:
         """Checks a plan with the hook of its workload. Returns notes for the user.
 
-        Raises:
-            ConfigError: the plan cannot run.
+        Raises ConfigError: the plan cannot run.
         """
         return self._hook(plan.workload.params["hook"]).check(plan)
 

@@ -32,8 +32,7 @@ def delayed_interrupt() -> Iterator[list[int]]:
     The first one raises nothing at the end of the block either: the caller reads the list then. If the program has its
     own handler of SIGINT, and in other threads than the main one, nothing changes.
 
-    Yields:
-        A list of signal numbers, one for each Ctrl-C so far.
+    Yields a list of signal numbers, one for each Ctrl-C so far.
     """
     noted: list[int] = []
 

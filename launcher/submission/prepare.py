@@ -34,18 +34,12 @@ from launcher.submission.inputs import Inputs
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan that has passed all checks.
-
-    Attributes:
-        plan: plan of the run.
-        token: string in the job by which a repeated submission finds it at the scheduler; see `token_of`.
-        notes: notes for the user, as text.
-        secrets: values of the secret variables in cluster.environment; never written to a record.
-    """
+    """A plan that has passed all checks."""
 
     plan: JobPlan
-    token: str
+    token: str  # string in the job by which a repeated submission finds it at the scheduler; see `token_of`
     notes: tuple[str, ...]
+    # values of the secret variables in cluster.environment; never written to a record
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -54,15 +48,10 @@ def prepare(
 ) -> Prepared:
     """Makes and checks a plan. Nothing is written or submitted.
 
-    Args:
-        config: config of the run.
-        environ: environment of this process.
-        run_id: id of an existing run to resume, which may be a point of a sweep; None: a run with the id in the config,
-            or with a new one.
-        new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
-
-    Raises:
-        ConfigError: the config cannot be run; the text names the key and the fix.
+    run_id: id of an existing run to resume, which may be a point of a sweep; None: a run with the id in the config, or
+        with a new one.
+    new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
+    Raises ConfigError: the config cannot be run; the text names the key and the fix.
     """
     held, resumes = held_allocation(config, environ), run_id is not None
     check_name("name", config.name)
@@ -94,10 +83,8 @@ def secrets_of(config: Config) -> dict[str, str]:
 def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
     """Returns the facts about a run and this machine that its plan needs besides the config.
 
-    Args:
-        config: config of the run.
-        run_id: id of the run; SWEEP/N for a point of a sweep.
-        held: allocation that the run uses; None: it uses none.
+    run_id: id of the run; SWEEP/N for a point of a sweep.
+    held: allocation that the run uses; None: it uses none.
     """
     umask = os.umask(0o077)
     os.umask(umask)
@@ -126,14 +113,9 @@ def planned(
 ) -> tuple[JobPlan, tuple[str, ...]]:
     """Makes a plan, and checks it without asking the scheduler. Returns the plan and notes for the user.
 
-    Args:
-        config: config of the run.
-        site: facts about the run and this machine.
-        inputs: finds data, code and environments; one object serves all points of a sweep.
-        new_snapshot: see `prepare`.
-
-    Raises:
-        ConfigError: the config cannot be run; the text names the fix.
+    inputs: finds data, code and environments; one object serves all points of a sweep.
+    new_snapshot: see `prepare`.
+    Raises ConfigError: the config cannot be run; the text names the fix.
     """
     run = None if new_snapshot else Run(Path(site.run_dir))
     config = dataclasses.replace(config, cluster=pools.merged(config.cluster))
@@ -153,15 +135,9 @@ def check_capacity(
 ) -> tuple[str, ...]:
     """Checks a plan against the live scheduler or held allocation, and its dependencies. Returns notes for the user.
 
-    Args:
-        plan: plan to check.
-        config: config from which the plan was made.
-        environ: environment of this process.
-        held: allocation that the plan uses; None: it uses none.
-        jobs: number of jobs to submit; 0: they may exist already, so the user's limit of jobs is not checked.
-
-    Raises:
-        ConfigError: the plan could never start there, or a condition of `after` can never be met.
+    held: allocation that the plan uses; None: it uses none.
+    jobs: number of jobs to submit; 0: they may exist already, so the user's limit of jobs is not checked.
+    Raises ConfigError: the plan could never start there, or a condition of `after` can never be met.
     """
     waits = dependencies.check_dependencies(plan) if plan.after else ()
     if plan.queued:
@@ -215,11 +191,6 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs:
 def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | None:
     """Returns the allocation of this shell, for a cluster that uses it (cluster=allocation); None for other clusters.
 
-    Args:
-        config: config of the run.
-        environ: environment of this process, which names the allocation.
-
-    Raises:
-        ConfigError: the cluster uses an allocation, and the shell is in none.
+    Raises ConfigError: the cluster uses an allocation, and the shell is in none.
     """
     return scheduler_of(config.cluster).held(environ)

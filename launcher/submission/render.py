@@ -45,17 +45,14 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
 def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> Rendered:
     """Renders the job script of a run, and the files beside it.
 
-    Args:
-        plan: the run's plan; for an array, a plan whose run_dir contains the directories of the runs.
-        token: unique text that is stored with the job, by which the submission finds it again.
-        array: indices and throttle of a job array in Slurm's syntax (`0-14%4`); None: a plain job.
-        elements: for an array, the file with the names of the runs' directories, one per line. The elements' output
-            files are in the same folder.
-
-    Raises:
-        ConfigError: cluster.directives has an option that another config key sets, or an invalid value; or the user's
-            template cannot be rendered.
-        ValueError: a value has a control character.
+    plan: the run's plan; for an array, a plan whose run_dir contains the directories of the runs.
+    token: unique text that is stored with the job, by which the submission finds it again.
+    array: indices and throttle of a job array in Slurm's syntax (`0-14%4`); None: a plain job.
+    elements: for an array, the file with the names of the runs' directories, one per line. The elements' output files
+        are in the same folder.
+    Raises ConfigError: cluster.directives has an option that another config key sets, or an invalid value; or the
+        user's template cannot be rendered.
+    Raises ValueError: a value has a control character.
     """
     assert (array is None) == (elements is None)
     scheduler, template = registry.scheduler(plan.cluster.scheduler), plan.cluster.template

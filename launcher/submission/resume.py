@@ -35,16 +35,11 @@ from launcher.submission.submit import (
 def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
     """Submits another attempt of a run that is over. Its plan may differ from that of earlier attempts.
 
-    Args:
-        run: run to resume.
-        prepared: checked plan of the new attempt, with the run's id.
-        config: resolved config as plain values, for the record.
-        overrides: overrides of the user, from this command and from earlier attempts.
-
-    Raises:
-        ConfigError: the plan has another workload.
-        RunError: the run is done, is not over, or runs in pilots of its sweep.
-        SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
+    prepared: checked plan of the new attempt, with the run's id.
+    overrides: overrides of the user, from this command and from earlier attempts.
+    Raises ConfigError: the plan has another workload.
+    Raises RunError: the run is done, is not over, or runs in pilots of its sweep.
+    Raises SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
     """
     with secrets.exported(prepared.secrets):
         return _resume(run, prepared, *redacted_record(prepared, config, overrides))
@@ -85,12 +80,8 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
 def require_over(run: Run, live: JobMonitor) -> None:
     """Checks that a run can be resumed.
 
-    Args:
-        run: run to resume.
-        live: monitor that queries the schedulers for the state of jobs.
-
-    Raises:
-        RunError: the run is done, or is not over.
+    live: monitor that queries the schedulers for the state of jobs.
+    Raises RunError: the run is done, or is not over.
     """
     seen = status_of(run, live)
     if seen.state is RunState.DONE:

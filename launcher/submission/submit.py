@@ -50,31 +50,20 @@ OF_THE_COMMAND = ("workdir", "umask", "python", "queued", "code.repository", "co
 
 @dataclass(frozen=True)
 class Submitted:
-    """A submitted run.
-
-    Attributes:
-        run: the run.
-        job_id: id of the run's job.
-        again: whether the job existed already: an earlier submission of this run made it.
-    """
+    """A submitted run."""
 
     run: Run
     job_id: str
-    again: bool = False
+    again: bool = False  # whether the job existed already: an earlier submission of this run made it
 
 
 def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Submitted:
     """Creates the run directory and submits the job.
 
-    Args:
-        prepared: checked plan.
-        config: resolved config as plain values, for the record.
-        overrides: overrides of the user, for the record; `resume` needs them.
-
-    Raises:
-        ConfigError: the run directory cannot be created, or the run id exists with another config.
-        SubmissionError: the scheduler refused the job (then the run directory is removed), or did not answer (then the
-            command can be repeated).
+    overrides: overrides of the user, for the record; `resume` needs them.
+    Raises ConfigError: the run directory cannot be created, or the run id exists with another config.
+    Raises SubmissionError: the scheduler refused the job (then the run directory is removed), or did not answer (then
+        the command can be repeated).
     """
     with secret.exported(prepared.secrets):
         return _submit(prepared, config, overrides)
@@ -120,14 +109,8 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
 def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
     """Converts errors of the operating system (such as a full disk) that a submission raises inside the `with` block.
 
-    Args:
-        run: the run that is submitted.
-        plan: plan of the run.
-        token: token of the job.
-
-    Raises:
-        Refused: the scheduler was not called yet, so there is no job.
-        SubmissionError: the scheduler was called, so there may be a job.
+    Raises Refused: the scheduler was not called yet, so there is no job.
+    Raises SubmissionError: the scheduler was called, so there may be a job.
     """
     try:
         yield
@@ -148,9 +131,8 @@ def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None
 def interrupted(run: Run) -> Iterator[None]:
     """Delays Ctrl-C inside the `with` block until the submission is complete.
 
-    Raises:
-        Interrupted: at the end of the block after one Ctrl-C, with the job's id in the text; or at once at the second
-            Ctrl-C, when it is unknown whether there is a job.
+    Raises Interrupted: at the end of the block after one Ctrl-C, with the job's id in the text; or at once at the
+        second Ctrl-C, when it is unknown whether there is a job.
     """
     try:
         with delayed_interrupt() as pressed:
@@ -199,8 +181,7 @@ def redacted_record(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns `config` and `overrides` for the record, without the values of the secrets that `prepared` names.
 
-    Raises:
-        ConfigError: a value contains the value of a secret, and cannot be left out.
+    Raises ConfigError: a value contains the value of a secret, and cannot be left out.
     """
     names = prepared.plan.env.secrets
     found = (
@@ -215,11 +196,8 @@ def redacted_record(
 def write_record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Writes the record of a run.
 
-    Args:
-        run: the run.
-        prepared: the run's plan and token.
-        config: the resolved config, without secrets.
-        overrides: the user's overrides, without secrets.
+    config: the resolved config, without secrets.
+    overrides: the user's overrides, without secrets.
     """
     facts = {**facts_of_here(prepared.plan.submitted_in), **snapshot.facts(prepared.plan)}
     facts |= {"token": prepared.token, "overrides": list(overrides)}
@@ -240,11 +218,7 @@ def facts_of_here(folder: str) -> dict[str, Any]:
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
     """Writes a submitted job into the run's journal. With resume.how=chain, first submits the jobs that follow it.
 
-    Args:
-        run: run of the job.
-        plan: plan of the run.
-        job_id: id of the submitted job.
-        token: token of that job, from which the tokens of the following jobs are made.
+    token: token of that job, from which the tokens of the following jobs are made.
     """
     if plan.resume.how != ResumeHow.chain.value:
         run.journal(events.Submitted(job=job_id))
@@ -266,12 +240,9 @@ def start(
 ) -> Job[Any]:
     """Submits the job of a run, and returns it.
 
-    Args:
-        run: run to submit.
-        plan: plan of the run.
-        token: string in the job by which a repeated submission finds it at the scheduler.
-        resumed: whether a job with this token may exist already, so that the scheduler is queried first.
-        blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
+    token: string in the job by which a repeated submission finds it at the scheduler.
+    resumed: whether a job with this token may exist already, so that the scheduler is queried first.
+    blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
     """
     executor = registry.scheduler(plan.cluster.scheduler).executor()
     held = executor(
@@ -288,8 +259,7 @@ def start(
 def require_commands(plan: JobPlan) -> None:
     """Checks that this machine has the commands of a plan's scheduler.
 
-    Raises:
-        SubmissionError: the machine cannot submit jobs; the text names the reason.
+    Raises SubmissionError: the machine cannot submit jobs; the text names the reason.
     """
     if problem := registry.scheduler(plan.cluster.scheduler).problem():
         raise SubmissionError(f"nothing was submitted: {problem}")
@@ -298,8 +268,7 @@ def require_commands(plan: JobPlan) -> None:
 def require_same(run: Run, plan: JobPlan) -> None:
     """Checks that an existing run has the same plan, apart from fields in OF_THE_COMMAND.
 
-    Raises:
-        ConfigError: the plans differ; the text names the keys.
+    Raises ConfigError: the plans differ; the text names the keys.
     """
     mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, run.first_plan()))
     different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]

@@ -54,12 +54,7 @@ class LiveArray:
 def live_arrays(
     seen: Sequence[PointStatus], submissions: Sequence[Submission]
 ) -> tuple[list[LiveArray], list[PointStatus]]:
-    """Returns the job arrays that are not over, and the points that are not over and belong to no array.
-
-    Args:
-        seen: states of the sweep's points.
-        submissions: the arrays that were submitted.
-    """
+    """Returns the job arrays that are not over, and the points that are not over and belong to no array."""
     by_job = {
         element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
     }
@@ -87,16 +82,10 @@ def _array(members: Sequence[PointStatus]) -> LiveArray:
 def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = False) -> dict[int, str]:
     """Cancels points: running points end, and the others will not start.
 
-    Args:
-        sweep: the sweep.
-        points: numbers of the points; None: all points.
-        kill: whether points that run on this machine without a scheduler are killed instead of asked to stop.
-
-    Returns:
-        The previous state of each point that was not over, by the point's number.
-
-    Raises:
-        QueryError: some points, or pilots of a packed sweep, could not be cancelled; the text names them.
+    points: numbers of the points; None: all points.
+    kill: whether points that run on this machine without a scheduler are killed instead of asked to stop.
+    Returns the previous state of each point that was not over, by the point's number.
+    Raises QueryError: some points, or pilots of a packed sweep, could not be cancelled; the text names them.
     """
     before, points = sweep.cancelled(), None if points is None else set(points)
     if points is None:
@@ -124,9 +113,7 @@ def release_followers(homes: Iterable[Path], cancelled: Iterable[RunStatus]) -> 
 
     Does nothing where the scheduler starts such jobs itself. Prints what could not be submitted.
 
-    Args:
-        homes: directories of the runs and sweeps that were cancelled.
-        cancelled: the runs whose jobs were cancelled, as they were before: those, or the pilots of a sweep.
+    cancelled: the runs whose jobs were cancelled, as they were before: those, or the pilots of a sweep.
     """
     if any(
         each.plan.queued
@@ -272,15 +259,9 @@ def _recover_unconfirmed(sweep: Sweep) -> None:
 def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
     """Sets how many points of a sweep may run at once: in the manifest, and in the scheduler for arrays.
 
-    Args:
-        sweep: the sweep; points that run on this machine without a scheduler follow the manifest.
-        most: number of points.
-
-    Returns:
-        For each array that was changed, its id and the number of its points that may run at once.
-
-    Raises:
-        QueryError: a scheduler does not respond.
+    sweep: the sweep; points that run on this machine without a scheduler follow the manifest.
+    Returns for each array that was changed, its id and the number of its points that may run at once.
+    Raises QueryError: a scheduler does not respond.
     """
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
@@ -296,12 +277,9 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
 def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, list[str]]:
     """Sets the number of pilots of a packed sweep to `most`: submits pilots or stops some.
 
-    Returns:
-        The submission of further pilots, and the ids of the pilots that stop.
-
-    Raises:
-        SubmissionError: the scheduler refused a pilot, or did not respond.
-        QueryError: the scheduler did not respond to a query.
+    Returns the submission of further pilots, and the ids of the pilots that stop.
+    Raises SubmissionError: the scheduler refused a pilot, or did not respond.
+    Raises QueryError: the scheduler did not respond to a query.
     """
     with only_submitter(sweep.path):
         packing = sweep.manifest().packing
@@ -322,12 +300,8 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
     | done | no | no |
     | queued, running, suspended, unknown | no | no |
 
-    Args:
-        statuses: states of all points.
-        points: numbers of the points that the user named; None: the user named none.
-
-    Raises:
-        RunError: the user named a point that may not be restarted.
+    points: numbers of the points that the user named; None: the user named none.
+    Raises RunError: the user named a point that may not be restarted.
     """
     points = None if points is None else set(points)
     fixed = (RunState.DONE.value, RunState.QUEUED.value, *STARTED, RunState.UNKNOWN.value)
@@ -349,18 +323,12 @@ def rerun(
 ) -> SubmittedSweep | None:  # fmt: skip
     """Restarts points of a sweep, as `points_to_restart` chooses them. They continue from their checkpoints.
 
-    Args:
-        sweep: the sweep.
-        points: numbers of the points; None: all that need it.
-        confirm: called with the numbers before the submission; raises an error if the user declines.
-        secrets: returns the secrets that the config of a point sets; see `launcher.sweeps.submit.resubmit`.
-
-    Returns:
-        What was submitted; None: there is no point to restart.
-
-    Raises:
-        RunError: a named point may not be restarted, or a point has no run directory.
-        SubmissionError: the scheduler refused the submission, or did not respond.
+    points: numbers of the points; None: all that need it.
+    confirm: called with the numbers before the submission; raises an error if the user declines.
+    secrets: returns the secrets that the config of a point sets; see `launcher.sweeps.submit.resubmit`.
+    Returns what was submitted; None: there is no point to restart.
+    Raises RunError: a named point may not be restarted, or a point has no run directory.
+    Raises SubmissionError: the scheduler refused the submission, or did not respond.
     """
     # Lazily: submitit takes 45 ms, and most cancellations do not need it
     from launcher.sweeps.submit import resubmit

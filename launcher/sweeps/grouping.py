@@ -23,11 +23,6 @@ def array_plan(plan: JobPlan, sweep_id: str, folder: Path) -> JobPlan:
 
     Any point of the array can stand for all: their plans differ only in values that are not in the job script (see
     `RANK_KEYS`), which each element's ranks read from their own point's record.
-
-    Args:
-        plan: plan of the point.
-        sweep_id: id of the sweep.
-        folder: directory of the sweep.
     """
     own = plan.checkpoint.dir == f"{plan.run_dir}/checkpoints"
     checkpoints = f"{folder}/checkpoints" if own else plan.checkpoint.dir
@@ -42,14 +37,9 @@ def groups(
 ) -> list[tuple[JobPlan, tuple[int, ...]]]:  # fmt: skip
     """Groups points into arrays; returns for each array its plan and the numbers of its points, in order of `plans`.
 
-    Args:
-        plans: plan of each point, by the point's number.
-        sweep_id: id of the sweep.
-        folder: directory of the sweep.
-        naming: takes a point's number, and returns a context manager that adds the point to errors raised in its block.
-
-    Raises:
-        ConfigError: no job script can be made from a plan (extra options that collide with keys).
+    plans: plan of each point, by the point's number.
+    naming: takes a point's number, and returns a context manager that adds the point to errors raised in its block.
+    Raises ConfigError: no job script can be made from a plan (extra options that collide with keys).
     """
     texts: dict[tuple[object, ...], str] = {}
     found: dict[str, tuple[JobPlan, list[int]]] = {}
@@ -78,12 +68,8 @@ def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
 
     Each array gets at least one, because otherwise it would never end; the rest is divided in proportion to size.
 
-    Args:
-        parallelism: number of points that may run at once; None: no limit.
-        sizes: number of points in each array.
-
-    Returns:
-        For each array, the number of its points that may run at once; None: no limit.
+    parallelism: number of points that may run at once; None: no limit.
+    Returns for each array, the number of its points that may run at once; None: no limit.
     """
     if parallelism is None:
         return [None] * len(sizes)

@@ -87,8 +87,7 @@ class _Points:
     def look(self, most: int | None = None) -> tuple[list[int], int]:
         """Returns the points that have not started since their last request, and how many requested points run now.
 
-        Args:
-            most: how many of the waiting points may be started next, and are read again; None: all.
+        most: how many of the waiting points may be started next, and are read again; None: all.
         """
         waiting: list[int] = []
         running, cancelled = 0, self.sweep.cancelled()

@@ -44,12 +44,9 @@ LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last e
 def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     """Returns how the points of a sweep share pilots; None: each has its own job (no sweep.slots, no sweep.pack).
 
-    Args:
-        config: config of the sweep's first point.
-        plan: plan of the sweep's first point.
-
-    Raises:
-        ConfigError: such points cannot share pilots, or keys of pilots are set in a sweep without pilots.
+    config: config of the sweep's first point.
+    plan: plan of the sweep's first point.
+    Raises ConfigError: such points cannot share pilots, or keys of pilots are set in a sweep without pilots.
     """
     sweep = config.sweep
     if sweep.slots is None and sweep.pack is None:
@@ -97,11 +94,8 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
 def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobPlan:
     """Returns the plan of a pilot.
 
-    Args:
-        point: plan of any point; the job scripts of all points differ in the run's id only.
-        sweep: the sweep.
-        packing: how the points share pilots.
-        number: number of the pilot.
+    point: plan of any point; the job scripts of all points differ in the run's id only.
+    packing: how the points share pilots.
     """
     run = sweep.pilot(number)
     params: dict[str, Any] = {
@@ -136,16 +130,10 @@ def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, 
     A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
     next number.
 
-    Args:
-        sweep: the sweep, with its points.
-        packing: how the points share pilots.
-        point: plan of any point.
-        config: resolved config of that point, for the pilots' records.
-
-    Raises:
-        SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none while
-            no pilot is live, or did not respond.
-        RunError: the sweep is on a file system without hard links.
+    packing: how the points share pilots.
+    Raises SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none
+        while no pilot is live, or did not respond.
+    Raises RunError: the sweep is on a file system without hard links.
     """
     Claims.create(sweep.path)
     jobs: dict[int, str] = {}
@@ -223,10 +211,6 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
 
     Points that a slot manager holds are not freed: this command cannot tell whether the manager is alive, and if it is
     dead, another one takes over its points.
-
-    Args:
-        sweep: the packed sweep.
-        points: numbers of the points.
     """
     folder = Claims(sweep.path, 0)
     logs = folder.logs()
@@ -243,13 +227,9 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
 def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> list[PointStatus]:
     """Cancels points of a packed sweep, but no pilot; needs the submitter's lock. Slot managers end running points.
 
-    Args:
-        sweep: the sweep. To cancel all points, the caller marks it as cancelled first.
-        points: numbers of the points; None: all points.
-        packing: how the points share pilots.
-
-    Returns:
-        The points that were not over, as they were.
+    sweep: the sweep. To cancel all points, the caller marks it as cancelled first.
+    points: numbers of the points; None: all points.
+    packing: how the points share pilots.
     """
     monitor = SweepMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
@@ -271,14 +251,9 @@ def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
 
     A surplus pilot is cancelled if it is queued. If it runs, it stops, and its points continue in other pilots.
 
-    Args:
-        sweep: the sweep.
-        packing: how the points share pilots.
-        most: new number of pilots.
-
-    Raises:
-        SubmissionError: the scheduler refused a pilot, or did not respond.
-        QueryError: the scheduler did not respond to a query.
+    packing: how the points share pilots.
+    Raises SubmissionError: the scheduler refused a pilot, or did not respond.
+    Raises QueryError: the scheduler did not respond to a query.
     """
     manifest, monitor = sweep.manifest(), JobMonitor()
     packing = dataclasses.replace(packing, pilots=most)
@@ -295,8 +270,7 @@ def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
 def chooses_more(sweep: Sweep) -> bool:
     """Returns whether a sweep is a search that may choose more points.
 
-    Raises:
-        UnavailableError: a file of the sweep cannot be read now.
-        RunError: a file of the sweep is damaged.
+    Raises UnavailableError: a file of the sweep cannot be read now.
+    Raises RunError: a file of the sweep is damaged.
     """
     return sweep.manifest().search and not look(sweep)[1].over

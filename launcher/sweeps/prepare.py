@@ -63,9 +63,7 @@ class PreparedSweep:
 def id_of(command: Sequence[str], name: str) -> str:
     """Returns the id of the sweep that a command line asks for: `NAME-` and a hash of its overrides, sorted.
 
-    Args:
-        command: arguments of the launcher's command line.
-        name: name of the runs (config key `name`).
+    name: name of the runs (config key `name`).
     """
     kept = sorted(
         each for each in command
@@ -81,14 +79,9 @@ def prepare_sweep(
 ) -> PreparedSweep:
     """Plans and checks all points. It writes no file and submits nothing.
 
-    Args:
-        points: the points that the command line asks for.
-        command: arguments of the launcher's command line that asks for the points, for the sweep's id and manifest.
-        environ: environment variables of this process.
-
-    Raises:
-        ConfigError: a point cannot run; the message says which one, and how to fix it.
-        RunError: a sweep of the same id exists, and cannot be read.
+    command: arguments of the launcher's command line that asks for the points, for the sweep's id and manifest.
+    Raises ConfigError: a point cannot run; the message says which one, and how to fix it.
+    Raises RunError: a sweep of the same id exists, and cannot be read.
     """
     first = points[0].config
     _refuse_keys_of_one(points)

@@ -52,9 +52,7 @@ def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]
 
     The first point has the first value of each key. Each further point differs from it in one key (`Dimension.ends`).
 
-    Args:
-        space: the keys that are searched, each with its possible values.
-        fixed: overrides that all points have in common.
+    space: the keys that are searched, each with its possible values.
     """
     first = {key: each.ends()[0] for key, each in space.items()}
     others = [{**first, key: text} for key, each in space.items() for text in each.ends()[1:]]
@@ -99,17 +97,13 @@ def prepare_search(
 ) -> PreparedSearch:
     """Plans and checks a search. It writes no file and submits nothing.
 
-    Args:
-        points: the representative points, which are checked instead of all: their overrides are the result of
-            `representatives`, in the same order, and their configs are from `with_search_defaults`.
-        space: the keys that are searched, each with its possible values.
-        command: arguments of the launcher's command line that asks for the search, for the manifest.
-        environ: environment variables of this process.
-
-    Raises:
-        ConfigError: a point cannot run, the points cannot share pilots, the search would never end or its budget is
-            spent, or a sweep of the same id exists and is not this search; the message says how to fix it.
-        RunError: a sweep of the same id exists, and cannot be read.
+    points: the representative points, which are checked instead of all: their overrides are the result of
+        `representatives`, in the same order, and their configs are from `with_search_defaults`.
+    space: the keys that are searched, each with its possible values.
+    command: arguments of the launcher's command line that asks for the search, for the manifest.
+    Raises ConfigError: a point cannot run, the points cannot share pilots, the search would never end or its budget is
+        spent, or a sweep of the same id exists and is not this search; the message says how to fix it.
+    Raises RunError: a sweep of the same id exists, and cannot be read.
     """
     config = points[0].config
     prepared = prepare_sweep(points, command, environ)
@@ -132,10 +126,9 @@ def prepare_search(
 def submit_search(prepared: PreparedSearch) -> SubmittedSweep:
     """Makes the sweep's directory with its first point, and submits pilots until as many are live as needed.
 
-    Raises:
-        ConfigError: the directory cannot be made.
-        SubmissionError: the scheduler refused a pilot or did not respond, or another command has changed the sweep. A
-            second call submits the remaining pilots.
+    Raises ConfigError: the directory cannot be made.
+    Raises SubmissionError: the scheduler refused a pilot or did not respond, or another command has changed the sweep.
+        A second call submits the remaining pilots.
     """
     # Lazily: Optuna takes 0.2 s
     from launcher.search.points import SearchPoints

@@ -60,10 +60,9 @@ class SubmittedSweep:
 def submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
     """Makes the sweep's directory, and submits all points that have no job yet.
 
-    Raises:
-        ConfigError: the directory cannot be made, or an existing point has another config.
-        SubmissionError: the scheduler refused points or did not respond, or another command has changed the sweep. A
-            second call submits the remaining points.
+    Raises ConfigError: the directory cannot be made, or an existing point has another config.
+    Raises SubmissionError: the scheduler refused points or did not respond, or another command has changed the sweep. A
+        second call submits the remaining points.
     """
     with secret.exported(prepared.secrets):
         return _submit_sweep(prepared)
@@ -103,11 +102,7 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
 def submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int]) -> SubmittedSweep:
     """Submits pilots until as many are live as the sweep's manifest says; the caller holds the submitter's lock.
 
-    Args:
-        sweep: the packed sweep.
-        point: plan of any point.
-        config: resolved config of that point.
-        points: numbers of the points, which are `local` in the result if the pilots run without a scheduler.
+    points: numbers of the points, which are `local` in the result if the pilots run without a scheduler.
     """
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
@@ -121,13 +116,8 @@ def resubmit(
 ) -> SubmittedSweep:
     """Submits points that are over, or were never submitted. Points with checkpoints continue from them.
 
-    Args:
-        sweep: the sweep.
-        points: numbers of the points.
-        secrets: returns the secrets that the config of a point sets; others are in this process's environment.
-
-    Raises:
-        SubmissionError: the scheduler refused points, or did not respond.
+    secrets: returns the secrets that the config of a point sets; others are in this process's environment.
+    Raises SubmissionError: the scheduler refused points, or did not respond.
     """
     plans = {index: sweep.run(index).plan() for index in points}
     groups = grouping.groups(plans, sweep.id, sweep.path)
@@ -173,9 +163,8 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
 def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
     """Looks up the job of each array that a killed command may have submitted, and records it, or that there is none.
 
-    Args:
-        sweep: the sweep; the caller holds its submitter's lock.
-        plans: plans of points that have been read already, by number; others are read from the records.
+    sweep: the sweep; the caller holds its submitter's lock.
+    plans: plans of points that have been read already, by number; others are read from the records.
     """
     for each in sweep.submissions():
         if each.job is None:

@@ -43,16 +43,12 @@ Completer = Callable[[str, str, int, int], list[str]]  # (word, line, begin, end
 class Console(io.TextIOBase):
     """The debugger's standard input and output, connected to a terminal through a Unix socket.
 
-    Attributes:
-        path: path of the socket, named after this process's id.
-        completer: function that completes a word for the terminal's Tab key.
+    path: path of the socket, named after this process's id.
+    completer: function that completes a word for the terminal's Tab key.
     """
 
     def __init__(self, folder: Path) -> None:
-        """
-        Args:
-            folder: directory of mode 0700 on this node for the socket; see `private_folder`.
-        """
+        """folder: directory of mode 0700 on this node for the socket; see `private_folder`."""
         self.path = str(folder / str(os.getpid()))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
@@ -97,8 +93,7 @@ class Console(io.TextIOBase):
     def runs(self, *, steps: bool) -> None:
         """Sends the remaining output, as the rank continues.
 
-        Args:
-            steps: whether the rank stops again after one step; otherwise the terminal is notified that it runs.
+        steps: whether the rank stops again after one step; otherwise the terminal is notified that it runs.
         """
         self._send(text=self._unsent)
         self._unsent = self._head = self._screen = ""

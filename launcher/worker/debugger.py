@@ -50,11 +50,7 @@ class DebuggerQuit(errors.LauncherError):
 
 
 class Debugger(pdb.Pdb):
-    """pdb that reads and writes through a `Console`, since a rank has no terminal.
-
-    Attributes:
-        rank: this rank.
-    """
+    """pdb that reads and writes through a `Console`, since a rank has no terminal. rank: this rank."""
 
     def __init__(self, console: Console) -> None:
         files: Any = console
@@ -156,12 +152,9 @@ def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
 
     Leaves them alone if the rank has a terminal, or PYTHONBREAKPOINT is set.
 
-    Args:
-        ranks: the ranks that stop; the others log a line and continue.
-        post_mortem: whether these ranks also stop at an uncaught exception.
-
-    Returns:
-        A context manager in which the rank must run the user's code.
+    ranks: the ranks that stop; the others log a line and continue.
+    post_mortem: whether these ranks also stop at an uncaught exception.
+    Returns a context manager in which the rank must run the user's code.
     """
     global _ranks
     _ranks = tuple(ranks)
@@ -180,8 +173,7 @@ def stop(*_: Any, header: str | None = None, **__: Any) -> None:
 
     A rank that debug.rank does not list logs a line instead, and continues.
 
-    Args:
-        header: text to show before the prompt; None: none. All other arguments are ignored.
+    header: text to show before the prompt; None: none. All other arguments are ignored.
     """
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == FIRST_BREAKPOINT:
@@ -252,10 +244,7 @@ class Watched:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """
-        Raises:
-            DebuggerQuit: the user has typed `q`.
-        """
+        """Raises DebuggerQuit: the user has typed `q`."""
         if isinstance(error, bdb.BdbQuit) and _debugger is not None:
             raise _debugger.quit_cause() from None
         if self._post_mortem and isinstance(error, Exception):

@@ -84,17 +84,9 @@ def visible_device_changes(
     | | the mask names enough | the mask's entry at the index of the local rank, unchanged (index, UUID, MIG) |
     | | no mask is set, and there are as many GPUs as ranks | the GPU at the index of the local rank |
 
-    Args:
-        environ: environment of the rank.
-        local_rank: local rank of this rank.
-        ranks: number of ranks on the node.
-        gpus_per_node: GPUs that the run asked for on each node.
-        wanted: launch.visible_devices.
-        own_code: whether the ranks run the user's own program or function.
-        build: the kind of torch build, as `torch_build` returns it.
-
-    Returns:
-        The variable to set, or nothing if the rank is to see all that is there.
+    own_code: whether the ranks run the user's own program or function.
+    build: the kind of torch build, as `torch_build` returns it.
+    Returns the variable to set, or nothing if the rank is to see all that is there.
     """
     if wanted is VisibleDevices.all or (wanted is VisibleDevices.auto and own_code) or not gpus_per_node:
         return {}
@@ -183,19 +175,9 @@ def choose_device(
     | not cpu | | one | that one; ranks that share it are found when they join |
     | not cpu | | enough | the one at the index of the local rank |
 
-    Args:
-        wanted: auto, cpu, cuda or xpu.
-        asked: GPUs on each node that the run asked for; 0 outside of a run.
-        seen: the accelerators that this process sees.
-        rank, local_rank: this rank, in the run and on its node.
-        ranks: number of ranks on this node.
-        host: name of this node.
-
-    Returns:
-        The torch.device type and the index of the device; the index is None for the CPU.
-
-    Raises:
-        BackendError: the device that was asked for is not available.
+    asked: GPUs on each node that the run asked for; 0 outside of a run.
+    Returns the torch.device type and the index of the device; the index is None for the CPU.
+    Raises BackendError: the device that was asked for is not available.
     """
     if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked and not seen.count):
         return "cpu", None
@@ -235,13 +217,9 @@ def require_gpu(
     | | this torch is for CPUs only, or the program brings its own | masks are set, and all name none |
     | | | no mask is set, and there is no device file |
 
-    Args:
-        wanted, asked, rank, host: as in `choose_device`.
-        environ: environment of the rank.
-        other_torch: whether the code may run with another torch than this process.
-
-    Raises:
-        NoGpuError: none is visible.
+    wanted, asked, rank, host: as in `choose_device`.
+    other_torch: whether the code may run with another torch than this process.
+    Raises NoGpuError: none is visible.
     """
     if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked):
         return

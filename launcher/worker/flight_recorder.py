@@ -144,8 +144,7 @@ def parse(rank: int, dump: bytes) -> Recorder:
 
     A collective is finished when its entry's state is `completed`; gloo's, when the entry is marked as retired.
 
-    Raises:
-        ValueError: the bytes are not a dump, or are incomplete.
+    Raises ValueError: the bytes are not a dump, or are incomplete.
     """
     try:
         entries = _PlainOnly(io.BytesIO(dump)).load().get("entries", [])
@@ -188,18 +187,16 @@ def from_json(text: str) -> Recorder:
 class Recorders:
     """In an agent: requests and reads the flight recorders of its ranks.
 
-    Attributes:
-        variables: environment variables to set in the ranks before they start.
+    variables: environment variables to set in the ranks before they start.
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str], *, renamed: bool) -> None:
         """Chooses the paths of pipes and dumps.
 
-        Args:
-            folder: private directory on this node that outlives the ranks; the caller removes it.
-            environ: environment of the agent; variables that the user has set there are kept.
-            renamed: whether torch has `torch._C._distributed_c10d._dump_fr_trace`. Such a torch also reads the
-                variables under their new names (TORCH_FR_...), and warns about the old ones.
+        folder: private directory on this node that outlives the ranks; the caller removes it.
+        environ: environment of the agent; variables that the user has set there are kept.
+        renamed: whether torch has `torch._C._distributed_c10d._dump_fr_trace`. Such a torch also reads the variables
+            under their new names (TORCH_FR_...), and warns about the old ones.
         """
         size = "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
         wanted = {

@@ -70,9 +70,8 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, Blocked
     | is outside of every collective | its stack; the others wait for it in a collective |
     | has done fewer steps than others | its number of steps |
 
-    Returns:
-        The ranks to blame (all ranks if no row applies), the kind of evidence, and the collective that they block if
-        the evidence is a flight recorder.
+    Returns the ranks to blame (all ranks if no row applies), the kind of evidence, and the collective that they block
+        if the evidence is a flight recorder.
     """
     ended = [each for each in reports if not each.state]
     reports = [each for each in reports if each.state] or reports
@@ -96,11 +95,7 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, Blocked
 
 
 def waits(stack: str) -> bool:
-    """Returns whether the main thread waits for other ranks: in a collective, or in the agreement on a stop.
-
-    Args:
-        stack: the stacks of a rank as faulthandler writes them.
-    """
+    """Returns whether the main thread waits for other ranks: in a collective, or in the agreement on a stop."""
     return bool(_WAITS.search(newest_frame(stack)))
 
 
@@ -125,9 +120,7 @@ class StepWatch:
 
         Only ranks that check for stops at step boundaries and have done a step are watched.
 
-        Args:
-            signs: heartbeats of all ranks of the agent, in order.
-            now: current time in seconds of a monotonic clock.
+        now: current time in seconds of a monotonic clock.
         """
         found = []
         for place, sign in enumerate(signs):
@@ -143,11 +136,8 @@ class Activity:
     """Measures how long an agent's ranks have been idle, for any workload: no CPU time, output or heartbeat."""
 
     def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
-        """
-        Args:
-            ranks: number of this agent's ranks.
-            now: current time in seconds of the clock that `idle` gets.
-            every: seconds between two measurements of CPU time.
+        """now: current time in seconds of the clock that `idle` gets.
+        every: seconds between two measurements of CPU time.
         """
         self._every = every
         self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # heartbeats, bytes of output
@@ -159,11 +149,9 @@ class Activity:
 
         Ranks that wait in NCCL keep a core busy: their hang is not seen here, only by `StepWatch`.
 
-        Args:
-            signs: heartbeat of each rank.
-            pids: process id of each rank; 0 if it has ended.
-            printed: number of bytes that each rank has written to stdout and stderr so far.
-            now: current time in seconds of a monotonic clock.
+        pids: process id of each rank; 0 if it has ended.
+        printed: number of bytes that each rank has written to stdout and stderr so far.
+        now: current time in seconds of a monotonic clock.
         """
         for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
             if self._seen[place] != (sign.beats, count):
@@ -202,8 +190,7 @@ def family(pid: int) -> Iterator[int]:
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
     """Returns the ranks to blame for a hang, from the reports of all agents.
 
-    Args:
-        reports: the fields of a `Report` for each rank.
+    reports: the fields of a `Report` for each rank.
     """
     guilty, sign, collective = suspects([Report(**report) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
@@ -225,8 +212,7 @@ class Stacks:
     def file(self, place: int) -> int:
         """Returns the descriptor of a rank's file, to pass to `serve` in the rank.
 
-        Args:
-            place: index of the rank among the agent's ranks.
+        place: index of the rank among the agent's ranks.
         """
         return self._files[place]
 
@@ -236,11 +222,8 @@ class Stacks:
         Only processes that handle or ignore the signal get it. The signal would kill a rank just forked, a program
         that a rank has executed, or an unrelated process that has the id of a rank that is gone.
 
-        Args:
-            pids: process id of each rank of the agent; 0 if it has ended.
-
-        Returns:
-            For each rank the kernel's state letter of its process, and its stacks; empty if it wrote none in time.
+        pids: process id of each rank of the agent; 0 if it has ended.
+        Returns for each rank the kernel's state letter of its process, and its stacks; empty if it wrote none in time.
         """
         self.clear()
         for pid in pids:
@@ -262,8 +245,7 @@ class Stacks:
 def serve(file: int) -> None:
     """In a rank: installs the handler of `SIGNAL` that writes the stacks of all threads to a file.
 
-    Args:
-        file: descriptor of the file; see `Stacks.file`.
+    file: descriptor of the file; see `Stacks.file`.
     """
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 

@@ -46,9 +46,8 @@ class Sign:
 class Slot:
     """One rank's slot, for use in its process. Only the rank writes to it; a torn read by the agent does no harm.
 
-    Attributes:
-        stop: what the rank writes in the agreement on stops.
-        agent: what the agent writes in that agreement, for all of its ranks.
+    stop: what the rank writes in the agreement on stops.
+    agent: what the agent writes in that agreement, for all of its ranks.
     """
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
@@ -81,11 +80,7 @@ class Slot:
         self._write()
 
     def beat(self, step: int | None = None) -> None:
-        """Sends a heartbeat.
-
-        Args:
-            step: steps of the run that are done; None: as many as at the last heartbeat.
-        """
+        """Sends a heartbeat. step: steps of the run that are done; None: as many as at the last heartbeat."""
         self._step = self._step if step is None else step
         self._beats += 1
         self._write()
@@ -98,9 +93,7 @@ class Slot:
     def pace(self, seconds: float, steps: int) -> None:
         """Records how fast this rank is.
 
-        Args:
-            seconds: seconds of a recent step, without the time spent waiting for other ranks.
-            steps: number of steps measured so far.
+        seconds: seconds of a recent step, without the time spent waiting for other ranks.
         """
         _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
 
@@ -121,19 +114,14 @@ class Pulse:
     def clear(self, world_size: int = 0) -> None:
         """Resets all slots.
 
-        Args:
-            world_size: number of ranks of all agents if the ranks agree on stops through their agents; otherwise 0.
+        world_size: number of ranks of all agents if the ranks agree on stops through their agents; otherwise 0.
         """
         self._agent = AgentWords(self._memory)
         self._agent.clear(world_size)
         self._stops = [Slot(self._memory, index).stop for index in range(self._ranks)]
 
     def slot(self, index: int) -> Slot:
-        """Returns the slot of a rank.
-
-        Args:
-            index: index of the rank among the agent's ranks.
-        """
+        """Returns the slot of a rank. index: index of the rank among the agent's ranks."""
         return Slot(self._memory, index)
 
     def share(self) -> int:
@@ -151,9 +139,8 @@ class Pulse:
     def show(self, proposal: Proposal | None, committed: int) -> None:
         """Shows the ranks the newest proposal to stop or save, and the number of the last committed proposal.
 
-        Args:
-            proposal: the newest proposal; None: none yet.
-            committed: number of the last committed proposal; 0: none.
+        proposal: the newest proposal; None: none yet.
+        committed: number of the last committed proposal; 0: none.
         """
         self._agent.show(proposal, committed)
 

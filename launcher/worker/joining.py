@@ -28,25 +28,16 @@ class RanksDiffer(BackendError):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one rank that are compared with those of the other ranks.
+    """Facts about one rank that are compared with those of the other ranks."""
 
-    Attributes:
-        rank, host: global rank, and name of the rank's node.
-        device: torch.device type of the rank's device.
-        gpu: an id of the rank's GPU that is unique among all nodes; empty: unknown, or the rank computes on the CPU.
-        backend: backend of the process group.
-        torch, git: version of torch, and the commit that it was built from.
-        nccl: version of NCCL; empty with other backends.
-    """
-
-    rank: int
+    rank: int  # rank, host: global rank, and name of the rank's node
     host: str
     device: str
-    gpu: str
+    gpu: str  # an id of the rank's GPU that is unique among all nodes; empty: unknown, or the rank computes on the CPU
     backend: str
-    torch: str
+    torch: str  # torch, git: version of torch, and the commit that it was built from
     git: str
-    nccl: str
+    nccl: str  # version of NCCL; empty with other backends
 
 
 @dataclass(frozen=True)
@@ -141,11 +132,8 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
     | a PCI address | the host and the address, since other hosts have the same addresses |
     | nothing | empty |
 
-    Args:
-        properties: torch's properties of the device.
-        index: index of the device among those that the rank sees.
-        mask: value of CUDA_VISIBLE_DEVICES; empty if it is not set.
-        host: name of the node.
+    index: index of the device among those that the rank sees.
+    mask: value of CUDA_VISIBLE_DEVICES; empty if it is not set.
     """
     entries = [entry.strip() for entry in mask.split(",")]
     if index < len(entries) and entries[index].startswith("MIG-"):
@@ -163,10 +151,8 @@ def xpu_identity(index: int, mask: str, host: str) -> str:
 
     An XPU may be one tile of a card. The UUID would not do, since tiles of a card share it.
 
-    Args:
-        index: index of the XPU among those that the rank sees.
-        mask: value of ZE_AFFINITY_MASK; empty if it is not set.
-        host: name of the node.
+    index: index of the XPU among those that the rank sees.
+    mask: value of ZE_AFFINITY_MASK; empty if it is not set.
     """
     entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
     return f"{host} XPU {entries[index] if index < len(entries) else index}"
@@ -187,8 +173,7 @@ def share_facts(store: dist.Store, facts: Facts, world_size: int) -> None:
 def require_alike(store: dist.Store) -> None:
     """Reads the result of the comparison, which must be in the store already; see `share_facts`.
 
-    Raises:
-        RanksDiffer: the ranks cannot work together.
+    Raises RanksDiffer: the ranks cannot work together.
     """
     _require_none(json.loads(store.get("all joined")))
 
@@ -196,8 +181,7 @@ def require_alike(store: dist.Store) -> None:
 def require_alike_in_group(facts: Facts) -> None:
     """Compares all ranks through their process group, for MPI, which has no store. All ranks must call it.
 
-    Raises:
-        RanksDiffer: the ranks cannot work together.
+    Raises RanksDiffer: the ranks cannot work together.
     """
     everyone = rank_objects.gather(facts)
     _require_none(rank_objects.broadcast([refusal.text for refusal in compare(everyone)]))

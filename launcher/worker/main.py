@@ -38,18 +38,11 @@ AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's
 def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, lives: int) -> dict[str, Any]:
     """Runs the workload in this process. The agent has set the rank's environment.
 
-    Args:
-        plan: the run's plan.
-        place: index of this rank among its agent's ranks.
-        pulse_file: descriptor of the memory for heartbeats; see `Pulse.share`.
-        stacks_file: descriptor of the file to which this rank writes its stacks when it hangs.
-        lives: how often the ranks of this attempt were started before.
-
-    Returns:
-        The workload's metrics.
-
-    Raises:
-        SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
+    place: index of this rank among its agent's ranks.
+    pulse_file: descriptor of the memory for heartbeats; see `Pulse.share`.
+    stacks_file: descriptor of the file to which this rank writes its stacks when it hangs.
+    lives: how often the ranks of this attempt were started before.
+    Raises SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
     agents = rank_report.take()
@@ -97,10 +90,9 @@ def _require_gpu(plan: JobPlan) -> None:
 def make_checkpoint_folder(path: Path) -> None:
     """Makes the folder in which a user's own code saves. What it loads from there may be executed: pickles.
 
-    Raises:
-        RunError: the folder belongs to another user, or others can write to it.
-        UnavailableError: it cannot be looked at now.
-        OSError: it cannot be made.
+    Raises RunError: the folder belongs to another user, or others can write to it.
+    Raises UnavailableError: it cannot be looked at now.
+    Raises OSError: it cannot be made.
     """
     run_files.make_folder(path)
     try:
@@ -117,18 +109,13 @@ def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
     Warning signals are only for ranks that check for stops. Restarted ranks also ignore stop signals at first: they can
     resume, so ending them must not look like a crash. The agent repeats the signal once they check for stops.
 
-    Args:
-        lives: how often the ranks of this attempt were started before.
+    lives: how often the ranks of this attempt were started before.
     """
     return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
 
 
 def end_attempt(error: errors.LauncherError) -> int:
-    """Prints an error that ends this attempt but not the run; rank 0 also records it as an event.
-
-    Returns:
-        The exit code for the rank.
-    """
+    """Prints an error that ends this attempt but not the run; rank 0 also records it as an event."""
     print(f"launcher: {error}", file=sys.stderr, flush=True)
     if os.environ.get("RANK", "0") == "0":
         reason = StopReason.UNREADABLE if error.code == errors.UNAVAILABLE else StopReason.UNKNOWN
@@ -199,8 +186,7 @@ def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) 
 def main(arguments: str) -> int:
     """Runs a rank in an interpreter that was started by `fresh_command`; returns the exit code.
 
-    Args:
-        arguments: the JSON object that is the command's last argument.
+    arguments: the JSON object that is the command's last argument.
     """
     given = json.loads(arguments)
     report = int(os.environ[rank_report.REPORT])

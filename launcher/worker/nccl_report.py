@@ -78,10 +78,9 @@ def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> Mis
 
     None: the network is as expected, or not known.
 
-    Args:
-        fabric: network of a rank; None: it wrote no log.
-        expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
-            accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
+    fabric: network of a rank; None: it wrote no log.
+    expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
+        accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
     """
     if fabric is None or not fabric.net:
         return None

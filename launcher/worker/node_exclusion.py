@@ -17,8 +17,7 @@ def how_to_exclude(hosts: str) -> str:
     | cannot | what to use in its place (`SchedulerSettings.INSTEAD`) |
     | cannot, and has nothing in its place; or this process is in no run, or its record cannot be read | empty |
 
-    Args:
-        hosts: the nodes (`node3,node7`, `node[3,7]`).
+    hosts: the nodes (`node3,node7`, `node[3,7]`).
     """
     attempt = current_attempt()
     if attempt is None:

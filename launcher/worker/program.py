@@ -43,17 +43,10 @@ class Shared:
 def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, Any]:
     """Replaces this process by the program, or with `workload.fork` runs the program in this process.
 
-    Args:
-        plan: the run's plan.
-        shared: what this process shares with its agent.
-        attempt: index of this attempt, from 0.
-        lives: how often the ranks of this attempt were started before.
-
-    Returns:
-        Empty metrics, after a program that ran in this process.
-
-    Raises:
-        OSError: the program cannot be started.
+    attempt: index of this attempt, from 0.
+    lives: how often the ranks of this attempt were started before.
+    Returns Empty metrics, after a program that ran in this process.
+    Raises OSError: the program cannot be started.
     """
     os.environ.update(variables(plan, os.environ, attempt, lives))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,10 +80,9 @@ def _execute(plan: JobPlan, shared: Shared) -> NoReturn:
 def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list[str]:
     """Returns the command line that a rank executes.
 
-    Args:
-        params: the workload's settings: script or module, args, python.
-        python: path of the interpreter to use if the workload names none.
-        executable: whether the script is an executable file to be executed directly, without an interpreter.
+    params: the workload's settings: script or module, args, python.
+    python: path of the interpreter to use if the workload names none.
+    executable: whether the script is an executable file to be executed directly, without an interpreter.
     """
     words = words_of(params["args"])
     if params["module"] is None and executable:

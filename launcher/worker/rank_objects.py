@@ -36,8 +36,7 @@ class NotFromARank(RuntimeError):
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Returns on rank 0 the values of all ranks, in order; on the other ranks an empty list.
 
-    Raises:
-        NotFromARank: a received value has no valid MAC.
+    Raises NotFromARank: a received value has no valid MAC.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else []
@@ -48,8 +47,7 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Returns the values of all ranks, in order, on every rank.
 
-    Raises:
-        NotFromARank: a received value has no valid MAC.
+    Raises NotFromARank: a received value has no valid MAC.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes]
@@ -60,8 +58,7 @@ def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
     """Returns rank 0's value on every rank; the values of other ranks are ignored. A small one takes a single message.
 
-    Raises:
-        NotFromARank: the received value has no valid MAC.
+    Raises NotFromARank: the received value has no valid MAC.
     """
     device = _device(group)
     sealed = _seal(value) if dist.get_rank() == 0 else b""

@@ -62,11 +62,7 @@ class AgentChannels:
     report: int
 
     def wait(self, timeout: float) -> None:
-        """Waits until the agent lets this rank use the store.
-
-        Raises:
-            GateError: `timeout` seconds have passed.
-        """
+        """Waits until the agent lets this rank use the store. Raises GateError: `timeout` seconds have passed."""
         gate = select.poll()  # select() cannot handle descriptors above 1023
         gate.register(self.gate, select.POLLIN)
         if not gate.poll(timeout * 1000):
@@ -124,12 +120,7 @@ class Report:
 def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:
     """Runs a rank's work in this process, and writes its metrics or its error into the report.
 
-    Args:
-        call: function that does the work, and returns metrics or None.
-        report: descriptor of the report.
-
-    Returns:
-        The exit code for the process.
+    call: function that does the work, and returns metrics or None.
     """
     owner = os.getpid()
     try:
@@ -238,12 +229,7 @@ def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
 
 
 def read_last_words(path: Path, code: int) -> WorkerError | None:
-    """Returns the error that the end of a rank's standard error shows; None: the file is empty or cannot be read.
-
-    Args:
-        path: the file of the rank's standard error.
-        code: exit code of the rank.
-    """
+    """Returns the error that the end of a rank's standard error shows; None: the file is empty or cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - bounds.LAST_WORDS_BYTES))

@@ -49,13 +49,7 @@ READERS = {("torch.serialization", "load"): "f", ("safetensors.torch", "load_fil
 
 
 def main(kind: str, target: str, *arguments: str) -> None:
-    """Runs the program, and reports its error to the agent. The process exits with the code that the program sets.
-
-    Args:
-        kind: script or module.
-        target: path of the script, or name of the module.
-        arguments: arguments of the program.
-    """
+    """Runs the program, and reports its error to the agent. The process exits with the code that the program sets."""
     settings = json.loads(os.environ.pop("LAUNCHER_PROGRAM", "{}"))
     _prepare(settings)
     descriptor, owner = settings.get("report", -1), os.getpid()
@@ -83,10 +77,8 @@ def main(kind: str, target: str, *arguments: str) -> None:
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
     """Returns the report of an error in JSON types: the fields of `rank_report.WorkerError`, and `time` (Unix seconds).
 
-    Args:
-        error: the error.
-        shown: type, error and traceback as the user will see them; see `cut`.
-        lost_peer_words: regular expression for texts of lost connections; see `lost_peer`.
+    shown: type, error and traceback as the user will see them; see `cut`.
+    lost_peer_words: regular expression for texts of lost connections; see `lost_peer`.
     """
     lost = lost_peer(error, lost_peer_words)
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -148,9 +140,7 @@ def lost_peer(error: BaseException, words: str) -> bool:
     The text is checked in addition, since torch has one type for many causes: tensors of different shapes are a
     RuntimeError of torch.distributed as well.
 
-    Args:
-        error: the error.
-        words: regular expression for the texts of gloo, NCCL and torch about a lost connection; empty matches none.
+    words: regular expression for the texts of gloo, NCCL and torch about a lost connection; empty matches none.
     """
     seen = set()
     cause: BaseException | None = error
@@ -216,9 +206,8 @@ def _reading(trace: types.TracebackType | None) -> str:
 def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
     """Returns type, error and traceback of an error. The traceback lacks the outermost frames of files in `above`.
 
-    Args:
-        error: the error; it also gets the shorter traceback.
-        above: paths of files, or starts of paths, to leave out.
+    error: the error; it also gets the shorter traceback.
+    above: paths of files, or starts of paths, to leave out.
     """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(above):
@@ -229,11 +218,9 @@ def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
 def write_report(descriptor: int, owner: int, report: dict[str, Any], delay: float = 0.0) -> None:
     """Writes a report for the agent.
 
-    Args:
-        descriptor: descriptor of the file that the agent has made for this rank; -1 if there is none.
-        owner: process id of the rank; in a fork of the rank this function writes nothing.
-        report: the report, in JSON types.
-        delay: seconds that a rank waits which lost another rank, so that the failure of that rank is reported first.
+    descriptor: descriptor of the file that the agent has made for this rank; -1 if there is none.
+    owner: process id of the rank; in a fork of the rank this function writes nothing.
+    delay: seconds that a rank waits which lost another rank, so that the failure of that rank is reported first.
     """
     if report.get("error", {}).get("lost_peer"):
         time.sleep(delay)

@@ -24,25 +24,17 @@ TRAIN = Train(invariant=False, micro_batches=8, straggler_factor=1.5, straggler_
 
 @dataclass(frozen=True)
 class Settings:
-    """A run's settings for trainings. The defaults apply outside of a run.
+    """A run's settings for trainings. The defaults apply outside of a run."""
 
-    Attributes:
-        checkpoint, resume, train: sections of the plan.
-        run_dir: the run directory; None outside of a run.
-        attempt: index of this attempt, from 0.
-        world_size: number of ranks of the run when it has all its nodes; None outside of a run.
-        timeout: seconds for each collective; None: torch's default.
-        deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: there
-            is no time limit, or this rank only estimates it and leaves it to rank 0.
-    """
-
-    checkpoint: Checkpoint = CHECKPOINT
+    checkpoint: Checkpoint = CHECKPOINT  # checkpoint, resume, train: sections of the plan
     resume: Resume = RESUME
     train: Train = TRAIN
-    run_dir: Path | None = None
-    attempt: int = 0
-    world_size: int | None = None
-    timeout: float | None = None
+    run_dir: Path | None = None  # the run directory; None outside of a run
+    attempt: int = 0  # index of this attempt, from 0
+    world_size: int | None = None  # number of ranks of the run when it has all its nodes; None outside of a run
+    timeout: float | None = None  # seconds for each collective; None: torch's default
+    # when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: there is no time
+    # limit, or this rank only estimates it and leaves it to rank 0
     deadline: float | None = None
 
     @property
@@ -54,8 +46,7 @@ class Settings:
 def settings() -> Settings:
     """Returns the settings of the run that this process belongs to; outside of a run the defaults.
 
-    Raises:
-        RunError: the run's record cannot be read.
+    Raises RunError: the run's record cannot be read.
     """
     attempt = current_attempt()
     if attempt is None:

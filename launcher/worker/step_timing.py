@@ -76,19 +76,15 @@ class _Device:
 class Pace(Generic[M]):
     """Measures how long one rank works in a step. Does nothing in a process without an agent.
 
-    Attributes:
-        units: number of equal parts of a step's work, such as micro-batches, that this rank does. The reported time is
-            the time of one part, so that ranks with different shares can be compared.
+    units: number of equal parts of a step's work, such as micro-batches, that this rank does. The reported time is the
+        time of one part, so that ranks with different shares can be compared.
     """
 
     def __init__(
         self, device: torch.device, slot: heartbeat.Slot | None = None, clock: _Clock[M] | None = None
     ) -> None:
-        """
-        Args:
-            device: the device that this rank computes on.
-            slot: the heartbeat slot to write the time to; None: this rank's slot, if it has one.
-            clock: the clock to measure with; None: the one for the device.
+        """slot: the heartbeat slot to write the time to; None: this rank's slot, if it has one.
+        clock: the clock to measure with; None: the one for the device.
         """
         self.units = 1.0
         self._slot = heartbeat.mine() if slot is None else slot
@@ -144,9 +140,7 @@ class Pace(Generic[M]):
         Call this after fully_shard. The time before the model is called (data loading) counts as work; the backward
         pass does not count.
 
-        Args:
-            model: the whole model.
-            blocks: the modules for which `fully_shard` gathers weights.
+        blocks: the modules for which `fully_shard` gathers weights.
         """
         if self._slot is None:
             return

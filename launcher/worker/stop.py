@@ -78,8 +78,7 @@ def interval(step_time: float) -> int:
     | longer than SLOW_STEP | at every boundary, at once |
     | shorter | in the background, one per LATENCY or per RAREST steps, whichever is shorter |
 
-    Args:
-        step_time: seconds of a step.
+    step_time: seconds of a step.
     """
     if step_time > SLOW_STEP:
         return 0
@@ -103,9 +102,7 @@ class _ThroughAgents:
     def boundary(self, want: Want, step_time: float) -> Want:
         """Counts a boundary, and returns what all ranks do there; waits if a proposal for this boundary is open.
 
-        Args:
-            want: what this rank wants.
-            step_time: seconds of a step; 0 if unknown.
+        step_time: seconds of a step; 0 if unknown.
         """
         self._update(
             boundary=self._state.boundary + 1, cause=want.cause, save=want.save, step_time=step_time, closed=False
@@ -143,9 +140,7 @@ class Stop:
     def __init__(self, env: Env, run: Settings | None = None) -> None:
         """Installs the signal handlers, and declares to the agent that this rank checks for stop requests and exits.
 
-        Args:
-            env: this rank's position in the job.
-            run: the run's settings; None: the settings of the run that this process belongs to.
+        run: the run's settings; None: the settings of the run that this process belongs to.
         """
         self._env = env
         self._settings = settings() if run is None else run
@@ -188,10 +183,9 @@ class Stop:
     def boundary(self, step: int, *, save_due: bool = False) -> Verdict:
         """Sends a heartbeat, and returns what to do between two steps. All ranks must call it after every step.
 
-        Args:
-            step: steps of the run that are done, the same on all ranks.
-            save_due: whether this rank wants to save. One rank is enough for all to save. The rank must pass True at
-                every boundary until the verdict is to save.
+        step: steps of the run that are done, the same on all ranks.
+        save_due: whether this rank wants to save. One rank is enough for all to save. The rank must pass True at every
+            boundary until the verdict is to save.
         """
         now = time.monotonic()
         if self._slot is not None:
@@ -217,9 +211,6 @@ class Stop:
 
         The time between the stop and the deadline is limited to half of the attempt, or to resume.lead if that is
         longer. If saves need more, this logs that the attempt is too short.
-
-        Args:
-            seconds: how long a save took.
         """
         wanted = SAVES * seconds + MARGIN
         if wanted > self._max_lead:

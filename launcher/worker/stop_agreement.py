@@ -134,11 +134,10 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
     | any other | after this boundary | accept |
     | any other | this boundary | act if the proposal is committed, else wait |
 
-    Args:
-        boundary: the boundary that the rank has reached, as a count.
-        acted: number of the last proposal that the rank has carried out.
-        proposal: the newest proposal; None: there was none yet.
-        committed: number of the last committed proposal.
+    boundary: the boundary that the rank has reached, as a count.
+    acted: number of the last proposal that the rank has carried out.
+    proposal: the newest proposal; None: there was none yet.
+    committed: number of the last committed proposal.
     """
     if proposal is None or proposal.number == acted:
         return Then.CONTINUE
@@ -169,16 +168,11 @@ def answer(rank: RankState, proposal: Proposal) -> bool | None:
 class AgentSide:
     """The agreement in one agent, during one round: between its ranks and the leader.
 
-    Attributes:
-        proposal: the newest proposal, which the agent must show its ranks after each `look`; None: none yet.
-        committed: number of the last committed proposal, which the agent must show its ranks as well; 0: none.
+    proposal: the newest proposal, which the agent must show its ranks after each `look`; None: none yet.
+    committed: number of the last committed proposal, which the agent must show its ranks as well; 0: none.
     """
 
     def __init__(self, first_rank: int) -> None:
-        """
-        Args:
-            first_rank: the lowest rank of this agent.
-        """
         self.proposal: Proposal | None = None
         self.committed = 0
         self._first_rank = first_rank
@@ -198,9 +192,7 @@ class AgentSide:
     def look(self, ranks: Sequence[RankState], ended: Collection[int] = ()) -> list[Message]:
         """Evaluates the state of the ranks, and returns the `want` and `agree` messages to send to the leader.
 
-        Args:
-            ranks: state of each rank of this agent, in order.
-            ended: local indices of the ranks whose processes have ended.
+        ended: local indices of the ranks whose processes have ended.
         """
         here = {place: rank for place, rank in enumerate(ranks) if place not in ended and not rank.closed}
         highest = max((rank.boundary for rank in ranks), default=0)
@@ -261,10 +253,7 @@ class LeaderSide:
     """The agreement in the leading agent, during one round. Methods return messages to send to all agents."""
 
     def __init__(self, agents: Iterable[int]) -> None:
-        """
-        Args:
-            agents: member indices of all agents of the round.
-        """
+        """agents: member indices of all agents of the round."""
         self._wants = {index: Want() for index in agents}
         self._awaited = set(self._wants)  # agents whose ranks may still have boundaries
         self._accepted: set[int] = set()
@@ -277,12 +266,8 @@ class LeaderSide:
     def receive(self, index: int, message: Message) -> list[Message]:
         """Handles an agent's request (`want`) or its answer to a proposal (`agree`); see the module's table.
 
-        Args:
-            index: member index of the agent.
-            message: the message.
-
-        Returns:
-            The `propose` or `commit` messages to send to all agents.
+        index: member index of the agent.
+        Returns the `propose` or `commit` messages to send to all agents.
         """
         self._highest = max(self._highest, int(message["boundary"]))
         if message["type"] == "want":
@@ -300,8 +285,7 @@ class LeaderSide:
     def leave(self, index: int) -> list[Message]:
         """Records that no rank of an agent will reach another boundary. Returns the messages to send to all agents.
 
-        Args:
-            index: member index of the agent.
+        index: member index of the agent.
         """
         self._awaited.discard(index)
         self._wants.pop(index, None)
@@ -333,8 +317,7 @@ def margin(step_time: float) -> int:
     Ranks continue with their steps during ROUND_TRIP. If a step takes longer than that, the next boundary is proposed:
     the ranks wait there a little, but stop sooner than after one more step.
 
-    Args:
-        step_time: seconds of a step; 0 if unknown.
+    step_time: seconds of a step; 0 if unknown.
     """
     return max(1, min(math.ceil(ROUND_TRIP / step_time), MOST_AHEAD)) if step_time > 0 else 1
 

@@ -35,10 +35,6 @@ class AgentWords:
     """The memory words that an agent writes and its ranks read."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        """
-        Args:
-            memory: the shared memory, which starts with these words.
-        """
         self._words = memoryview(memory)[:AGENT].cast("Q")
 
     def clear(self, world_size: int = 0) -> None:
@@ -80,11 +76,7 @@ class RankWords:
     """The memory words that a rank writes and its agent reads."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
-        """
-        Args:
-            memory: the shared memory.
-            offset: position of these words in it, in bytes.
-        """
+        """offset: position of these words in it, in bytes."""
         self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
 
     def write(self, state: RankState) -> None:

@@ -10,12 +10,7 @@ OWN_CORES = "LAUNCHER_CORES"  # variable: number of cores the agent has bound th
 
 
 def cores(environ: Mapping[str, str], local_world_size: int) -> int:
-    """Returns the number of cores that a rank is bound to or, if it is not bound, its share of the node's CPUs (>= 1).
-
-    Args:
-        environ: the rank's environment.
-        local_world_size: number of ranks on the rank's node.
-    """
+    """Returns the number of cores that a rank is bound to or, if it is not bound, its share of the node's CPUs (>= 1)."""
     own = environ.get(OWN_CORES, "")
     return int(own) if own.isdecimal() and int(own) else max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
@@ -26,8 +21,7 @@ def limit_threads(environ: Mapping[str, str]) -> None:
     A forked rank inherits torch's number of threads from its agent, which has the cores of all ranks. Does nothing if
     torch is not loaded, or the rank is not bound to cores.
 
-    Args:
-        environ: the rank's environment, in which the agent has set LAUNCHER_CORES if the rank is bound.
+    environ: the rank's environment, in which the agent has set LAUNCHER_CORES if the rank is bound.
     """
     torch = sys.modules.get("torch")
     if torch is not None and OWN_CORES in environ:

@@ -28,9 +28,8 @@ class Entry:
 def keep(path: Path, entries: Sequence[Entry]) -> None:
     """Appends entries that did not reach a tracker to its file in the run directory.
 
-    Raises:
-        OSError: they cannot be written.
-        ValueError: the file would exceed `bounds.UNSENT_BYTES`.
+    Raises OSError: they cannot be written.
+    Raises ValueError: the file would exceed `bounds.UNSENT_BYTES`.
     """
     data = "".join(json.dumps(astuple(entry)) + "\n" for entry in entries).encode()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as file:
@@ -42,8 +41,7 @@ def keep(path: Path, entries: Sequence[Entry]) -> None:
 def kept(path: Path) -> list[Entry]:
     """Returns the entries in such a file in the order in which they were reported, each once.
 
-    Raises:
-        LauncherError: the file cannot be read.
+    Raises LauncherError: the file cannot be read.
     """
     text = unwrap(read_text(path, bounds.UNSENT_BYTES)) or ""
     # A process may be killed while it writes.
@@ -53,27 +51,18 @@ def kept(path: Path) -> list[Entry]:
 
 @dataclass(frozen=True)
 class About:
-    """A run's description for trackers.
+    """A run's description for trackers."""
 
-    Attributes:
-        run_id, attempt: the run's id, and the index of this attempt, from 0.
-        folder: the run directory.
-        experiment: name under which related runs are grouped.
-        uri: MLflow's tracking URI.
-        log_dir: directory for TensorBoard's event files.
-        config: the run's config as text, by dotted key (`workload.lr`), without secrets.
-        tags: other facts (job, hosts, ...).
-        project, entity, mode, group: W&B's settings of these names; an empty entity or group is W&B's default.
-    """
-
-    run_id: str
+    run_id: str  # run_id, attempt: the run's id, and the index of this attempt, from 0
     attempt: int
     folder: Path
     experiment: str
     uri: str
     log_dir: Path
+    # the run's config as text, by dotted key (`workload.lr`), without secrets
     config: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)  # other facts (job, hosts, ...)
+    # project, entity, mode, group: W&B's settings of these names; an empty entity or group is W&B's default
     project: str = ""
     entity: str | None = None
     mode: str = "offline"
@@ -89,6 +78,5 @@ class Tracker(Protocol):
     def close(self, done: bool) -> None:
         """Ends the tracker's run.
 
-        Args:
-            done: whether the work of the run is complete; otherwise a later attempt may continue it.
+        done: whether the work of the run is complete; otherwise a later attempt may continue it.
         """

@@ -62,11 +62,9 @@ class Tracking:
     def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None, *, due: bool = True) -> None:
         """Queues the numbers among `values`, each as `prefix/name`; returns at once.
 
-        Args:
-            prefix: train, eval or result.
-            values: the values by name; those that are not numbers are ignored.
-            step: steps of the run that are done; None: as many as at the last call.
-            due: False: queues them at the end, unless newer ones with this prefix come.
+        values: the values by name; those that are not numbers are ignored.
+        step: steps of the run that are done; None: as many as at the last call.
+        due: False: queues them at the end, unless newer ones with this prefix come.
         """
         self._step = self._step if step is None else step
         if values:

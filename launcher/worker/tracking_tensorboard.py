@@ -58,8 +58,7 @@ def redone_from(first: Entry) -> int:
     If the earlier attempt stopped between a step and its evaluation, this attempt starts with that evaluation. The
     training values of the step are then in the earlier file only, and must stay visible.
 
-    Args:
-        first: the first entry of this attempt.
+    first: the first entry of this attempt.
     """
     trains = any(name.startswith("train/") for name in first.values)
     return first.step if trains else first.step + 1

@@ -25,8 +25,7 @@ ONE_OF = {"dtype": names.DTYPES, "redop": names.REDOPS, "place": names.PLACES}
 def check_names(plan: JobPlan) -> None:
     """Checks the names, sizes and time budget in the workload's settings, before the job waits in a queue.
 
-    Raises:
-        ConfigError: an operation, pattern, group, type or place is unknown, or a size or the budget is not valid.
+    Raises ConfigError: an operation, pattern, group, type or place is unknown, or a size or the budget is not valid.
     """
     for key, value in plan.workload.params.items():
         try:
@@ -48,9 +47,8 @@ def check_names(plan: JobPlan) -> None:
 def check_sweep(plan: JobPlan) -> None:
     """Checks the numeric settings, pattern, roots and backend of p2p and collective, after `check_names`.
 
-    Raises:
-        ConfigError: a setting is out of range, a size exceeds a node's memory, a pattern or a root does not fit the
-            ranks, or the backend lacks an operation that was chosen by name.
+    Raises ConfigError: a setting is out of range, a size exceeds a node's memory, a pattern or a root does not fit the
+        ranks, or the backend lacks an operation that was chosen by name.
     """
     params = plan.workload.params
     if params["iterations"] < 1 or params.get("warmup", 0) < 0:

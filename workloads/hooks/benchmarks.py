@@ -18,8 +18,7 @@ class Hook(WorkloadHook):
     def prepare(self, config: Config) -> tuple[Workload, tuple[str, ...]]:
         """Returns the workload with `baseline` replaced by the path of that run's results file, and no messages.
 
-        Raises:
-            ConfigError: `baseline` has no results, or is a run of another workload.
+        Raises ConfigError: `baseline` has no results, or is a run of another workload.
         """
         if config.baseline is None:
             return config.workload, ()

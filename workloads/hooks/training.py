@@ -19,8 +19,7 @@ def check(plan: JobPlan) -> None:
 
     A user's program may give these keys another meaning, so its config is not checked.
 
-    Raises:
-        ConfigError: a setting (AT_LEAST_ONE, ABOVE_ZERO) is out of range, or there are more ranks than samples.
+    Raises ConfigError: a setting (AT_LEAST_ONE, ABOVE_ZERO) is out of range, or there are more ranks than samples.
     """
     if not plan.workload.entry.startswith("workloads."):
         return

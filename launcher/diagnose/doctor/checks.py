@@ -53,9 +53,7 @@ def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic
     A check that raises, or takes longer than its limit, yields a problem. It runs in a daemon thread, so it does not
     delay the exit of the process.
 
-    Args:
-        checks: the checks.
-        clock: returns monotonic time in seconds.
+    clock: returns monotonic time in seconds.
     """
     began, running = clock(), [_Running(check) for check in checks]
     for each in running:
@@ -99,9 +97,7 @@ _STUCK = "a file system or a service that the check uses hangs: try it by hand"
 def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
     """Reports which schedulers are on this machine, and runs the checks of the profile's scheduler.
 
-    Args:
-        cluster: the profile.
-        timeout: seconds for one query to the scheduler.
+    timeout: seconds for one query to the scheduler.
     """
     wanted = registry.scheduler(cluster.scheduler)
     yield from which(wanted, [each for each in registry.schedulers() if isinstance(each, ChecksItself)])
@@ -110,12 +106,7 @@ def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
 
 
 def which(wanted: Scheduler, known: Sequence[ChecksItself]) -> Iterator[Finding]:
-    """Reports which schedulers have their commands on PATH, and checks that the profile's scheduler is one of them.
-
-    Args:
-        wanted: the profile's scheduler.
-        known: all schedulers with commands.
-    """
+    """Reports which schedulers have their commands on PATH, and checks that the profile's scheduler is one of them."""
     none = f"none found: no {' and no '.join(dict.fromkeys(each.command for each in known))} is on PATH"
     present = "; ".join(filter(None, (each.found() for each in known))) or none
     if not isinstance(wanted, ChecksItself):

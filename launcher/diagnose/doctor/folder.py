@@ -44,10 +44,8 @@ class Trial:
 def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
     """Checks the free space of the folder of runs, and that its file system is of a type that machines share.
 
-    Args:
-        folder: the folder as the report shows it: runs_dir, or the parent in which it will be made.
-        found: the folder's file system.
-        queued: whether the profile's scheduler starts runs on other machines.
+    folder: the folder as the report shows it: runs_dir, or the parent in which it will be made.
+    queued: whether the profile's scheduler starts runs on other machines.
     """
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
     text = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
@@ -69,9 +67,7 @@ def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
 def trial(folder: str, tried: Trial) -> Iterator[Finding]:
     """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends.
 
-    Args:
-        folder: the folder as the report shows it.
-        tried: the results of `try_out` there.
+    tried: the results of `try_out` there.
     """
     if tried.failed:
         text = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
@@ -95,9 +91,8 @@ def trial(folder: str, tried: Trial) -> Iterator[Finding]:
 def probe(folder: Path, *, queued: bool) -> Iterator[Finding]:
     """Checks the folder of runs or, if it does not exist, its nearest existing parent. Removes the files it makes.
 
-    Args:
-        folder: runs_dir as an absolute path.
-        queued: whether the profile's scheduler starts runs on other machines.
+    folder: runs_dir as an absolute path.
+    queued: whether the profile's scheduler starts runs on other machines.
     """
     there = folder
     while not there.is_dir() and there != there.parent:
@@ -119,11 +114,7 @@ def probe(folder: Path, *, queued: bool) -> Iterator[Finding]:
 
 
 def probe_space(folder: Path) -> Space:
-    """Returns the type and the free space of a folder's file system.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Returns the type and the free space of a folder's file system. Raises OSError: the folder cannot be read."""
     found = os.statvfs(folder)
     return Space(kind_of(folder), shutil.disk_usage(folder).free, found.f_favail if found.f_files else None)
 
@@ -131,8 +122,7 @@ def probe_space(folder: Path) -> Space:
 def try_out(folder: Path) -> Trial:
     """Tries the file operations that runs need in a temporary folder inside `folder`, and removes it.
 
-    Raises:
-        OSError: the temporary folder cannot be made.
+    Raises OSError: the temporary folder cannot be made.
     """
     began = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))

@@ -79,8 +79,7 @@ def locale(encoding: str, umask: int) -> Iterator[Finding]:
 def limits(found: Mapping[str, int | None]) -> Iterator[Finding]:
     """Checks the soft resource limits (`ulimit`) of this shell, which Slurm jobs inherit.
 
-    Args:
-        found: each limit by its name without RLIMIT_ (`nofile`), sizes in bytes; None: unlimited.
+    found: each limit by its name without RLIMIT_ (`nofile`), sizes in bytes; None: unlimited.
     """
     shown, low = ", ".join(_limit(name, value) for name, value in found.items()), []
     if (files := found.get("nofile")) is not None and files < LEAST_FILES:
@@ -113,9 +112,7 @@ def probe_limits() -> dict[str, int | None]:
 def host(name: str, addresses: Iterable[str] | str) -> Iterator[Finding]:
     """Checks that this host's name resolves.
 
-    Args:
-        name: the host's name.
-        addresses: the addresses that the name resolves to; if it does not resolve, the error as a string.
+    addresses: the addresses that the name resolves to; if it does not resolve, the error as a string.
     """
     if isinstance(addresses, str):
         yield problem(
@@ -144,11 +141,7 @@ def probe_host() -> Iterator[Finding]:
 def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int, looked: int) -> Iterator[Finding]:
     """Checks that ports of cluster.port_range are free, and that the range has none of the kernel's ephemeral ports.
 
-    Args:
-        wanted: the lowest and the highest port of cluster.port_range.
-        ephemeral: the lowest and the highest port of net.ipv4.ip_local_port_range; None: not known.
-        free: the number of tried ports that could be bound.
-        looked: the number of tried ports.
+    ephemeral: the lowest and the highest port of net.ipv4.ip_local_port_range; None: not known.
     """
     low, high = wanted
     if free == 0:
@@ -195,10 +188,8 @@ def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterat
 
     A missing one is only a warning if runs start on other machines, which may have other interfaces.
 
-    Args:
-        name: cluster.interface; None: each node chooses its own.
-        known: the names of this machine's interfaces.
-        queued: whether the profile's scheduler starts runs on other machines.
+    name: cluster.interface; None: each node chooses its own.
+    queued: whether the profile's scheduler starts runs on other machines.
     """
     found = sorted(known)
     if not name:
@@ -216,9 +207,7 @@ def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterat
 def temporary(folder: str, free: int | str) -> Iterator[Finding]:
     """Checks the folder for temporary files.
 
-    Args:
-        folder: the folder's path.
-        free: free bytes; if the folder cannot be written to, the error as a string.
+    free: free bytes; if the folder cannot be written to, the error as a string.
     """
     if isinstance(free, str):
         yield problem("tmp", f"{folder} cannot be written: {free}", "set TMPDIR to a folder that can")

@@ -58,8 +58,7 @@ def python(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
 def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
     """Checks the versions of the libraries, and lists the installed optional ones.
 
-    Args:
-        version_of: returns the installed version of a package; None: it is not installed.
+    version_of: returns the installed version of a package; None: it is not installed.
     """
     versions, wrong = [], []
     for name, span in NEEDED.items():
@@ -106,8 +105,7 @@ def launcher() -> Iterator[Finding]:
 def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
     """Checks torch: its version, its backends, and how long its import took.
 
-    Args:
-        found: the output of LOOK_AT_TORCH as a dict; if torch cannot be imported, the error as a string.
+    found: the output of LOOK_AT_TORCH as a dict; if torch cannot be imported, the error as a string.
     """
     if isinstance(found, str):
         yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
@@ -151,9 +149,7 @@ def probe_torch(limit: float) -> Iterator[Finding]:
 def nvidia(answer: str | None) -> Iterator[Finding]:
     """Reports the GPUs of this machine.
 
-    Args:
-        answer: the output of nvidia-smi, a line `name, memory in MiB, driver` for each GPU; None: there is no
-            nvidia-smi.
+    answer: the output of nvidia-smi, a line `name, memory in MiB, driver` for each GPU; None: there is no nvidia-smi.
     """
     if answer is None:
         yield ok("gpus", "no nvidia-smi here; login nodes often have none")

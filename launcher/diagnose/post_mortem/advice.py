@@ -46,9 +46,8 @@ class Case:
     def resume(self, *overrides: str) -> str:
         """Returns the command that continues the run.
 
-        Args:
-            overrides: changes of the run's config. For a point in a pilot, which cannot be changed, they lead to an
-                empty result.
+        overrides: changes of the run's config. For a point in a pilot, which cannot be changed, they lead to an empty
+            result.
         """
         if self.rerun:  # the config of a point in a pilot is set by its sweep
             return "" if overrides else f"{self.program} {self.rerun}"

@@ -60,11 +60,8 @@ def of(seen: RunStatus) -> Evidence:
 def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None) -> Evidence:
     """Returns the evidence about an attempt that has ended.
 
-    Args:
-        seen: the status of the run.
-        attempt: one of the run's attempts.
-        following: the next attempt; None: `attempt` is the last one.
-        past: the execution of the job that was this attempt, from the scheduler's history; None: not known.
+    following: the next attempt; None: `attempt` is the last one.
+    past: the execution of the job that was this attempt, from the scheduler's history; None: not known.
     """
     if following is None and seen.state.over:
         evidence = of(seen)
@@ -145,10 +142,8 @@ def _forms(scheduler: Scheduler) -> list[pending.Form]:
 def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
     """Returns the last lines of a job's output.
 
-    Args:
-        run: the run.
-        attempt: the attempt during which the lines were printed; None: during any.
-        following: the next attempt, before which the lines end if the same job runs it; None: there is none.
+    attempt: the attempt during which the lines were printed; None: during any.
+    following: the next attempt, before which the lines end if the same job runs it; None: there is none.
     """
     outputs = run.outputs()
     begin, end = 0, None
@@ -171,10 +166,7 @@ def _started(attempt: Attempt) -> Started | None:
 def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
     """Returns the existing log files of a rank in its last round.
 
-    Args:
-        attempt: the attempt.
-        rank: the rank.
-        kinds: which files, and in which order: `out` is standard output, `err` standard error.
+    kinds: which files, and in which order: `out` is standard output, `err` standard error.
     """
     found: dict[int, dict[str, Path]] = {}
     for path in attempt.logs.glob(f"rank-{rank}.*"):
@@ -187,10 +179,8 @@ def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
     """Returns the last lines of a file, or of a range of it; an empty list if it cannot be read.
 
-    Args:
-        path: the file.
-        begin, end: the range in bytes; if `end` is None, it reaches to the end of the file.
-        most: the maximum number of bytes to read, from the end of the range.
+    begin, end: the range in bytes; if `end` is None, it reaches to the end of the file.
+    most: the maximum number of bytes to read, from the end of the range.
     """
     try:
         data, start = run_files.read_range(path, begin, end, most)
@@ -203,9 +193,7 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
 def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
     """Returns all executions of a job that the scheduler remembers, oldest first; empty if it does not answer.
 
-    Args:
-        seen: status of the run, whose plan names the scheduler.
-        job_id: id of the job, which has several executions if it was requeued; None: the run has no job.
+    job_id: id of the job, which has several executions if it was requeued; None: the run has no job.
     """
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     if job_id is None or not isinstance(scheduler, RemembersJobs):
@@ -216,10 +204,8 @@ def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
 def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool) -> JobExecution | None:
     """Returns the execution of the job that was an attempt; None: the scheduler does not remember it.
 
-    Args:
-        pasts: the executions of the job, oldest first.
-        attempt: the attempt.
-        last: whether `attempt` is the last attempt of its run, and over.
+    pasts: the executions of the job, oldest first.
+    last: whether `attempt` is the last attempt of its run, and over.
     """
     if last and pasts:
         return pasts[-1]

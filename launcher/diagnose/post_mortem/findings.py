@@ -101,12 +101,10 @@ def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
 def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
     """Returns the findings about an attempt. Reads its files, and queries the scheduler's history of its job.
 
-    Args:
-        seen: the status of the run.
-        attempt: one of the run's attempts; None: the run had none.
-        following: the next attempt; None: `attempt` is the last one.
-        name: the run, as the user named it on the command line.
-        program: the command of the launcher, as the user typed it; for commands to copy.
+    attempt: one of the run's attempts; None: the run had none.
+    following: the next attempt; None: `attempt` is the last one.
+    name: the run, as the user named it on the command line.
+    program: the command of the launcher, as the user typed it; for commands to copy.
     """
     if attempt is None:
         evidence = known.of(seen)
@@ -144,10 +142,8 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
 def has_saved(plan: JobPlan, started: Started | None) -> bool:
     """Returns whether a run has a checkpoint; true also if its folder cannot be read now.
 
-    Args:
-        plan: the plan of the run.
-        started: the start of the run's first attempt. Files that the user's own code has written since then count as
-            checkpoints, too. None: the run has not started.
+    started: the start of the run's first attempt. Files that the user's own code has written since then count as
+        checkpoints, too. None: the run has not started.
     """
     try:
         if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:

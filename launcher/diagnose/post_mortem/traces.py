@@ -97,9 +97,8 @@ def before_crash(lines: Sequence[str]) -> list[str]:
 def main_frames(stack: str) -> tuple[str, ...]:
     """Returns the newest frames of the main thread, without the launcher's frames.
 
-    Args:
-        stack: the output of Python's faulthandler, which has the main thread last. If it has no frames, its first line
-            is returned.
+    stack: the output of Python's faulthandler, which has the main thread last. If it has no frames, its first line is
+        returned.
     """
     main = re.split(r"\n\s*\n", stack.strip())[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]

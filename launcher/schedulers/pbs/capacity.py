@@ -138,10 +138,7 @@ def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[No
     | any, if the vnodes report no resource (the host was never up) | unlimited: not known yet |
     | not reported | 0 |
 
-    Args:
-        nodes: vnodes of the site.
-        plan: the run's plan.
-        queue: name of the job's queue, whose nodes are returned; None: unknown, all nodes are returned.
+    queue: name of the job's queue, whose nodes are returned; None: unknown, all nodes are returned.
     """
     settings = settings_of(plan, PBSSettings)
     hosts: dict[str, list[Node]] = {}
@@ -253,11 +250,8 @@ def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bo
     | fits with less memory, fewer CPUs or GPUs on each node | the largest amount that is free |
     | fits on fewer nodes | that number of nodes, if min_nodes and the workload allow it |
 
-    Args:
-        plan: the run's plan.
-        nodes: vnodes of the site.
-        now: current time in seconds since the epoch, the estimated start of all options that fit.
-        fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
+    now: current time in seconds since the epoch, the estimated start of all options that fit.
+    fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
     """
     chunk = chunk_of(plan)
     free = len(fitting(nodes, chunk))

@@ -91,8 +91,7 @@ class PBS:
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Runs a command, and returns its standard output.
 
-        Raises:
-            QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
+        Raises QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
         """
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
@@ -173,8 +172,7 @@ class PBS:
     def find(self, token: str, name: str) -> str | None:
         """Returns the id of the live or ended job with this name and token, or None if there is none.
 
-        Raises:
-            QueryError: PBS did not answer, so it is unknown whether such a job exists.
+        Raises QueryError: PBS did not answer, so it is unknown whether such a job exists.
         """
         ids: set[str] = set()
         for also_over in ([], ["-x"]):
@@ -190,15 +188,10 @@ class PBS:
         Without -f, qsub leaves a background process through which later qsubs submit. This is faster, but a submission
         can then succeed after its qsub has exceeded the timeout.
 
-        Args:
-            script: path of the script; `-` with `text`.
-            environment: environment of qsub.
-            arguments: further qsub options.
-            text: text of the script, which is sent to qsub's stdin.
-
-        Raises:
-            Refused: PBS refused the job; the text has its message and a hint.
-            NoAnswer: the reply was lost, so the job may or may not exist.
+        script: path of the script; `-` with `text`.
+        text: text of the script, which is sent to qsub's stdin.
+        Raises Refused: PBS refused the job; the text has its message and a hint.
+        Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
         kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
         done = run_submission(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
@@ -222,8 +215,7 @@ class PBS:
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
 
-        Raises:
-            QueryError: PBS does not answer, or refuses.
+        Raises QueryError: PBS does not answer, or refuses.
         """
         self.run("qalter", *dependency(jobs), job_id)
 
@@ -247,9 +239,8 @@ class PBS:
     def cancel(self, *job_ids: str) -> None:
         """Cancels jobs. A job that has ended already is no error, unless it is one of several.
 
-        Raises:
-            AnswerLost: PBS may have received the request.
-            QueryError: PBS did not receive it, or refuses.
+        Raises AnswerLost: PBS may have received the request.
+        Raises QueryError: PBS did not receive it, or refuses.
         """
         try:
             over = (FINISHED, FINISHED_SUBJOB, UNKNOWN_JOB) if len(job_ids) == 1 else ()  # the code of the last error
@@ -261,11 +252,7 @@ class PBS:
             raise
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Lets at most `most` subjobs of an array run at once.
-
-        Raises:
-            QueryError: PBS does not answer, or refuses.
-        """
+        """Lets at most `most` subjobs of an array run at once. Raises QueryError: PBS does not answer, or refuses."""
         match = re.fullmatch(r"(\d+)(?:\[\])?(\..*)?", job_id)
         array = f"{match[1]}[]{match[2] or ''}" if match else job_id
         self.run("qalter", "-W", f"max_run_subjobs={most}", array)
@@ -285,8 +272,7 @@ class PBS:
     def max_subjobs(self, queue: str | None) -> int | None:
         """Returns the maximum number of subjobs of an array in a queue, or None without a limit.
 
-        Args:
-            queue: name of the queue; None: the default queue.
+        queue: name of the queue; None: the default queue.
         """
         server = self._server()
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
@@ -307,8 +293,7 @@ def short(job_id: str) -> str:
 
     150[5].pbs-srv and submitit's 150.pbs-srv_5 both become 150[5]. qstat truncates long ids, but never their number.
 
-    Raises:
-        ValueError: this is not the id of a PBS job.
+    Raises ValueError: this is not the id of a PBS job.
     """
     match = re.match(r"(\d+)(\[\d*\])?", job_id)
     if match is None:
@@ -433,12 +418,8 @@ def section(text: str, name: str) -> dict[str, Any]:
     line breaks in a text are not always escaped. But each value starts on a new line, and ends where the next one
     starts or the section is closed. So each value is cut out and quoted again before the text is parsed.
 
-    Args:
-        text: output of qstat.
-        name: name of the section, such as `Jobs`; {} if the output does not have it.
-
-    Raises:
-        QueryError: the output cannot be parsed.
+    name: name of the section, such as `Jobs`; {} if the output does not have it.
+    Raises QueryError: the output cannot be parsed.
     """
     try:
         section = json.loads(VALUE.sub(_requoted, text)).get(name, {})

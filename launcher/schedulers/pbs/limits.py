@@ -44,11 +44,8 @@ from launcher.spec.plan import JobPlan, settings_of
 def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
     """Checks that a plan's queue (default: the server's default queue) exists and would accept the job.
 
-    Returns:
-        The name of the queue in which the job will run, or None if the server or a routing queue chooses it.
-
-    Raises:
-        ConfigError: the queue does not exist, or would refuse the job.
+    Returns the name of the queue in which the job will run, or None if the server or a routing queue chooses it.
+    Raises ConfigError: the queue does not exist, or would refuse the job.
     """
     known = {queue.name: queue for queue in queues}
     asked = settings_of(plan, PBSSettings).queue or ""
@@ -76,8 +73,7 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
 def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
     """Checks that a plan's job could start on the nodes that its queue may use.
 
-    Raises:
-        ConfigError: the job could never start. PBS would accept it, and leave it pending for ever.
+    Raises ConfigError: the job could never start. PBS would accept it, and leave it pending for ever.
     """
     if problem := never(plan, groups):
         raise ConfigError(problem)
@@ -152,8 +148,7 @@ def _refusals(plan: JobPlan, queue: Queue, where: str) -> list[str]:
 def compare(plan: JobPlan) -> tuple[str, ...]:
     """Checks a plan against the live queues and nodes, and returns notes for the user.
 
-    Raises:
-        ConfigError: PBS would refuse the job or could never start it, or the nodes cannot see its run directory.
+    Raises ConfigError: PBS would refuse the job or could never start it, or the nodes cannot see its run directory.
     """
     try:
         queues = PBS(plan.cluster.submit_timeout).queues()
@@ -257,11 +252,7 @@ def _stated_limits(each: Queue) -> str:
 
 
 def history(value: str) -> Finding:
-    """Returns a finding on whether PBS keeps a history of ended jobs.
-
-    Args:
-        value: the server's attribute job_history_enable.
-    """
+    """Returns a finding on whether PBS keeps a history of ended jobs."""
     if value == "True":
         return ok("history", "PBS remembers jobs that are over (job_history_enable)")
     return ok("history", "PBS forgets jobs when they are over (job_history_enable), which the launcher does without")
@@ -338,12 +329,8 @@ class PBSSite(Site):
 def survey(pbs: PBS, version: str) -> PBSSite:
     """Collects the facts of a site, with four commands.
 
-    Args:
-        pbs: PBS's queries.
-        version: version of qsub, used if the server does not report its own.
-
-    Raises:
-        QueryError: the query of the queues failed. Facts of other failed queries are left out.
+    version: version of qsub, used if the server does not report its own.
+    Raises QueryError: the query of the queues failed. Facts of other failed queries are left out.
     """
     ask = ErrorCollector()
     queues = tuple(pbs.queues())
@@ -361,8 +348,7 @@ def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | N
 
     The first that exists is chosen: the wanted queue, the default queue, the only queue that all users can use.
 
-    Raises:
-        ConfigError: the wanted queue does not exist.
+    Raises ConfigError: the wanted queue does not exist.
     """
     if (own := requested(queues, wanted, "queue")) is not None:
         return own, "as you asked for"

@@ -154,8 +154,7 @@ RETRY = "-3"  # Exit_status of a job that MoM failed to start, and that PBS will
 def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     """Explains why a pending job does not start, and suggests sizes with which it would fit on the free nodes.
 
-    Raises:
-        QueryError: the query of the job itself failed. Failures of other queries become notes.
+    Raises QueryError: the query of the job itself failed. Failures of other queries become notes.
     """
     plan, job_id = waiting.plan, waiting.job
     record = resources.pbs.record(job_id) or {}
@@ -215,10 +214,6 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
     | W | the requested start time |
     | T | PBS moves the job to another queue |
     | any other | the scheduler's comment |
-
-    Args:
-        record: the job's record.
-        comment: the scheduler's comment.
     """
     letter = str(record.get("job_state", ""))
     if letter == "H":
@@ -238,12 +233,7 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
 
 
 def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
-    """Explains that PBS could not start a job, since MoM cannot open the job's output; None: PBS has not failed.
-
-    Args:
-        record: attributes of the job, as qstat prints them.
-        plan: plan of the run, for the text.
-    """
+    """Explains that PBS could not start a job, since MoM cannot open the job's output; None: PBS has not failed."""
     if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
         return None
     return Comment(
@@ -258,12 +248,6 @@ def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str)
     """Returns the reason if the job can never start on its queue's nodes, else `comment`.
 
     PBS itself reports this only if all nodes of the site together have too little.
-
-    Args:
-        comment: PBS's reason why the job is pending.
-        plan: plan of the run.
-        nodes: vnodes of the site.
-        queue: name of the job's queue.
     """
     problem = limits.never(plan, capacity.hosts_of(nodes, plan, queue))
     if problem is None:
@@ -279,10 +263,6 @@ def explain_array(array: Mapping[str, Any], comment: str) -> Comment:
     | has started, and runs max_run_subjobs subjobs | this limit |
     | has started | too little is free |
     | has not started | why the array is pending |
-
-    Args:
-        array: record of the array.
-        comment: the scheduler's comment on the array.
     """
     if array.get("job_state") != "B":
         return explain_state(array, comment)
@@ -305,10 +285,8 @@ def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
 def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
     """Returns a line for each limit that may keep the job pending, with its value and where it is set.
 
-    Args:
-        comment: PBS's reason why the job is pending.
-        queue: attributes of the job's queue; None: not known.
-        server: attributes of the server; None: not known.
+    queue: attributes of the job's queue; None: not known.
+    server: attributes of the server; None: not known.
     """
     found = []
     if queue is not None and not queue.started:

@@ -85,8 +85,7 @@ class Request:
 def options(request: Request) -> list[tuple[str, str | None]]:
     """Returns qsub's options in the order of the script, each as its letter and its value.
 
-    Raises:
-        ConfigError: PBS would refuse a value or read it as several, or `directives` has an option of TAKEN.
+    Raises ConfigError: PBS would refuse a value or read it as several, or `directives` has an option of TAKEN.
     """
     if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
         raise ConfigError(
@@ -168,11 +167,7 @@ def _values(value: Any) -> Sequence[Any]:
 
 
 def check_folder(path: str) -> None:
-    """Checks that qsub accepts a folder for a job's output.
-
-    Raises:
-        ConfigError: the path is not ASCII.
-    """
+    """Checks that qsub accepts a folder for a job's output. Raises ConfigError: the path is not ASCII."""
     if not path.isascii():
         raise ConfigError(f"{path}: qsub takes only ASCII characters in this path; use another folder")
 
@@ -180,14 +175,11 @@ def check_folder(path: str) -> None:
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
     """Returns the request of a run's job.
 
-    Args:
-        plan: the run's plan.
-        token: unique text by which a later query finds the job.
-        array: indices and throttle of an array (`0-14%4`); None: a plain job.
-        folder: directory of the job's output; None: the run directory.
-
-    Raises:
-        ConfigError: a resource cannot be written into a select statement, or cluster.totals contradicts cluster.chunk.
+    token: unique text by which a later query finds the job.
+    array: indices and throttle of an array (`0-14%4`); None: a plain job.
+    folder: directory of the job's output; None: the run directory.
+    Raises ConfigError: a resource cannot be written into a select statement, or cluster.totals contradicts
+        cluster.chunk.
     """
     settings = settings_of(plan, PBSSettings)
     ours = chunk(
@@ -227,8 +219,7 @@ def line(letter: str, value: Any) -> str:
 def letters(values: Mapping[str, Any]) -> dict[str, Any]:
     """Validates cluster.directives, and returns the values by option letter; a list repeats the option.
 
-    Raises:
-        ConfigError: a name is not the letter of an option, or its value is neither text nor a number.
+    Raises ConfigError: a name is not the letter of an option, or its value is neither text nor a number.
     """
     for option, value in values.items():
         if not re.fullmatch(r"[A-Za-z]", option):
@@ -244,12 +235,8 @@ def letters(values: Mapping[str, Any]) -> dict[str, Any]:
 def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
     """Returns the resources of one node's chunk by name, as the select statement takes them.
 
-    Args:
-        ncpus: number of CPUs.
-        mpiprocs: number of tasks.
-        ompthreads: number of threads of each task.
-        ngpus: number of GPUs; 0 is left out.
-        mem: memory in bytes; None: not requested.
+    ngpus: number of GPUs; 0 is left out.
+    mem: memory in bytes; None: not requested.
     """
     return {
         "ncpus": ncpus,
@@ -278,8 +265,7 @@ def place(nodes: int) -> str | None:
 def select(nodes: int, chunk: Mapping[str, Any]) -> str:
     """Returns the select statement for equal chunks, one per node. Resources with the value None are left out.
 
-    Raises:
-        ConfigError: a name or a value has characters that are not allowed in a select statement.
+    Raises ConfigError: a name or a value has characters that are not allowed in a select statement.
     """
     words = [str(nodes)]
     for name, value in chunk.items():
@@ -298,8 +284,7 @@ def select(nodes: int, chunk: Mapping[str, Any]) -> str:
 def chunks(statement: str) -> int:
     """Returns the number of chunks of a select statement (`2:ncpus=4+ncpus=1` -> 3).
 
-    Raises:
-        ConfigError: the text is not a select statement.
+    Raises ConfigError: the text is not a select statement.
     """
     counts = [re.match(r"(\d+)(?::|$)|[A-Za-z]", part) for part in statement.split("+")]
     if not all(counts):

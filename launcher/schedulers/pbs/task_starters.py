@@ -128,10 +128,6 @@ def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironme
     """Writes the tasks' environment to files: secrets in a private folder of the user, the rest in `folder`.
 
     If this node cannot write to the private folder, the tasks source the submission's file of secrets instead.
-
-    Args:
-        folder: directory of the tasks' files.
-        environ: environment of the tasks.
     """
     patterns = os.environ.get(secrets.PATTERNS, ",".join(SECRETS)).split(",")
     hidden = redaction.secrets_in(environ, patterns)
@@ -152,14 +148,7 @@ def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironme
 
 
 def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: Sequence[str]) -> None:
-    """Writes the script that all tasks of a folder run, and the file `signal`.
-
-    Args:
-        folder: directory of the tasks' files.
-        environment: files with the tasks' environment.
-        cwd: working directory of the command.
-        command: argv of each task.
-    """
+    """Writes the script that all tasks of a folder run, and the file `signal`."""
     (folder / SIGNAL).write_text(f"{NO_SIGNAL}\n")
     (folder / "task.sh").write_text(
         SCRIPT.format(
@@ -174,13 +163,9 @@ class PbsTask:
 
     Each read opens a file again, because only then does NFS show the newest content.
 
-    Args:
-        pbsdsh: path of pbsdsh.
-        line: index of the host's first line in PBS's node file, for pbsdsh -n.
-        host: name of the host on which the task runs.
-        folder: directory of the tasks' files.
-        number: index of the task among all tasks of the job.
-        node: index of the task's node.
+    line: index of the host's first line in PBS's node file, for pbsdsh -n.
+    number: index of the task among all tasks of the job.
+    node: index of the task's node.
     """
 
     def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
@@ -433,8 +418,7 @@ exec {command}
 def run_mpiexec(request: task_group.TaskRequest) -> int:
     """Runs `MPIEXEC bash SCRIPT`, where MPIEXEC is `request.mpiexec`, and waits until it exits.
 
-    Returns:
-        The exit status of mpiexec (128 + N after signal N), or NO_RETRY if it cannot be started.
+    Returns the exit status of mpiexec (128 + N after signal N), or NO_RETRY if it cannot be started.
     """
     folder, words = request.folder, request.mpiexec
     os.umask(0o077)

@@ -126,8 +126,7 @@ class ResourceQueries:
     def verified(self, job: str) -> tuple[str, bool]:
         """Verifies a pending job as if no other job existed (`qalter -w v`).
 
-        Returns:
-            The messages, and whether the job could never start.
+        Returns the messages, and whether the job could never start.
         """
         said = self.sge.run("qalter", "-w", "v", job, good=(0, 1))
         return said, "no suitable queues" in said

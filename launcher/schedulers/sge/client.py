@@ -43,9 +43,7 @@ def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
     Searches PATH, then the PATH of the submission (SGE_O_PATH) and $SGE_ROOT/bin/ARCH, because a node's PATH may lack
     the commands.
 
-    Args:
-        command: name of the command.
-        environ: environment to search with; None: that of this process.
+    environ: environment to search with; None: that of this process.
     """
     environ = os.environ if environ is None else environ
     root, arch = environ.get("SGE_ROOT"), environ.get("SGE_ARCH") or environ.get("ARC")
@@ -61,8 +59,7 @@ def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
 def hosts_of(pe_hostfile: str) -> list[str]:
     """Returns the distinct hosts of a job in the order of the file; the first one runs the job script.
 
-    Args:
-        pe_hostfile: text of the file, with a line `HOST SLOTS QUEUE PROCESSORS` for each host and queue.
+    pe_hostfile: text of the file, with a line `HOST SLOTS QUEUE PROCESSORS` for each host and queue.
     """
     return list(dict.fromkeys(line.split()[0] for line in pe_hostfile.splitlines() if line.strip()))
 
@@ -96,8 +93,7 @@ class SGE:
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Runs a command, and returns its standard output.
 
-        Raises:
-            QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
+        Raises QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
         """
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
@@ -148,18 +144,13 @@ class SGE:
             return {}
 
     def accounting(self, *arguments: str) -> str:
-        """Returns the output of qacct.
-
-        Raises:
-            QueryError: qacct finds no record, or the site has no accounting.
-        """
+        """Returns the output of qacct. Raises QueryError: qacct finds no record, or the site has no accounting."""
         return self.run("qacct", *arguments)
 
     def details(self, job: str) -> Element | None:
         """Returns the XML tree of `qstat -j` with all attributes of live jobs, or None if there are none.
 
-        Args:
-            job: job numbers separated by commas, or a job name.
+        job: job numbers separated by commas, or a job name.
         """
         answer = self.run("qstat", "-xml", "-j", job, good=(0, 1))
         root = parsed(answer)
@@ -181,8 +172,7 @@ class SGE:
     def find(self, token: str, name: str) -> str | None:
         """Returns the id of the live job with this name and token, or None if there is none.
 
-        Raises:
-            QueryError: Grid Engine did not answer, so it is unknown whether such a job exists.
+        Raises QueryError: Grid Engine did not answer, so it is unknown whether such a job exists.
         """
         root = self.details(name)
         jobs = [] if root is None else jobs_of(root)
@@ -199,15 +189,10 @@ class SGE:
         | anything else | 0 | NoAnswer |
         | anything else | not 0 | Refused |
 
-        Args:
-            script: path of the script; ignored with `text`.
-            environment: environment of qsub.
-            arguments: further qsub options.
-            text: text of the script, which is sent to qsub's stdin.
-
-        Raises:
-            Refused: Grid Engine refused the job; the text has its message and a hint.
-            NoAnswer: the reply was lost, so the job may or may not exist.
+        script: path of the script; ignored with `text`.
+        text: text of the script, which is sent to qsub's stdin.
+        Raises Refused: Grid Engine refused the job; the text has its message and a hint.
+        Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
         noted = command_line(Path(script).read_text() if text is None else text)
         command = ["qsub", *noted, *arguments, *([script] if text is None else [])]  # without a path, qsub reads stdin
@@ -232,17 +217,15 @@ class SGE:
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
 
-        Raises:
-            QueryError: Grid Engine does not answer, or refuses.
+        Raises QueryError: Grid Engine does not answer, or refuses.
         """
         self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
 
     def cancel(self, *job_ids: str) -> None:
         """Cancels jobs. A job that has ended already or is being deleted is no error.
 
-        Raises:
-            AnswerLost: it is unknown whether the job was cancelled.
-            QueryError: Grid Engine was not reached, or refuses.
+        Raises AnswerLost: it is unknown whether the job was cancelled.
+        Raises QueryError: Grid Engine was not reached, or refuses.
         """
         done = query("qdel", *map(sge_id, job_ids), timeout=self.timeout, environment=os.environ, good=(0, 1))
         lines = f"{done.stdout}\n{done.stderr}".splitlines()
@@ -257,8 +240,7 @@ class SGE:
     def throttle(self, job_id: str, most: int) -> None:
         """Lets at most `most` elements of an array run at once.
 
-        Raises:
-            QueryError: Grid Engine does not answer, or refuses.
+        Raises QueryError: Grid Engine does not answer, or refuses.
         """
         self.run("qalter", "-tc", str(most), array_of(job_id))
 
@@ -338,8 +320,7 @@ def state_of(letters: str) -> JobState:
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
     """Parses the output of `qstat -xml -g d`; returns jobs and array elements by id.
 
-    Raises:
-        QueryError: the output cannot be parsed.
+    Raises QueryError: the output cannot be parsed.
     """
     jobs: dict[str, SchedulerJob] = {}
     for each in parsed(text).iter("job_list"):
@@ -367,8 +348,7 @@ def parse_counts(text: str) -> Counter[str]:
 
     A pending job counts in each queue that it requests; "" is the total.
 
-    Raises:
-        QueryError: the output cannot be parsed.
+    Raises QueryError: the output cannot be parsed.
     """
     found: Counter[str] = Counter()
     for each in parsed(text).iter("job_list"):
@@ -389,9 +369,6 @@ def outcome(record: Mapping[str, str]) -> str:
     | 0 | 0, without any page fault (ru_minflt 0) | FORGOTTEN: no node reported the end (`qdel -f`) |
     | 0 | 0 | COMPLETED |
     | anything else | any | FAILED |
-
-    Args:
-        record: accounting record of the execution.
     """
     code = record.get("failed", "").split(" ")[0]
     if code == RESCHEDULED:
@@ -410,11 +387,7 @@ def outcome(record: Mapping[str, str]) -> str:
 
 
 def deleter(record: Mapping[str, str]) -> str:
-    """Returns the user who deleted the job; empty if nobody did, or not recorded (only Univa's and Altair's do).
-
-    Args:
-        record: accounting record of an execution.
-    """
+    """Returns the user who deleted the job; empty if nobody did, or not recorded (only Univa's and Altair's do)."""
     by = record.get("deleted_by", "NONE").partition("@")[0]
     return "" if by == "NONE" else by
 
@@ -426,11 +399,7 @@ STATES = {
 
 
 def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
-    """Returns the job with the outcome of its last execution.
-
-    Args:
-        times: accounting records of the job, oldest first.
-    """
+    """Returns the job with the outcome of its last execution. times: accounting records of the job, oldest first."""
     record = times[-1]
     task, state = record.get("taskid", ""), outcome(record)
     job_id = record["jobnumber"] + (f"_{int(task) - 1}" if task.isdecimal() else "")
@@ -445,8 +414,7 @@ def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
 def parsed(text: str) -> Element:
     """Parses the XML output of a command; without a known job, returns an element `unknown_jobs`.
 
-    Raises:
-        QueryError: the output is not valid XML.
+    Raises QueryError: the output is not valid XML.
     """
     # Lazily: 2 ms, and submissions need none of it
     from xml.etree import ElementTree

@@ -49,11 +49,8 @@ from launcher.spec.plan import JobPlan, settings_of
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
     """Checks that a queue of the plan (any queue if the plan names none) could run the plan's job.
 
-    Returns:
-        The queues that could run the job; all queues if the plan names only patterns.
-
-    Raises:
-        ConfigError: a queue does not exist, or no queue allows the plan's wall time and parallel environment.
+    Returns the queues that could run the job; all queues if the plan names only patterns.
+    Raises ConfigError: a queue does not exist, or no queue allows the plan's wall time and parallel environment.
     """
     known, settings = {queue.name: queue for queue in queues}, settings_of(plan, SGESettings)
     wanted = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else list(known)
@@ -92,14 +89,9 @@ def check_environment(
     | $pe_slots | any number of slots | never: all slots are on one node |
     | $fill_up, $round_robin | one slot | never: the number of slots on each node is not known |
 
-    Args:
-        plan: the run's plan.
-        own: the plan's parallel environment; None: it does not exist.
-        others: all parallel environments of the site, for the error.
-
-    Raises:
-        ConfigError: the parallel environment does not exist, does not give each node its slots, has too few slots, or
-            lets a job start nothing on its other nodes.
+    own: the plan's parallel environment; None: it does not exist.
+    Raises ConfigError: the parallel environment does not exist, does not give each node its slots, has too few slots,
+        or lets a job start nothing on its other nodes.
     """
     name = settings_of(plan, SGESettings).parallel_environment
     if name is None:
@@ -150,13 +142,7 @@ def ask_for(plan: JobPlan) -> str:
 def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Complex]) -> None:
     """Checks that the site has the resources of a job, and that jobs can request them.
 
-    Args:
-        plan: the run's plan.
-        asked: names of the job's resources.
-        complexes: resources of the site.
-
-    Raises:
-        ConfigError: a resource does not exist, jobs cannot request it, or it counts otherwise than the plan says.
+    Raises ConfigError: a resource does not exist, jobs cannot request it, or it counts otherwise than the plan says.
     """
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     for name in asked:
@@ -188,8 +174,7 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
 def compare(plan: JobPlan) -> tuple[str, ...]:
     """Checks a plan against the live Grid Engine, and returns notes for the user.
 
-    Raises:
-        ConfigError: the job could never start, or the nodes cannot see its run directory.
+    Raises ConfigError: the job could never start, or the nodes cannot see its run directory.
     """
     resources = ResourceQueries(SGE(plan.cluster.submit_timeout))
     try:
@@ -437,8 +422,7 @@ class SGESite(Site):
 def survey(sge: SGE, version: str) -> SGESite:
     """Collects the facts of a site with a few commands, and one for each parallel environment.
 
-    Raises:
-        QueryError: the query of the queues failed. Facts of other failed queries are left out.
+    Raises QueryError: the query of the queues failed. Facts of other failed queries are left out.
     """
     ask, resources = ErrorCollector(), ResourceQueries(sge)
     queues = resources.queues()
@@ -457,8 +441,7 @@ def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[Cl
 
     The first that exists is chosen: the wanted queue, the only queue that all users can use.
 
-    Raises:
-        ConfigError: the wanted queue does not exist.
+    Raises ConfigError: the wanted queue does not exist.
     """
     if (own := requested(queues, wanted, "queue")) is not None:
         return own, "as you asked for"

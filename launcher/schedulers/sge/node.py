@@ -75,8 +75,7 @@ def environment(shell: Mapping[str, str], here: Mapping[str, str]) -> dict[str, 
 class Input:
     """Reads lines of standard input without a thread, which would block the exit of this process.
 
-    Attributes:
-        closed: whether the end of the input has been read.
+    closed: whether the end of the input has been read.
     """
 
     def __init__(self, descriptor: int = 0) -> None:
@@ -84,11 +83,7 @@ class Input:
         self.closed = False
 
     def lines(self, wait: float | None) -> list[bytes]:
-        """Returns the complete lines that have arrived.
-
-        Args:
-            wait: maximum seconds to wait for input; None: no limit.
-        """
+        """Returns the complete lines that have arrived. wait: maximum seconds to wait for input; None: no limit."""
         if not self.closed and select.select([self._descriptor], [], [], wait)[0]:
             data = os.read(self._descriptor, 1 << 16)
             self.closed = not data

@@ -34,8 +34,7 @@ UNREACHABLE = 10.0  # seconds after SIGKILL was requested in which the program o
 def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
     """Returns the first line for the program `node`, which describes its arguments.
 
-    Raises:
-        ConfigError: the secrets are too large.
+    Raises ConfigError: the secrets are too large.
     """
     line = node.encode({"request": request, "secrets": hidden, "tasks": tasks, "started": started})
     if len(line) > bounds.QRSH_LINE_BYTES:
@@ -51,11 +50,9 @@ def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str
 class NodeTasks:
     """The tasks of one node, started by one program `node`: a process here, or a qrsh to another node.
 
-    Args:
-        host: name of the node.
-        command: argv that starts the program `node` there.
-        line: the line of `line_of`.
-        started: path of the file to which the program writes when it has read the request.
+    command: argv that starts the program `node` there.
+    line: the line of `line_of`.
+    started: path of the file to which the program writes when it has read the request.
     """
 
     def __init__(self, host: str, command: Sequence[str], line: bytes, started: Path) -> None:
@@ -110,8 +107,7 @@ class NodeTasks:
 def run(request: spawn.TaskRequest) -> int:
     """Starts the tasks on the first hosts of the job, and waits until all of them have ended.
 
-    Returns:
-        The exit status of the first node with a failed task, else 0; NO_RETRY if qrsh is missing or the job has too
+    Returns the exit status of the first node with a failed task, else 0; NO_RETRY if qrsh is missing or the job has too
         few hosts.
     """
     signal.signal(signal.SIGUSR2, lambda *_: request.signals.append(signal.SIGTERM))  # sent before SIGKILL (-notify)

@@ -173,9 +173,8 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, 
     def requeue(self, job_id: str) -> None:
         """Requeues the current job: makes its script, which waits for this process, exit with 99.
 
-        Raises:
-            QueryError: the job has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time:
-                `cannot run on host "node1" until clean up of a previous run has finished`.
+        Raises QueryError: the job has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time:
+            `cannot run on host "node1" until clean up of a previous run has finished`.
         """
         if os.environ.get("NHOSTS", "1") != "1":
             raise QueryError("Grid Engine may never start a job of several nodes a second time")

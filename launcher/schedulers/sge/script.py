@@ -80,8 +80,7 @@ class Amounts:
     def environment(self) -> tuple[str, str] | None:
         """Returns the parallel environment and the job's slots on all nodes, or None if the job needs none.
 
-        Raises:
-            ConfigError: the job needs a parallel environment and has none, or its settings contradict each other.
+        Raises ConfigError: the job needs a parallel environment and has none, or its settings contradict each other.
         """
         settings, prefix, name = self.settings, self.prefix, self.settings.parallel_environment
         if settings.node_resource is not None:
@@ -110,9 +109,8 @@ class Amounts:
     def resources(self) -> dict[str, Any]:
         """Returns the job's resources for -l by name. Grid Engine counts amounts per slot, but for those of `per_node`.
 
-        Raises:
-            ConfigError: an amount cannot be divided among the slots of a node, or the site's name of the resource is
-                not configured.
+        Raises ConfigError: an amount cannot be divided among the slots of a node, or the site's name of the resource is
+            not configured.
         """
         settings, prefix = self.settings, self.prefix
         found: dict[str, Any] = {}
@@ -162,14 +160,10 @@ class Request:
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
     """Returns the request of a run's job.
 
-    Args:
-        plan: the run's plan.
-        token: unique text by which a later query finds the job.
-        array: indices and throttle of an array (`0-14%4`); None: a plain job.
-        folder: directory of the job's output; None: the run directory.
-
-    Raises:
-        ConfigError: cluster.group is not a valid name.
+    token: unique text by which a later query finds the job.
+    array: indices and throttle of an array (`0-14%4`); None: a plain job.
+    folder: directory of the job's output; None: the run directory.
+    Raises ConfigError: cluster.group is not a valid name.
     """
     settings = settings_of(plan, SGESettings)
     if settings.group is not None and not NAME.fullmatch(settings.group):
@@ -203,8 +197,7 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
 def lines_of(request: Request) -> list[str]:
     """Returns the #$ lines of a job without this prefix.
 
-    Raises:
-        ConfigError: a value cannot be written in a #$ line, or `directives` has an option of TAKEN.
+    Raises ConfigError: a value cannot be written in a #$ line, or `directives` has an option of TAKEN.
     """
     return [_line(name, *values) for name, values in options(request)]
 
@@ -298,8 +291,7 @@ def _line(name: str, *values: str) -> str:
 def names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Validates cluster.directives, and returns the values by option name (`m`, `ar`); a list repeats the option.
 
-    Raises:
-        ConfigError: a name is not that of an option, or its value is neither text nor a number.
+    Raises ConfigError: a name is not that of an option, or its value is neither text nor a number.
     """
     for option, value in values.items():
         if not OPTION.fullmatch(str(option)):

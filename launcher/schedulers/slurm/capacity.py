@@ -134,10 +134,7 @@ class ResourceQueries:
     def limit(self, scope: str, name: str, column: str) -> str:
         """Describes a limit of a QOS or account (`QOS normal: MaxJobsPU=2`); empty if none is set or visible.
 
-        Args:
-            scope: `qos` or `association`.
-            name: name of the QOS, or of the account.
-            column: sacctmgr's column of the limit.
+        scope: `qos` or `association`.
         """
         if scope == "qos":
             text = self._run(*SACCTMGR, "show", "qos", f"name={name}", f"format=Name,{column}")
@@ -150,9 +147,8 @@ class ResourceQueries:
     def qos(self, name: str | None, account: str | None) -> list[Qos]:
         """Returns the QOS that a new job of this user may get; [] if the site has none.
 
-        Args:
-            name: the QOS that the job asks for, perhaps several (`a,b`); None: it gets the default one of its account.
-            account: the job's account; None: any of the user's.
+        name: the QOS that the job asks for, perhaps several (`a,b`); None: it gets the default one of its account.
+        account: the job's account; None: any of the user's.
         """
         settings = parse_settings(self._run("scontrol", "show", "config"))
         if not has_accounting(settings):
@@ -195,8 +191,7 @@ def pairs(text: str) -> dict[str, str]:
 def parse_pending(text: str) -> Pending:
     """Parses the output of `scontrol show job ID`; for an array, its first record.
 
-    Raises:
-        QueryError: the output contains no job.
+    Raises QueryError: the output contains no job.
     """
     values = pairs(text.split("\n\n")[0])
     if "JobId" not in values:
@@ -324,10 +319,8 @@ def default_qos(text: str, account: str | None) -> set[str]:
 def parse_limit(text: str, what: str, column: str) -> str:
     """Describes the first limit in sacctmgr's output: `QOS normal: MaxJobsPU=2`; empty if no line has one.
 
-    Args:
-        text: lines of fields separated by `|`; the last field is the limit.
-        what: `QOS` or `account`.
-        column: name of the limit.
+    text: lines of fields separated by `|`; the last field is the limit.
+    what: `QOS` or `account`.
     """
     for line in text.splitlines():
         *names, value = line.split("|")
@@ -369,8 +362,7 @@ def _names(value: str) -> tuple[str, ...]:
 def slurm_version(slurm: Slurm) -> str:
     """Returns the version of Slurm's commands (`22.05.8`), without a query of the controller.
 
-    Raises:
-        QueryError: sinfo is not on PATH, or fails.
+    Raises QueryError: sinfo is not on PATH, or fails.
     """
     return slurm.run("sinfo", "--version").split()[-1]
 
@@ -423,10 +415,7 @@ def idle(nodes: Sequence[Nodes]) -> int:
 def node_lines(nodes: Sequence[Nodes], partition: str, constraint: str) -> tuple[str, ...]:
     """Returns a summary line, `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and lines for broken nodes.
 
-    Args:
-        nodes: nodes that the job could use.
-        partition: the job's partition, for the text.
-        constraint: the job's features, for the text; empty: none.
+    constraint: the job's features, for the text; empty: none.
     """
     with_features = f" with {constraint}" if constraint else ""
     if not nodes:
@@ -465,14 +454,9 @@ def changes(
 
     A change with a time or number of nodes that its partition does not accept is not tried.
 
-    Args:
-        plan: the run's plan.
-        job: the run's pending job, as Slurm reports it.
-        partitions: all partitions.
-        nodes: nodes of all partitions.
-        reservations: reservations of the site; empty if they were not queried.
-        now: current time in seconds since the epoch.
-        fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
+    reservations: reservations of the site; empty if they were not queried.
+    now: current time in seconds since the epoch.
+    fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
     """
     mine = job.partition.split(",")
     shorter = _shorter(plan, job, partitions, reservations, now)

@@ -85,9 +85,8 @@ class Slurm:
     def run(self, *command: str) -> str:
         """Runs a command, and returns its standard output.
 
-        Raises:
-            QueryError: the command is not on PATH, fails, or exceeds the timeout; or SLURM_CLUSTERS names several
-                clusters, whose jobs have the same numbers.
+        Raises QueryError: the command is not on PATH, fails, or exceeds the timeout; or SLURM_CLUSTERS names several
+            clusters, whose jobs have the same numbers.
         """
         if problem := several_clusters(os.environ):
             raise QueryError(problem)
@@ -128,8 +127,7 @@ class Slurm:
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
         """Returns the accounting records of these jobs by id; {} if the site has no accounting.
 
-        Raises:
-            QueryTimeout: sacct exceeds the timeout, so the jobs may have records.
+        Raises QueryTimeout: sacct exceeds the timeout, so the jobs may have records.
         """
         if not ids:
             return {}
@@ -171,8 +169,7 @@ class Slurm:
 
         `name` is not used.
 
-        Raises:
-            QueryError: Slurm did not answer, so it is unknown whether such a job exists.
+        Raises QueryError: Slurm did not answer, so it is unknown whether such a job exists.
         """
         return next((array_of(job.id) for job in self._queue().values() if job.comment == token), None)
 
@@ -188,14 +185,8 @@ class Slurm:
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         """Submits a script with sbatch, and returns the job's id.
 
-        Args:
-            script: path of the script.
-            environment: environment of sbatch, which the job inherits.
-            arguments: sbatch options, which override those in the script.
-
-        Raises:
-            Refused: Slurm refused the job; the text has its message.
-            NoAnswer: the reply was lost, so the job may or may not exist.
+        Raises Refused: Slurm refused the job; the text has its message.
+        Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
         command = ["sbatch", "--parsable", *in_cluster(), *arguments, script]
         done = run_submission(command, timeout=self.timeout, environment=environment, umask=0o077)
@@ -218,8 +209,7 @@ class Slurm:
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
 
-        Raises:
-            QueryError: Slurm does not answer, or refuses.
+        Raises QueryError: Slurm does not answer, or refuses.
         """
         options = [option.removeprefix("--") for option in dependency(jobs)]
         self.run("scontrol", "update", f"JobId={job_id}", *options)
@@ -232,8 +222,7 @@ class Slurm:
     def throttle(self, job_id: str, most: int) -> None:
         """Lets at most `most` elements of an array run at once.
 
-        Raises:
-            QueryError: Slurm does not answer, or refuses.
+        Raises QueryError: Slurm does not answer, or refuses.
         """
         self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
 
@@ -256,17 +245,15 @@ class Slurm:
     def requeue(self, job_id: str) -> None:
         """Requeues a job, which keeps its id.
 
-        Raises:
-            QueryError: Slurm refuses (with its message) or does not answer.
+        Raises QueryError: Slurm refuses (with its message) or does not answer.
         """
         self.run("scontrol", "requeue", job_id)
 
     def cancel(self, *job_ids: str) -> None:
         """Cancels jobs. A job that has ended already is no error.
 
-        Raises:
-            AnswerLost: Slurm may have received the request.
-            QueryError: Slurm did not receive it, or refuses.
+        Raises AnswerLost: Slurm may have received the request.
+        Raises QueryError: Slurm did not receive it, or refuses.
         """
         try:
             self.run("scancel", *job_ids)

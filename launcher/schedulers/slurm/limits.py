@@ -57,13 +57,8 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
 
     If the plan names several partitions (`cluster.partition=a,b`), one of them must be able to start the job.
 
-    Args:
-        plan: the run's plan.
-        partitions: all partitions of the site.
-        default: partition for a plan that names none; None: the site's default partition.
-
-    Raises:
-        ConfigError: a partition does not exist, or none of them could ever start the job.
+    default: partition for a plan that names none; None: the site's default partition.
+    Raises ConfigError: a partition does not exist, or none of them could ever start the job.
     """
     known = {partition.name: partition for partition in partitions}
     partition = settings_of(plan, SlurmSettings).partition or default
@@ -113,12 +108,7 @@ ANY = Qos("", lifts_time=True, lifts_nodes=True)
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Checks a plan against the live partitions; returns a note for the user if Slurm does not answer.
 
-    Args:
-        plan: the run's plan.
-        environ: environment of the submission.
-
-    Raises:
-        ConfigError: the plan's partition does not exist, or could never start the job.
+    Raises ConfigError: the plan's partition does not exist, or could never start the job.
     """
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(Slurm(plan.cluster.submit_timeout).partitions)
@@ -360,8 +350,7 @@ class SlurmSite(Site):
 def survey(slurm: Slurm) -> SlurmSite:
     """Collects the facts of a site, with six commands.
 
-    Raises:
-        QueryError: the query of the partitions (sinfo) failed. Facts of other failed queries are left out.
+    Raises QueryError: the query of the partitions (sinfo) failed. Facts of other failed queries are left out.
     """
     ask = ErrorCollector()
     partitions = tuple(slurm.partitions())
@@ -395,8 +384,7 @@ def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tup
     The wanted partition is chosen, else the default one, unless only other partitions have GPUs: then the one with the
     most GPU nodes is chosen.
 
-    Raises:
-        ConfigError: the wanted partition does not exist.
+    Raises ConfigError: the wanted partition does not exist.
     """
     if (own := requested(partitions, wanted, "partition")) is not None:
         return own, "as you asked for"

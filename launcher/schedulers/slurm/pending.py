@@ -152,8 +152,7 @@ _RESOURCES = {
 def in_words(code: str) -> Reason:
     """Explains a reason code; an unknown one is quoted.
 
-    Args:
-        code: code as squeue prints it (`ReqNodeNotAvail, UnavailableNodes:n1`), or as scontrol does, without blanks.
+    code: code as squeue prints it (`ReqNodeNotAvail, UnavailableNodes:n1`), or as scontrol does, without blanks.
     """
     plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
     for pattern, reason in TABLE:
@@ -247,8 +246,7 @@ class _Queries:
 def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     """Explains why a pending job does not start, and tries changes with which it would start sooner.
 
-    Raises:
-        QueryError: the query of the job itself failed. Failures of other queries become notes.
+    Raises QueryError: the query of the job itself failed. Failures of other queries become notes.
     """
     began, queries = time.monotonic(), _Queries()
     plan, job_id = waiting.plan, waiting.job
@@ -326,9 +324,7 @@ def _lifted(
 def reason_of(job: Pending, now: float) -> Reason:
     """Explains the job's pending reason. If Slurm has given none for OVERLOOKED seconds, explains that instead.
 
-    Args:
-        job: the pending job.
-        now: current time in seconds since the epoch.
+    now: current time in seconds since the epoch.
     """
     since = max(job.submitted or now, job.eligible or 0.0)
     if job.reason or now - since < OVERLOOKED:
@@ -375,13 +371,7 @@ def limits_of(
 ) -> tuple[str, ...]:
     """Returns a line for each limit that may keep the job pending, with its value and where it is set.
 
-    Args:
-        job: the pending job.
-        plan: the run's plan.
-        reason: the explained pending reason.
-        partitions: partitions of the site.
-        windows: reservations of the site.
-        now: current time in seconds since the epoch.
+    now: current time in seconds since the epoch.
     """
     found = []
     mine = [each for each in partitions if each.name in job.partition.split(",")]
@@ -434,12 +424,8 @@ def corrected(
     _delayed_job_start_time). The pending job would be replaced, so its share is subtracted. The unchanged run gets the
     start that Slurm has planned for the pending job, if there is one.
 
-    Args:
-        tried: trials' results; the one without overrides is the unchanged run.
-        job: the pending job.
-        partitions: partitions of the site.
-        windows: reservations of the site.
-        now: current time in seconds since the epoch.
+    tried: trials' results; the one without overrides is the unchanged run.
+    now: current time in seconds since the epoch.
     """
     mine = next((each for each in partitions if each.name == job.partition), None)
     own = 0.0

@@ -114,14 +114,10 @@ def effective(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str | None
 def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
     """Returns sbatch's options for a plan in the order of the script; True stands for an option without a value.
 
-    Args:
-        plan: the run's plan.
-        token: unique text by which a later query finds the job; it becomes the job's comment.
-        array: indices and throttle of a job array (`0-14%4`); None: a plain job.
-        folder: directory of the job's output; None: the run directory.
-
-    Raises:
-        ConfigError: cluster.directives has an option of TAKEN, or cluster.gpu_type is invalid.
+    token: unique text by which a later query finds the job; it becomes the job's comment.
+    array: indices and throttle of a job array (`0-14%4`); None: a plain job.
+    folder: directory of the job's output; None: the run directory.
+    Raises ConfigError: cluster.directives has an option of TAKEN, or cluster.gpu_type is invalid.
     """
     pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
     settings = settings_of(plan, SlurmSettings)
@@ -191,8 +187,7 @@ def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Underscores in the names become dashes (`gpus_per_node` is `gpus-per-node`).
 
-    Raises:
-        ConfigError: a name is not that of a long option, or its value is neither text nor a number.
+    Raises ConfigError: a name is not that of a long option, or its value is neither text nor a number.
     """
     result = {}
     for option, value in values.items():
