@@ -11,7 +11,6 @@ import torch.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import signal
@@ -29,7 +28,7 @@ from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.files import memory_file, run_files
 from launcher.log_line import log_line
-from launcher.processes import orphans
+from launcher.processes import orphans, shortages
 from launcher.rendezvous.rank_environment import (
     Placement,
     environment_of,
@@ -43,9 +42,6 @@ __all__ = [
     "Fresh", "LeftOver", "Placement", "StartError", "WorkerError", "WorkerExit", "WorkerGroup", "WorkersStillThere",
     "environment_of", "place_variables", "placements",
 ]  # fmt: skip
-
-START_TIMEOUT = 5.0  # seconds for which fork, open and pipe are retried
-_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # errors that are retried
 
 
 @dataclass(frozen=True)
@@ -158,9 +154,9 @@ class WorkerGroup:
         rank = ranks[0].rank if ranks else 0
         try:
             run_files.make_folder(self._logs)
-            self._before = _retry_shortage(orphans.children)
-            fresh = self._fresh if _retry_shortage(self._cannot_fork) else None
-            self._gate = _retry_shortage(os.pipe)
+            self._before = shortages.waited_out(orphans.children)
+            fresh = self._fresh if shortages.waited_out(self._cannot_fork) else None
+            self._gate = shortages.waited_out(os.pipe)
             self._output = Forwarder()
             for stream in (sys.stdout, sys.stderr):  # what is in their buffers would be written by every fork
                 with contextlib.suppress(OSError, ValueError):
@@ -184,17 +180,17 @@ class WorkerGroup:
         with contextlib.ExitStack() as opened:  # descriptors to close if something fails
 
             def open_(path: Path, flags: int) -> int:
-                descriptor = _retry_shortage(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
+                descriptor = shortages.waited_out(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
                 opened.callback(os.close, descriptor)
                 return descriptor
 
             writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
             out, err, error_file = (open_(path, writing) for path in names)
             out_copy, err_copy = (open_(path, os.O_RDONLY) for path in names[:2])
-            report = _retry_shortage(lambda: memory_file.make(f"report-{placement.rank}"))
+            report = shortages.waited_out(lambda: memory_file.make(f"report-{placement.rank}"))
             opened.callback(os.close, report)
             agent = os.getpid()
-            pid = _retry_shortage(fork)
+            pid = shortages.waited_out(fork)
             if pid == 0:
                 run_child(
                     placement, run, fresh and fresh(placement), agent,
@@ -314,19 +310,6 @@ class WorkerGroup:
             if end >= 0:
                 os.close(end)
         self._gate, self._workers = None, []
-
-
-def _retry_shortage(call: Callable[[], Any]) -> Any:
-    # Retries it for START_TIMEOUT while no process, memory or descriptor is left
-    give_up, pause = time.monotonic() + START_TIMEOUT, 0.01
-    while True:
-        try:
-            return call()
-        except OSError as error:
-            if error.errno not in _SHORTAGES or time.monotonic() + pause >= give_up:
-                raise
-        time.sleep(pause)
-        pause = min(0.5, 2 * pause)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The result of a rendezvous: the members of a round, in the order of their ranks, and the address of their store."""
+    """The result of a rendezvous: a round's members in the order of their ranks, and the address of their store."""
 
     # host, port: address of the ranks' store; the host is the address at which this member reached the leader
     host: str

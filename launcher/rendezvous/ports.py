@@ -9,6 +9,8 @@ import socket
 from collections.abc import Sequence
 
 from launcher.failures.codes import FaultCode
+from launcher.files.os_errors import explain
+from launcher.processes import shortages
 from launcher.rendezvous.members import RendezvousError
 from launcher.runs.events import Fault
 
@@ -43,14 +45,19 @@ def listen(ports: Sequence[int], address: str = "") -> socket.socket:
     """Returns a listening socket on the first free port.
 
     address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
-    Raises RendezvousError: none of the ports is free.
+    Raises RendezvousError: none of the ports is free, or this process may open no socket.
     """
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
-    for port in ports:
-        try:
-            return socket.create_server((address, port), family=family, dualstack_ipv6=both, backlog=4096)
-        except OSError:
-            continue
     problem = f"none of {len(ports)} ports is free (tried {', '.join(map(str, ports))}): set cluster.port_range"
+    for port in ports:
+        where = (address, port)
+        try:
+            return shortages.waited_out(
+                lambda: socket.create_server(where, family=family, dualstack_ipv6=both, backlog=4096)  # noqa: B023
+            )
+        except OSError as error:
+            if error.errno in shortages.ERRORS:
+                problem = f"no port can be opened: {explain(error) or error}"
+                break
     raise RendezvousError(Fault(code=FaultCode.REFUSED, host=socket.gethostname(), error=problem))

@@ -38,7 +38,7 @@ SETTLED = 600.0  # seconds after which a submission is certain to be complete, e
 
 
 def add(path: Path) -> None:
-    """Adds a run or sweep that is about to be submitted to the index of its folder, and of the default folder of runs."""
+    """Adds a run or sweep that is about to be submitted to the index of its folder, and of the default folder."""
     folders = [path.parent]
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
         index = default_runs_dir()

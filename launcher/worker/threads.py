@@ -10,7 +10,7 @@ OWN_CORES = "LAUNCHER_CORES"  # variable: number of cores the agent has bound th
 
 
 def cores(environ: Mapping[str, str], local_world_size: int) -> int:
-    """Returns the number of cores that a rank is bound to or, if it is not bound, its share of the node's CPUs (>= 1)."""
+    """Returns the number of cores that a rank is bound to or, if not bound, its share of the node's CPUs (>= 1)."""
     own = environ.get(OWN_CORES, "")
     return int(own) if own.isdecimal() and int(own) else max(1, len(os.sched_getaffinity(0)) // local_world_size)
 

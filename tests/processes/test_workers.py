@@ -21,7 +21,7 @@ import pytest
 from launcher.agent import forks, workers
 from launcher.agent.output import Forwarder
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
-from launcher.processes import open_files, orphans
+from launcher.processes import open_files, orphans, shortages
 from launcher.worker import hangs, rank_report
 from tests.launch import ROOT
 
@@ -346,7 +346,7 @@ def test_where_no_process_is_left_those_that_were_started_are_killed(
         return real()
 
     monkeypatch.setattr(workers, "fork", fork)
-    monkeypatch.setattr(workers, "START_TIMEOUT", 0.03)
+    monkeypatch.setattr(shortages, "PATIENCE", 0.03)
     with pytest.raises(StartError) as failed:
         group.start(ranks(4, first=4), lambda me: time.sleep(60))
     assert (failed.value.rank, failed.value.number) == (6, errno.EAGAIN)
@@ -360,7 +360,7 @@ def test_where_no_descriptor_is_left_nothing_leaks(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
     other = subprocess.Popen(["sleep", "600"])  # of the agent's, but no rank
-    monkeypatch.setattr(workers, "START_TIMEOUT", 0.03)
+    monkeypatch.setattr(shortages, "PATIENCE", 0.03)
     descriptors, before = len(os.listdir("/proc/self/fd")), children()  # noqa: PTH208
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as held:
