@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import Result, environment, interleaved, median_ratio, python, report
-from launcher.binding import devices, masks, sysfs
-from launcher.binding.wanted import parse
+from launcher.binding import hardware, masks
+from launcher.binding.masks import parse
 from launcher.runs.lookup import all_runs
 
 RANKS = 2
@@ -49,9 +49,9 @@ def results(repeats: int = 7, warmup: int = 1, steps: int = 1200) -> list[Result
 def _bind(root: Path, ranks: int) -> float:
     """Reads the hardware below `root` and binds `ranks` ranks; returns the milliseconds."""
     began = time.perf_counter()
-    node = sysfs.read(root, {})
+    node = hardware.read(root, {})
     allowed = {cpu for core in node.cores for cpu in core.cpus}
-    masks.bind(node, allowed, devices.of_ranks(node, {}, range(ranks), gpus=False), parse("auto"))
+    masks.bind(node, allowed, masks.of_ranks(node, {}, range(ranks), gpus=False), parse("auto"))
     return 1000 * (time.perf_counter() - began)
 
 

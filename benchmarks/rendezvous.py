@@ -28,8 +28,8 @@ from launcher.agent.control import Control
 from launcher.agent.failure_detection import Limits
 from launcher.agent.signals import Signals
 from launcher.failures.codes import HangSign
-from launcher.rendezvous.hub import Hub
-from launcher.rendezvous.members import Member
+from launcher.rendezvous.channel import Hub
+from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Place
 from launcher.worker.hangs import Blamed
 

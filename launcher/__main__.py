@@ -48,7 +48,7 @@ def _report_errors(arguments: list[str]) -> int:
         return DONE
     except OSError as error:
         # Lazily: only an error needs it
-        from launcher.files.os_errors import explain
+        from launcher.files.shared_files import explain
 
         explained = explain(error)
         if explained is None or os.environ.get("HYDRA_FULL_ERROR") == "1":

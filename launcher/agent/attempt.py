@@ -38,9 +38,10 @@ from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
 from launcher.preflight.attempt import Preflight
-from launcher.processes import open_files, orphans
+from launcher.processes import groups
+from launcher.processes import limits as process_limits
 from launcher.rendezvous import store
-from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
+from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Fault, Finished, Met, Place, Resized, StartLimit
@@ -73,7 +74,7 @@ def run(run_dir: str) -> dict[str, Any]:
         raise AttemptFailed(fault, errors.NO_RETRY) from None
     signals = Signals()
     signals.install()  # submitit has just installed its own
-    orphans.adopt()
+    groups.adopt()
     try:
         place = topology.derive(os.environ, here, lambda path: Path(path).read_text())
     except topology.TopologyError as error:
@@ -110,7 +111,7 @@ def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events)
     nodes = len(place.hosts) if leads else 0
     ranks = plan.procs_per_node // plan.tasks_per_node
     needed = open_files_needed(ranks, nodes * plan.tasks_per_node, nodes * plan.procs_per_node)
-    maximum = open_files.raise_limit()
+    maximum = process_limits.raise_limit()
     if needed > maximum >= 0:
         fault = Fault(
             code=FaultCode.OPEN_FILES, host=place.hosts[place.node_rank], node=place.node_rank,

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
-from launcher.binding import devices, masks, nvidia, sysfs, wanted
-from launcher.binding.devices import DeviceError
-from launcher.binding.masks import Binding, RankDevices
+from launcher.binding import hardware, masks
+from launcher.binding.masks import Binding, DeviceError, RankDevices
 from launcher.binding.node import Node, Unbound
 from launcher.config.schema import Device, LaunchMode
 from launcher.failures.codes import UnboundReason
-from launcher.rendezvous.rank_environment import AgentLike, Placement
+from launcher.rendezvous.rounds import AgentLike, Placement
 from launcher.runs import bindings
 from launcher.runs.events import Bound
 from launcher.spec.plan import NIC, JobPlan
@@ -33,7 +32,7 @@ Look = Callable[[], "tuple[Node, Set[int]]"]  # returns the node's hardware, and
 
 def look_here(environ: Mapping[str, str]) -> tuple[Node, Set[int]]:
     """Returns this node's hardware, and the ids of the CPUs that this process may use (sched_getaffinity)."""
-    return sysfs.read(environ=environ), os.sched_getaffinity(0)
+    return hardware.read(environ=environ), os.sched_getaffinity(0)
 
 
 class Binder:
@@ -42,7 +41,7 @@ class Binder:
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], look: Look | None = None) -> None:
         """look: returns the hardware, and the CPUs to use; None: `look_here`."""
         self._plan, self._environ = plan, dict(environ)
-        self._wanted = wanted.parse(plan.launch.bind)
+        self._wanted = masks.parse(plan.launch.bind)
         self._look = look or partial(look_here, self._environ)
         self._seen: tuple[Node, Set[int]] | None = None
 
@@ -81,9 +80,9 @@ class Binder:
         # With launch=tasks it covers only this agent's rank, which has its own CPUs from the scheduler.
         own = agents[position]
         tasks = self._plan.launch.mode == LaunchMode.tasks.value
-        if tasks and self._wanted.kind == wanted.AUTO:
+        if tasks and self._wanted.kind == masks.AUTO:
             return 0, masks.unbound(node, allowed, [RankDevices()], Unbound(UnboundReason.SCHEDULER))
-        alone = tasks or self._wanted.kind == wanted.MAP
+        alone = tasks or self._wanted.kind == masks.MAP
         on_this_host = [agent for agent in agents if agent.host == own.host and (agent is own or not alone)]
         try:
             here = [each for agent in on_this_host for each in self._near(node, agent, tasks)]
@@ -91,8 +90,8 @@ class Binder:
             count = sum(agent.ranks for agent in on_this_host)
             return _before(on_this_host, own), masks.unbound(node, allowed, [RankDevices()] * count, error.unbound)
         lists = self._wanted
-        if tasks and lists.kind == wanted.MAP:
-            lists = wanted.Wanted(wanted.MAP, lists.lists[own.first_local_rank :])
+        if tasks and lists.kind == masks.MAP:
+            lists = masks.Wanted(masks.MAP, lists.lists[own.first_local_rank :])
         found = masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
         return _before(on_this_host, own), found
 
@@ -101,11 +100,11 @@ class Binder:
         first = agent.first_local_rank if tasks else 0
         asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
         seen = plan.workload.device != Device.cpu.value and bool(
-            torch_build() and devices.visible_gpus(node, self._environ, nvidia.parent_of_slice)
+            torch_build() and masks.visible_gpus(node, self._environ, hardware.parent_of_slice)
         )
-        return devices.of_ranks(
+        return masks.of_ranks(
             node, self._environ, range(first, first + agent.ranks), gpus=asked > 0 or seen, most=asked or None,
-            parent=nvidia.parent_of_slice, pairs=plan.cluster.nics,
+            parent=hardware.parent_of_slice, pairs=plan.cluster.nics,
         )  # fmt: skip
 
     def _variables(self, rank: Placement, binding: masks.RankBinding, *, is_bound: bool) -> dict[str, str]:

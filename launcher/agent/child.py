@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from launcher import errors
 from launcher.formatting import ranges
-from launcher.processes import open_files, orphans
-from launcher.rendezvous.rank_environment import Placement
+from launcher.processes import groups, limits
+from launcher.rendezvous.rounds import Placement
 from launcher.worker import rank_report
 
 # Signals that an agent ignores at times. Signals that were ignored when the agent started (nohup), or that Python
@@ -47,14 +47,14 @@ def run_child(
     """
     code = errors.FAILED
     try:
-        orphans.die_with_parent(agent)
+        groups.die_with_parent(agent)
         _reset_signals(ignore)
         out, err, report, gate, error_file = keep
         _take_streams(out, err)
         for descriptor in {*close, out, err} - {0, 1, 2}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        open_files.restore_limit()  # now that the agent's own files, which may be more, are closed
+        limits.restore_limit()  # now that the agent's own files, which may be more, are closed
         _take_cpus(placement)
         os.environ.update(placement.environment)
         os.environ.update({

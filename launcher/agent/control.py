@@ -19,14 +19,20 @@ from launcher.agent.signals import Signals
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, exists
-from launcher.rendezvous import interfaces
-from launcher.rendezvous.channel import Message
-from launcher.rendezvous.hub import Hub
-from launcher.rendezvous.leader_search import EXCHANGE
-from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
-from launcher.rendezvous.ports import candidate_ports, free_ports, listen, secret_of
+from launcher.rendezvous import discovery
+from launcher.rendezvous.channel import Hub, Message
+from launcher.rendezvous.discovery import EXCHANGE, candidate_ports, free_ports, listen, secret_of
 from launcher.rendezvous.protocol import leaders_rendezvous, refusal, rendezvous_of
-from launcher.rendezvous.round_files import Round, Rounds
+from launcher.rendezvous.rounds import (
+    LOOPBACK,
+    Member,
+    Rendezvous,
+    RendezvousError,
+    Round,
+    Rounds,
+    accuse,
+    address_reached,
+)
 from launcher.runs.events import AgentCount, Fault, Place
 
 REJOIN = 5.0  # seconds for which an agent tries to connect to a round's leader before it reads the newest round again
@@ -222,7 +228,7 @@ class Control(Link):
         ports = candidate_ports(secret_of(self._secret, f"{history.round}"), self._port_range)
         if leader == self.own.index:
             if self._hub is None:
-                address = LOOPBACK if self._loopback else interfaces.address_of(self._hosts[leader])
+                address = LOOPBACK if self._loopback else discovery.address_of(self._hosts[leader])
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(listen(ports, address), self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []

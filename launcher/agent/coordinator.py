@@ -44,10 +44,9 @@ from launcher.agent.failure_detection import AgentState, Blame, FailureDetector,
 from launcher.agent.restart_policy import History, Kind
 from launcher.agent.verdicts import RoundFailure, Verdict, early_exit, judge
 from launcher.failures.codes import FaultCode
-from launcher.rendezvous.channel import Message
-from launcher.rendezvous.hub import refused
-from launcher.rendezvous.members import Member, RendezvousError
+from launcher.rendezvous.channel import Message, refused
 from launcher.rendezvous.protocol import Arrivals
+from launcher.rendezvous.rounds import Member, RendezvousError
 from launcher.runs import events
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.stop_agreement import LeaderSide

@@ -12,7 +12,7 @@ from launcher.agent.restart_policy import Kind
 from launcher.agent.verdicts import RoundFailure
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, HangSign
-from launcher.rendezvous.members import Member
+from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Accused, Fault, Hang, HostSignal, Stop
 from launcher.worker.hangs import Blamed
 

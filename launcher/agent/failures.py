@@ -18,8 +18,8 @@ from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, StopReason
 from launcher.files.shared_files import is_transient
-from launcher.preflight.bad_nodes import Verdict
-from launcher.rendezvous.members import LeaderLost, Member, Rendezvous
+from launcher.preflight.attempt import Verdict
+from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous
 from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 
 # The kind of a rank's failure for the restart policy; all others are errors of the program.

@@ -18,11 +18,10 @@ from launcher.agent.failure_detection import Limits
 from launcher.agent.signals import Signals
 from launcher.failures.codes import FaultCode
 from launcher.log_line import log_line
-from launcher.rendezvous.channel import Channel, ChannelError, Message
-from launcher.rendezvous.hub import Hub
-from launcher.rendezvous.leader_search import NO_ANSWER, ConnectBackoff, find_leader
-from launcher.rendezvous.members import LeaderLost, Member
+from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
+from launcher.rendezvous.discovery import NO_ANSWER, ConnectBackoff, find_leader
 from launcher.rendezvous.protocol import hello, not_reached, refusal
+from launcher.rendezvous.rounds import LeaderLost, Member
 from launcher.runs.events import Fault, Place
 
 CLOSING = 10.0  # seconds to wait at the end until the other side has read everything

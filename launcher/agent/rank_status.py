@@ -18,7 +18,7 @@ from launcher.attach.request_handler import GONE, Process, RequestHandler
 from launcher.failures import text
 from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
-from launcher.rendezvous.members import Rendezvous
+from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
 from launcher.runs.events import GpusUnused, Resized

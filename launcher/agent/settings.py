@@ -10,7 +10,7 @@ from launcher.agent.failure_detection import Limits
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous import store
-from launcher.rendezvous.members import Member, Rendezvous, RendezvousError
+from launcher.rendezvous.rounds import Member, Rendezvous, RendezvousError
 from launcher.runs.events import Fault, Place
 from launcher.schedulers import topology
 from launcher.spec.plan import JobPlan

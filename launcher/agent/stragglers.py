@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from launcher.log_line import log_line
-from launcher.rendezvous.members import Rendezvous
+from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Pace, SlowRank

@@ -38,7 +38,7 @@ from launcher.attach.request_handler import GONE
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
-from launcher.rendezvous.members import Rendezvous
+from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import event_file, events
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.stop_agreement import AgentSide

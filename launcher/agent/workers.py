@@ -28,13 +28,8 @@ from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.files import memory_file, run_files
 from launcher.log_line import log_line
-from launcher.processes import orphans, shortages
-from launcher.rendezvous.rank_environment import (
-    Placement,
-    environment_of,
-    place_variables,
-    placements,
-)
+from launcher.processes import groups, limits
+from launcher.rendezvous.rounds import Placement, environment_of, place_variables, placements
 from launcher.worker import hangs, rank_report
 from launcher.worker.rank_report import WorkerError
 
@@ -154,9 +149,9 @@ class WorkerGroup:
         rank = ranks[0].rank if ranks else 0
         try:
             run_files.make_folder(self._logs)
-            self._before = shortages.waited_out(orphans.children)
-            fresh = self._fresh if shortages.waited_out(self._cannot_fork) else None
-            self._gate = shortages.waited_out(os.pipe)
+            self._before = limits.waited_out(groups.children)
+            fresh = self._fresh if limits.waited_out(self._cannot_fork) else None
+            self._gate = limits.waited_out(os.pipe)
             self._output = Forwarder()
             for stream in (sys.stdout, sys.stderr):  # what is in their buffers would be written by every fork
                 with contextlib.suppress(OSError, ValueError):
@@ -180,17 +175,17 @@ class WorkerGroup:
         with contextlib.ExitStack() as opened:  # descriptors to close if something fails
 
             def open_(path: Path, flags: int) -> int:
-                descriptor = shortages.waited_out(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
+                descriptor = limits.waited_out(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
                 opened.callback(os.close, descriptor)
                 return descriptor
 
             writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
             out, err, error_file = (open_(path, writing) for path in names)
             out_copy, err_copy = (open_(path, os.O_RDONLY) for path in names[:2])
-            report = shortages.waited_out(lambda: memory_file.make(f"report-{placement.rank}"))
+            report = limits.waited_out(lambda: memory_file.make(f"report-{placement.rank}"))
             opened.callback(os.close, report)
             agent = os.getpid()
-            pid = shortages.waited_out(fork)
+            pid = limits.waited_out(fork)
             if pid == 0:
                 run_child(
                     placement, run, fresh and fresh(placement), agent,
@@ -299,7 +294,7 @@ class WorkerGroup:
         self.reap(timeout)
         self._left += [worker for worker in self._workers if worker.code is None]
         if self._before is not None:
-            orphans.kill(self._before | {worker.pid for worker in self._left})
+            groups.kill(self._before | {worker.pid for worker in self._left})
         if self._output is not None:
             self._output.finish()
             self._output = None

@@ -2,10 +2,8 @@
 
 It may import worker, rendezvous, schedulers, runs and what is below them.
 
-- `connect`: connects to a rank's node: directly, by a job step (srun), or over the network
+- `connect`: the user's side of `attach`: connects to a node of a run, and is its terminal or its debugger's prompt
 - `requests`: files of the run directory that hold requests to agents, and their replies
 - `request_handler`: how an agent answers a request: stacks, a rank's location and environment, network access
 - `node_session`: program that is started on a rank's node: shell, relay to a debugger, server for a network client
-- `terminal`: connects the user's terminal to a shell over the network
-- `debugger_prompt`: prompt for a rank's debugger: line editing, completion, messages
 """

@@ -1,4 +1,4 @@
-"""Connects this machine to a rank's node: directly if it is this machine, by a job step, or over the network."""
+"""The user's side of `attach`: connects to a node of a run, and is its terminal or its debugger's prompt."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import io
 import json
 import os
 import secrets
+import select
+import shutil
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import IO, Any
@@ -19,10 +24,10 @@ from typing import IO, Any
 from launcher.attach import requests
 from launcher.attach.node_session import HELLO, SECRET, SERVED, data_message, data_of, exchange
 from launcher.errors import RunError
-from launcher.files.os_errors import NOT_ON_PATH
+from launcher.files.shared_files import NOT_ON_PATH
 from launcher.own_module import own_module
 from launcher.rendezvous.channel import Channel, ChannelError
-from launcher.rendezvous.leader_search import find_leader
+from launcher.rendezvous.discovery import find_leader
 from launcher.runs.directory import Attempt
 from launcher.schedulers import registry
 from launcher.schedulers.base import StartsJobSteps
@@ -232,3 +237,142 @@ def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
     while (found := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
+
+
+# -- Connects the user's terminal to a shell on a rank's node, over the network; see `launcher.attach.node_session`
+
+
+RESIZE_INTERVAL = 0.2  # seconds between two looks at the size of the window
+
+
+def connect_terminal(channel: Channel) -> int:
+    """Sends keys and the window's size to the shell, and prints its output, until the shell ends; returns 0.
+
+    Raises RunError: the connection was lost, or somebody on its way has changed messages.
+    """
+    keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
+    events, window = {keyboard: select.POLLIN}, None
+    try:
+        with contextlib.closing(channel), _raw(keyboard):
+            while True:
+                size = shutil.get_terminal_size()
+                if size != window:
+                    channel.send({"window": [size.lines, size.columns]})
+                    window = size
+                messages, ready = exchange(channel, {} if channel.unsent else events, timeout=RESIZE_INTERVAL)
+                for message in messages:
+                    if message.get("end"):
+                        return 0
+                    data = data_of(message)
+                    while data:
+                        data = data[os.write(screen, data) :]
+                if keyboard in ready:
+                    typed = os.read(keyboard, 1 << 12)
+                    if not typed:  # a pipe that has ended: the shell gets Ctrl-D, and may still print something
+                        events = {}
+                    channel.send(data_message(typed or b"\x04"))
+    except ChannelError as error:
+        raise connection_lost(error) from None
+
+
+@contextlib.contextmanager
+def _raw(keyboard: int) -> Iterator[None]:
+    # Switches a terminal to raw mode, so that every key, also Ctrl-C, is sent to the shell
+    if not os.isatty(keyboard):
+        yield
+        return
+    before = termios.tcgetattr(keyboard)
+    tty.setraw(keyboard)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+# -- The prompt for a rank's debugger: lines are edited here, with readline; the rank computes completions
+
+
+LEFT = "the rank stays at its breakpoint; the same command attaches again"
+
+
+def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
+    """Runs the prompt until the rank ends, or the user detaches (Ctrl-D at the prompt, Ctrl-C while the rank runs).
+
+    Returns Exit code of `attach`: 1 if no message of the debugger arrived, else 0.
+    """
+    reached = runs = False
+    complete = _Completions(debugger)
+    try:
+        while (message := debugger.receive()) is not None:
+            reached = True
+            if "text" in message:
+                print(message["text"], end="", flush=True)
+            elif "prompt" in message:
+                runs, typed = False, _ask(str(message["prompt"]), complete)
+                if typed is None:
+                    print(f"launcher: {LEFT}")
+                    return 0
+                debugger.send(line=typed)
+            elif "runs" in message:
+                print(f"launcher: rank {rank} continues; its next breakpoint shows up here, Ctrl-C detaches")
+                runs = True
+            elif "bye" in message:
+                print(f"launcher: {message['bye']}")
+                return 0
+    except KeyboardInterrupt:
+        print("" if runs else f"\nlauncher: {LEFT}")
+        return 0
+    except OSError:
+        pass
+    if not reached:
+        print(f"launcher: the debugger of rank {rank} cannot be reached", file=sys.stderr)
+        return 1
+    print(f"launcher: rank {rank} has ended")
+    return 0
+
+
+def _ask(prompt: str, complete: Any) -> str | None:
+    while True:
+        try:
+            with complete:
+                return input(prompt)
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print("\n--KeyboardInterrupt--")
+
+
+class _Completions:
+    """Inside a `with` block, completes names on the Tab key. The completions are requested from the rank's debugger."""
+
+    def __init__(self, debugger: DebuggerConnection) -> None:
+        self._debugger = debugger
+        self._found: list[str] = []
+        try:
+            # Lazily: only a terminal has a line to edit
+            import readline
+        except ImportError:
+            self._readline: Any = None
+        else:
+            self._readline = readline if sys.stdin.isatty() else None
+
+    def __enter__(self) -> None:
+        if self._readline:
+            self._readline.set_completer(self._complete)
+            self._readline.set_completer_delims(" \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?")  # as in pdb
+            self._readline.parse_and_bind("tab: complete")
+
+    def __exit__(self, *_: object) -> None:
+        if self._readline:
+            self._readline.set_completer(None)
+
+    def _complete(self, word: str, state: int) -> str | None:
+        if state == 0:
+            edited = self._readline
+            self._debugger.send(complete=[word, edited.get_line_buffer(), edited.get_begidx(), edited.get_endidx()])
+            self._found = []
+            message = self._debugger.receive()
+            if message is not None:
+                self._found = [str(each) for each in message.get("completions", ())]
+        return self._found[state] if state < len(self._found) else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.attach import requests
 from launcher.own_module import own_module
-from launcher.processes import open_files
+from launcher.processes import limits
 from launcher.runs import directory
 from launcher.worker.hangs import Stacks
 
@@ -81,7 +81,7 @@ class RequestHandler:
         command = [sys.executable, *own_module("launcher.attach.node_session"), "serve", str(folder), f"member-{place}"]
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=open_files.restore_limit,
+            preexec_fn=limits.restore_limit,
         )  # fmt: skip
         self._servers.append(server)
 

@@ -1,23 +1,68 @@
-"""Decides which CPUs each rank of a node may use.
-
-    binding = bind(node, allowed, ranks, Wanted("auto"), cpus_per_rank=7)
-    binding.ranks[0].cpus
-
-A rank's share is the group of cores that it gets for itself when the node's cores are divided among the ranks.
-"""
+"""Which CPUs and devices each rank gets, as was asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.binding import wanted as kinds
 from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
-from launcher.binding.wanted import Wanted
-from launcher.errors import NO_RETRY, LauncherError
+from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import plural, ranges
+from launcher.units import parse_ranges
+
+AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa", "core", "map")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A parsed value of `launch.bind`."""
+
+    kind: str  # one of KINDS
+    lists: tuple[tuple[int, ...], ...] = ()  # for map, the CPUs of each local rank; else empty
+
+
+def parse(text: str) -> Wanted:
+    """Parses `launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15` with the CPUs of each local rank.
+
+    Raises ConfigError: the text is none of these, or the same CPU is listed for two ranks.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind not in KINDS or bool(colon) != (kind == MAP):
+        raise ConfigError(
+            f"launch.bind={text!r} is not auto, none, socket, numa, core or map:LIST (map:0-7:8-15 gives local rank 0 "
+            f"CPUs 0 to 7, and local rank 1 CPUs 8 to 15).{near(kind, KINDS)}"
+        )
+    if kind != MAP:
+        return Wanted(kind)
+    lists = []
+    owner: dict[int, int] = {}
+    for place, part in enumerate(rest.split(":")):
+        try:
+            cpus = parse_ranges(part)
+        except ValueError:
+            cpus = ()
+        if not cpus:
+            raise ConfigError(f"launch.bind={text!r}: {part!r} is not a list of CPUs such as 0-7 or 0-3,64-67")
+        for cpu in cpus:
+            if cpu in owner:
+                raise ConfigError(
+                    f"launch.bind={text!r}: CPU {cpu} is given to local rank {owner[cpu]} and to local rank {place}"
+                )
+            owner[cpu] = place
+        lists.append(cpus)
+    return Wanted(MAP, tuple(lists))
+
+
+# -- Decides which CPUs each rank of a node may use
+#
+# binding = bind(node, allowed, ranks, Wanted("auto"), cpus_per_rank=7)
+#     binding.ranks[0].cpus
+#
+# A rank's share is the group of cores that it gets for itself when the node's cores are divided among the ranks.
+
 
 # Least number of cores for each rank with which `auto` gives ranks cores of their own; with fewer, ranks share a NUMA
 # node. A rank has several threads (those of gloo, for instance): with one core for each rank, small steps were slower
@@ -102,9 +147,9 @@ def bind(
     everything = tuple(sorted(allowed))
     cores = _allowed_cores(node, allowed)
     refuse = partial(unbound, node, allowed, ranks)
-    if wanted.kind == kinds.NONE:
+    if wanted.kind == NONE:
         return refuse(Unbound(UnboundReason.NOT_WANTED))
-    if wanted.kind == kinds.MAP:
+    if wanted.kind == MAP:
         _check_map(wanted, everything, len(ranks))
         return Binding(tuple(_bound(wanted.lists[place], cores, devices) for place, devices in enumerate(ranks)))
     if node.unbound is not None:
@@ -129,11 +174,11 @@ def bind(
     if any(not share for share in shares):  # a NUMA node has more ranks than cores, and no other has cores left
         return refuse(few_cores)
     wide = shares
-    if wanted.kind == kinds.CORE:
+    if wanted.kind == CORE:
         wide = shares = [_fewest(share, need) for share in shares]
-    elif wanted.kind != kinds.AUTO or min(map(len, shares)) < LONE:
-        level = kinds.SOCKET if wanted.kind == kinds.SOCKET else kinds.NUMA
-        centres = [None] * len(homes) if wanted.kind == kinds.AUTO else homes
+    elif wanted.kind != AUTO or min(map(len, shares)) < LONE:
+        level = SOCKET if wanted.kind == SOCKET else NUMA
+        centres = [None] * len(homes) if wanted.kind == AUTO else homes
         wide = [_whole(level, share, home, cores) for share, home in zip(shares, centres, strict=True)]
     return Binding(tuple(
         _bound([cpu for core in mask for cpu in core.cpus], cores, devices, len(share))
@@ -262,8 +307,128 @@ def _fewest(share: Sequence[Core], need: int) -> list[Core]:
 
 
 def _whole(kind: str, share: Sequence[Core], home: int | None, cores: Sequence[Core]) -> list[Core]:
-    if kind == kinds.NUMA:
+    if kind == NUMA:
         numas = {core.numa for core in share} if home is None else {home}
         return [core for core in cores if core.numa in numas]
     sockets = {core.socket for core in (share if home is None else cores) if home is None or core.numa == home}
     return [core for core in cores if core.socket in sockets]
+
+
+# -- Decides which accelerator and which network device each rank of a node uses
+#
+# Pure, except for the function of the caller that finds the GPU of a MIG slice.
+
+
+# Variables that limit which devices a process sees, by vendor, in the order in which they are applied.
+MASKS = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "intel": ("ZE_AFFINITY_MASK",),
+}
+_NONE = ("", "-1", "NoDevFiles")
+
+
+class DeviceError(Exception):
+    """It is not known which devices a rank uses, or a variable or cluster.nics names a device that does not exist.
+
+    unbound: what is wrong. Ranks that need the devices cannot be bound for this reason.
+    """
+
+    def __init__(self, unbound: Unbound) -> None:
+        super().__init__(unbound)
+        self.unbound = unbound
+
+
+Parent = Callable[[str], "str | None"]  # from the UUID of a MIG slice to the PCI address of its GPU; None: unknown
+
+
+def of_ranks(
+    node: Node, environ: Mapping[str, str], ranks: Sequence[int], *, gpus: bool, most: int | None = None,
+    pairs: Sequence[str] = (), parent: Parent = lambda uuid: None,
+) -> list[RankDevices]:  # fmt: skip
+    """Returns the devices of each of the given ranks.
+
+    environ: environment variables of the agent, with those by which the scheduler limits visible devices.
+    gpus: whether the ranks compute on accelerators.
+    most: number of visible accelerators that the run uses, the first ones; None: all.
+    pairs: `cluster.nics`: the network device of each accelerator of the node, or of each rank if the ranks use no
+        accelerators.
+    parent: returns the PCI address of the GPU of a MIG slice.
+    Raises DeviceError: no accelerator is found; a variable names one that does not exist, or names one twice; or a
+        network device of `pairs` does not exist.
+    """
+    shown = visible_gpus(node, environ, parent)[:most] if gpus else []
+    if gpus and not shown:
+        raise DeviceError(Unbound(UnboundReason.NO_GPU))
+    named = {each: nic for nic in node.nics for each in (nic.name, nic.interface) if each}
+    if missing := tuple(name for name in dict.fromkeys(pairs) if name not in named):
+        nics = tuple(nic.name for nic in node.nics)
+        raise DeviceError(Unbound(UnboundReason.NO_NIC, names=missing, nics=nics))
+    found = []
+    for rank in ranks:
+        gpu = shown[rank % len(shown)] if shown else None
+        place = rank if gpu is None else node.gpus.index(gpu)
+        pair = pairs[place % len(pairs)] if pairs else ""
+        found.append(RankDevices(gpu, named[pair] if pair else _nearest(node, gpu), pair))
+    return found
+
+
+def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda uuid: None) -> list[Gpu]:
+    """Returns the accelerators that a process with these environment variables sees, by device index.
+
+    Raises DeviceError: a variable names an accelerator that does not exist, or names one twice.
+    """
+    shown = list(node.gpus)
+    for mask in MASKS.get(shown[0].vendor, ()) if shown else ():
+        if (text := environ.get(mask)) is not None:
+            shown = _masked(shown, mask, text, parent)
+    return shown
+
+
+def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[Gpu]:
+    found: list[Gpu] = []
+    entries: list[str] = []
+    names: dict[Gpu, str] = {}  # entry of each whole GPU; several entries may name parts of one GPU
+    for entry in map(str.strip, text.split(",")):
+        if entry in _NONE:
+            break
+        if entry in entries:
+            raise DeviceError(Unbound(UnboundReason.ENTRY_TWICE, variable=mask, value=text, names=(entry,)))
+        entries.append(entry)
+        found += _of_entry(shown, mask, entry, parent)
+        whole = not entry.startswith("MIG-") and "." not in entry
+        if whole and (before := names.setdefault(found[-1], entry)) != entry:
+            raise DeviceError(Unbound(UnboundReason.SAME_GPU, variable=mask, value=text, names=(before, entry)))
+    return found
+
+
+def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> list[Gpu]:
+    if entry.isdecimal():
+        if int(entry) < len(shown):
+            return [shown[int(entry)]]
+        raise DeviceError(Unbound(UnboundReason.GPU_NUMBER, variable=mask, names=(entry,), gpus=len(shown)))
+    if match := re.fullmatch(r"(\d+)\.(\d+)", entry):
+        cards = list(dict.fromkeys(gpu.address for gpu in shown))
+        at = [gpu for gpu in shown if cards.index(gpu.address) == int(match[1]) and gpu.tile in (int(match[2]), None)]
+    elif entry.startswith("MIG-GPU-"):  # MIG-GPU-UUID/INSTANCE/INSTANCE, of drivers before 470
+        at = [gpu for gpu in shown if gpu.uuid and entry[4:].partition("/")[0] == gpu.uuid]
+    elif entry.startswith("MIG-"):
+        address = parent(entry)
+        if address is None:
+            raise DeviceError(Unbound(UnboundReason.MIG_SLICE, variable=mask, names=(entry,)))
+        at = [gpu for gpu in shown if gpu.address == address]
+    else:
+        at = [gpu for gpu in shown if gpu.uuid.startswith(entry)]
+    if len(at) != 1:
+        raise DeviceError(Unbound(UnboundReason.NOT_VISIBLE, variable=mask, names=(entry,)))
+    return at
+
+
+def _nearest(node: Node, gpu: Gpu | None) -> Nic | None:
+    # Accelerators of the same NUMA node get different network devices if there are several
+    if gpu is None or gpu.numa is None:
+        return None
+    fastest = max((nic.speed for nic in node.nics), default=0)
+    there = [nic for nic in node.nics if nic.numa == gpu.numa and nic.speed == fastest]
+    on_same_numa = [each for each in node.gpus if each.numa == gpu.numa]
+    return there[on_same_numa.index(gpu) * len(there) // len(on_same_numa)] if there else None

@@ -9,13 +9,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from launcher.attach import connect, requests
-from launcher.attach.connect import REPLY_TIMEOUT, wait_until
-from launcher.attach.debugger_prompt import run_prompt
-from launcher.attach.terminal import connect_terminal
+from launcher.attach.connect import REPLY_TIMEOUT, connect_terminal, run_prompt, wait_until
 from launcher.cli.find import find
 from launcher.errors import RunError
-from launcher.files.os_errors import NOT_ON_PATH
 from launcher.files.ownership import require_own
+from launcher.files.shared_files import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.own_module import own_module

@@ -79,29 +79,29 @@ def bound_to(plan: JobPlan) -> list[str]:
     If the profile names a type of node (cluster.node_type), the CPUs, GPU and NIC of each rank on it are listed.
     """
     # Lazily: only this table needs it
-    from launcher.binding import devices, masks, node_types, wanted
+    from launcher.binding import hardware, masks
     from launcher.failures.text import of_unbound
 
-    asked = wanted.parse(plan.launch.bind)
-    if plan.procs_per_node == 1 and asked.kind == wanted.AUTO:
+    asked = masks.parse(plan.launch.bind)
+    if plan.procs_per_node == 1 and asked.kind == masks.AUTO:
         return []
-    if asked.kind == wanted.MAP:
+    if asked.kind == masks.MAP:
         lists = asked.lists[: plan.procs_per_node]
         return [f"CPUs {ranges(cpus)}: local rank {place}" for place, cpus in enumerate(lists)]
-    if asked.kind == wanted.NONE or (asked.kind == wanted.AUTO and plan.launch.mode == "tasks"):
-        return ["nothing" if asked.kind == wanted.NONE else "what the scheduler binds each task to"]
+    if asked.kind == masks.NONE or (asked.kind == masks.AUTO and plan.launch.mode == "tasks"):
+        return ["nothing" if asked.kind == masks.NONE else "what the scheduler binds each task to"]
     gpus = plan.gpus_per_node > 0 and plan.workload.device != "cpu"
     which = "next to its GPU" if gpus else "of its part"
     lines = [f"cores {which} (launch.bind={plan.launch.bind}), decided on each node"]
     if plan.cluster.node_type is None:
         return lines
-    about = node_types.load(plan.cluster.node_type)
+    about = hardware.load(plan.cluster.node_type)
     try:
-        ranks = devices.of_ranks(
+        ranks = masks.of_ranks(
             about.node, {}, range(plan.procs_per_node), gpus=gpus, most=plan.gpus_per_node or None,
             pairs=plan.cluster.nics,
         )  # fmt: skip
-    except devices.DeviceError as error:
+    except masks.DeviceError as error:
         return [*lines, f"on a node of type {about.name} nothing: {of_unbound(error.unbound)}"]
     found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
     if found.unbound is not None:

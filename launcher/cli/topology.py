@@ -8,8 +8,8 @@ from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from launcher.binding import devices, masks, node_types, nvidia, sysfs
-from launcher.binding.wanted import parse
+from launcher.binding import hardware, masks
+from launcher.binding.masks import parse
 from launcher.cli.find import find
 from launcher.cli.text import print_unreadable
 from launcher.cli.topology_picture import devices_of, pictures
@@ -40,11 +40,11 @@ def run(arguments: Namespace) -> int:
 
 def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
     if node_type is None:
-        return _drawn(socket.gethostname(), sysfs.read(), os.sched_getaffinity(0), os.environ, wanted, how)
+        return _drawn(socket.gethostname(), hardware.read(), os.sched_getaffinity(0), os.environ, wanted, how)
     if node_type == "list":
-        return [f"{name}  {node_types.load(name).node.kind}" for name in node_types.names()]
-    node_types.require(node_type, "--node-type")
-    about = node_types.load(node_type)
+        return [f"{name}  {hardware.load(name).node.kind}" for name in hardware.names()]
+    hardware.require(node_type, "--node-type")
+    about = hardware.load(node_type)
     gpus = tuple(replace(gpu, address=f"GPU {place}", tile=None) for place, gpu in enumerate(about.node.gpus))
     node = replace(about.node, gpus=gpus)  # the addresses differ from node to node
     return [*_drawn(node_type, node, about.allowed, {}, wanted, how), "", *wrap(f"Source: {about.source}", 79)]
@@ -56,12 +56,12 @@ def _drawn(
     # Returns the lines that show a node with the CPUs that `wanted` ranks would be bound to; see `_unbound`
     bind = parse(how)
     try:
-        seen = len(devices.visible_gpus(node, environ, nvidia.parent_of_slice))
-        near = devices.of_ranks(
-            node, environ, range(wanted or seen or 1), gpus=seen > 0, parent=nvidia.parent_of_slice
+        seen = len(masks.visible_gpus(node, environ, hardware.parent_of_slice))
+        near = masks.of_ranks(
+            node, environ, range(wanted or seen or 1), gpus=seen > 0, parent=hardware.parent_of_slice
         )  # fmt: skip
         found = masks.bind(node, allowed, near, bind)
-    except devices.DeviceError as error:
+    except masks.DeviceError as error:
         found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), error.unbound)
     binding = event_of(host, node, allowed, found.ranks, unbound=found.unbound)
     names = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])

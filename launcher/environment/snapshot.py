@@ -20,7 +20,7 @@ from launcher import __version__
 from launcher.config.schema import Config, Function, Program
 from launcher.environment import programs
 from launcher.errors import ConfigError, RunError
-from launcher.files.os_errors import NOT_ON_PATH
+from launcher.files.shared_files import NOT_ON_PATH
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import PACKAGE
 from launcher.runs.directory import Run

@@ -34,7 +34,7 @@ from typing import IO, Any
 
 from launcher.errors import UnavailableError
 from launcher.failures.codes import FaultCode
-from launcher.files.shared_folder import kind_at
+from launcher.files.shared_files import kind_at
 from launcher.own_module import own_module
 from launcher.runs import directory
 from launcher.runs.event_writer import report_start_failure

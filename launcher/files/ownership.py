@@ -1,4 +1,4 @@
-"""Decides whether a folder is the user's own, so that programs in it may be executed and processes it names signalled.
+"""Who owns a file or folder, who may write to it, and which folders of others the user trusts.
 
 A run directory holds programs that a job executes, ids of processes that `cancel` signals, and pages that a browser
 opens. Another user who can write to the directory, or replace it by another one, controls all of these. So a folder
@@ -30,13 +30,16 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import ConfigError, RunError
-from launcher.files import trusted_folders, writers
+from launcher.files import writers
 from launcher.files.shared_files import retry_read, unwrap
+from launcher.paths import GROUPS, resource, user_config_dir
+from launcher.user_settings import hydra_configs
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
@@ -121,7 +124,7 @@ def why_replaceable(path: Path | str) -> str | None:
 
 
 def _unless_trusted(why: Callable[[Sequence[str]], str | None]) -> str | None:
-    return why(()) and why(trusted_folders.paths())
+    return why(()) and why(paths())
 
 
 def _why_replaceable(path: Path | str, trusting: Sequence[str]) -> str | None:
@@ -170,7 +173,7 @@ def require_safe_way(folder: Path, setting: str) -> None:
     if why := why_replaceable(folder):
         raise ConfigError(
             f"{setting}: {why}, and so decide what your jobs run. Choose a folder below one that only you can write to "
-            f"(mkdir -m 700), or, if you trust all who can do that, {trusted_folders.where()}"
+            f"(mkdir -m 700), or, if you trust all who can do that, {where()}"
         )
 
 
@@ -247,3 +250,69 @@ def _group(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+# -- The user's trusted folders: the user trusts everybody who can replace what is in them (see `ownership`)
+#
+# They are named by `$LAUNCHER_TRUSTED_FOLDERS` and by the config key cluster.trusted_folders. Commands on existing runs
+# do not compose a config, so they read the key from the user's settings files: user.yaml and cluster profiles. The key
+# in a run's record is not used, because another user who could replace the run could also write its record.
+
+
+VARIABLE = "LAUNCHER_TRUSTED_FOLDERS"
+KEY = "trusted_folders"  # key of a profile
+
+
+def paths() -> list[str]:
+    """Returns the real paths of all trusted folders. It reads all settings files, so call it only if needed."""
+    named = [each for each in os.environ.get(VARIABLE, "").split(":") if each.startswith("/")]
+    return [os.path.realpath(each) for each in (*named, *_in_files())]
+
+
+def where() -> str:
+    """Returns text for error messages that says where the user can name a trusted folder."""
+    return f"name the folder in cluster.{KEY} ({user_config_dir() / 'user.yaml'}, or a profile) or in ${VARIABLE}"
+
+
+def require_in_files(given: Sequence[str]) -> None:
+    """Checks that the trusted folders of a config are in a settings file, where later commands look for them.
+
+    Raises ConfigError: a folder is in no settings file.
+    """
+    known = _in_files() if given else []
+    for each in given:
+        if each not in known:
+            raise ConfigError(
+                f"cluster.{KEY}: {each} is neither in {user_config_dir() / 'user.yaml'}, nor as an absolute path in a "
+                f"profile, where commands on runs look: write it there, or into ${VARIABLE}"
+            )
+
+
+def _in_files() -> list[str]:
+    files = [(user_config_dir() / "user.yaml", True)]
+    for folder in (user_config_dir(), resource("conf")):
+        files += [(path, False) for path in sorted((folder / "cluster").glob("*.yaml"))]
+    return [each for path, user_file in files for each in _in_file(path, user_file)]
+
+
+def _in_file(path: Path, user_file: bool) -> Iterator[str]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError):  # composing a config reports the error
+        return
+    if KEY not in text:
+        return
+    try:
+        # Lazily: 10 ms, and most folders have no file with the key
+        import yaml
+    except ImportError:
+        return
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return
+    for part in hydra_configs(values, GROUPS if user_file else ()) if isinstance(values, dict) else ():
+        section: Any = part.get("cluster") if user_file else part
+        named = section.get(KEY) if isinstance(section, dict) else None
+        if isinstance(named, list):
+            yield from (each for each in named if isinstance(each, str) and each.startswith("/"))

@@ -1,4 +1,4 @@
-"""Reads files that several machines share. Each read has one of three outcomes, which callers must distinguish.
+"""Reads of a shared file system: ok, wrong or unavailable; errors as a line for the user; folders that nodes see.
 
 | outcome | what happened | what a caller does |
 |---|---|---|
@@ -19,12 +19,13 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from launcher.errors import RunError, UnavailableError
+from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.files import run_files
 from launcher.structs import Struct
 
@@ -196,3 +197,130 @@ def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
         if number in NO_FILE:
             return Wrong(f"{path} cannot be read: {why}")
         return Unavailable(f"{path} cannot be read now: {why} ({errno.errorcode.get(number, number)})", number)
+
+
+# -- Turns an OSError into a line for the user: which file or program, what the system refused, and what to do
+#
+# An error that only a defect of the launcher can cause (EBADF, EINVAL, ...) gets no such line, so that its traceback is
+# shown.
+
+
+OTHER_FOLDER = "or use a folder elsewhere (runs_dir=DIR, or LAUNCHER_RUNS_DIR)"
+LIMITS = {
+    errno.EMFILE: "this process may have no more open files: raise `ulimit -n`",
+    errno.ENFILE: "this machine has no more open files: end something, or use another one",
+    errno.ENOMEM: "this machine has no memory left for you: end something, or use another one",
+    errno.EAGAIN: "you may start no more processes here: end some, or raise `ulimit -u`",
+    errno.EFBIG: "files may not become that large: raise `ulimit -f`",
+}
+FULL = {
+    errno.ENOSPC: f"make room there (`df -h` shows the disks), {OTHER_FOLDER}",
+    errno.EDQUOT: f"remove something of yours there (`quota -s` shows what you may use), {OTHER_FOLDER}",
+}
+REFUSED = {
+    errno.EACCES: f"have its permissions changed (`ls -ld` shows them), {OTHER_FOLDER}",
+    errno.EPERM: f"have its permissions changed (`ls -ld` shows them), {OTHER_FOLDER}",
+    errno.EROFS: f"that file system is read-only: have it mounted otherwise, {OTHER_FOLDER}",
+}
+CHANGED = dict.fromkeys(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG,
+     errno.ENXIO, errno.ENOEXEC, errno.ETXTBSY),
+    "it was removed, or is something else than was expected: look at it, and repeat the command",
+)  # fmt: skip
+LATER = dict.fromkeys(
+    TRANSIENT - {errno.EBADF}, "nothing answers there now: repeat the command later, or ask who runs that server"
+)
+CURES = {**CHANGED, **LATER, **REFUSED, **FULL, **LIMITS}
+
+NOT_ON_PATH = (FileNotFoundError, PermissionError)
+
+
+def explain(error: OSError) -> str | None:
+    """Returns one line for the user: the file, the system's error, and what to do.
+
+    | the error | advice in the line |
+    |---|---|
+    | a full disk, a quota | make room, or use another folder |
+    | permissions, a read-only disk | have them changed, or use another folder |
+    | a limit of this process or machine | raise the limit |
+    | a file server or host that does not respond | try later |
+    | a file that is gone or of another type, if the error names it | look at the file |
+    | any other: a defect of the launcher | None: no line |
+    """
+    number = error.errno
+    if number is None:
+        return None if not isinstance(error, (TimeoutError, ConnectionError)) else f"{error or 'no answer'}: try later"
+    cure = CURES.get(number)
+    if cure is None or (number in CHANGED and error.filename is None):
+        return None
+    where = "the output of this command or a file" if error.filename is None else _path(error.filename)
+    if error.filename2 is not None:
+        where += f", {_path(error.filename2)}"
+    return f"{where}: {os.strerror(number)} ({errno.errorcode[number]}): {cure}"
+
+
+def _path(name: str | bytes | int) -> str:
+    return f"descriptor {name}" if isinstance(name, int) else os.fsdecode(name)
+
+
+# -- Checks before a submission whether compute nodes can see the folder of runs, as far as this machine can tell
+
+
+# Types of file systems that only one machine sees (statfs(2), /proc/mounts).
+IN_MEMORY = ("tmpfs", "ramfs")
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "jfs", "reiserfs", "vfat", *IN_MEMORY)
+SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script that starts there makes it
+
+
+def kind_of(folder: Path, mounts: str | None = None) -> str:
+    """Returns the type of the file system that holds a folder (`nfs4`); empty: unknown.
+
+    folder: absolute path of the folder.
+    mounts: text of /proc/mounts; None: it is read.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text(errors="replace")
+        except OSError:
+            return ""
+    return kind_at(str(folder.resolve()), mounts)
+
+
+def kind_at(folder: str, mounts: str) -> str:
+    """Returns the type of the file system that holds a path without links: that of the longest mount point."""
+    longest, kind = "", ""
+    for line in mounts.splitlines():
+        _, point, found, *_ = [*line.split(" "), "", ""]
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point).rstrip("/")  # man 5 fstab
+        if len(point) >= len(longest) and (folder == point or folder.startswith(f"{point}/")):
+            longest, kind = point, found  # of two mounts on one mount point, the later one hides the other
+    return kind
+
+
+def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: Collection[str]) -> str | None:
+    """Checks whether nodes can see the folder of runs; returns a warning for the user, or None.
+
+    | first row that applies | result |
+    |---|---|
+    | the folder has the file SEEN: a job has started there before | None |
+    | all nodes are this machine | None |
+    | the folder is in this machine's memory | ConfigError: no other machine can see it |
+    | its file system is of a type that is usually local | a warning: this machine may export it, or not |
+    | its file system is of another type, or an unknown one | None |
+
+    kind: type of the folder's file system (`kind_of`).
+    seen: whether the folder has the file SEEN.
+    nodes: names of the hosts on which jobs may run.
+    Raises ConfigError: no node can see the folder.
+    """
+    if seen or kind not in LOCAL or set(nodes) <= set(here):
+        return None
+    if kind in IN_MEMORY:
+        raise ConfigError(
+            f"runs_dir={folder} is in this machine's memory ({kind}), and {', '.join(sorted(nodes)[:3])} cannot see "
+            "it: set runs_dir (or LAUNCHER_RUNS_DIR) to a folder that all nodes share"
+        )
+    return (
+        f"runs_dir={folder} is on {kind}, usually a local disk: unless this machine exports it to the compute nodes, "
+        "the job will never start"
+    )

@@ -30,7 +30,7 @@ from launcher.pilots import point_fork
 from launcher.pilots.board import Board
 from launcher.pilots.journal import JournalWriter, outcome
 from launcher.pilots.slots import Slot, slots_of_node
-from launcher.processes import open_files
+from launcher.processes import limits
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog
 from launcher.runs.directory import Attempt
@@ -88,7 +88,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     )  # fmt: skip
     signals = Signals()
     signals.install()
-    open_files.raise_limit()
+    limits.raise_limit()
     try:
         host = hosts_of(os.environ)[mine.node]
         return SlotManager(sweep, manifest, attempt, mine, host, os.environ, signals).run(slots)

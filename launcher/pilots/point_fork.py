@@ -24,7 +24,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.log_line import log_line
 from launcher.pilots.slots import Slot
-from launcher.processes import orphans
+from launcher.processes import groups
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
@@ -111,7 +111,7 @@ def output_of(run: Run) -> Path:
 def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
     code = errors.FAILED
     try:
-        orphans.die_with_parent(manager)
+        groups.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
         rank_report.begin_process()
         _take_output(str(output_of(attempt.run)))

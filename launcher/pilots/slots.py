@@ -7,9 +7,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.binding import devices, masks, nvidia, sysfs, wanted
-from launcher.binding.devices import DeviceError
-from launcher.binding.masks import RankDevices
+from launcher.binding import hardware, masks
+from launcher.binding.masks import DeviceError, RankDevices
 from launcher.errors import NO_RETRY, LauncherError
 from launcher.formatting import plural
 
@@ -67,17 +66,17 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
     gpus: number of GPUs that the pilot has asked for on this node.
     Raises TooFewGpus: fewer GPUs are visible than the pilot has asked for.
     """
-    node, allowed = sysfs.read(environ=environ), os.sched_getaffinity(0)
+    node, allowed = hardware.read(environ=environ), os.sched_getaffinity(0)
     places = [gpus_of(slot, gpus_per_point, gpus) for slot in range(count)]
     ranks = [RankDevices()] * count
     name = _mask_variable(node.gpus[0].vendor if node.gpus else "", environ)
     if gpus:
         try:
-            shown = devices.visible_gpus(node, environ, nvidia.parent_of_slice)
+            shown = masks.visible_gpus(node, environ, hardware.parent_of_slice)
             ranks = [RankDevices(shown[each[0]] if each and each[0] < len(shown) else None) for each in places]
         except DeviceError:
             pass  # the CPUs are divided regardless of where the GPUs are
-    found = masks.bind(node, allowed, ranks, wanted.Wanted(wanted.AUTO), cpus_per_rank=cpus)
+    found = masks.bind(node, allowed, ranks, masks.Wanted(masks.AUTO), cpus_per_rank=cpus)
     return [
         Slot(
             number, found.ranks[number].cpus if found.bound else (),
@@ -88,5 +87,5 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
 
 
 def _mask_variable(vendor: str, environ: Mapping[str, str]) -> str:
-    names = devices.MASKS.get(vendor, ("CUDA_VISIBLE_DEVICES",))
+    names = masks.MASKS.get(vendor, ("CUDA_VISIBLE_DEVICES",))
     return next((name for name in reversed(names) if name in environ), names[-1])

@@ -1,14 +1,4 @@
-"""Runs the preflight of an attempt (`preflight=true`): checks of a few seconds on every node before the ranks start.
-
-The agents have a rendezvous already. Each agent forks one process per future rank to make the checks, and sends the
-results to the leader, the agent that decides for all (`bad_nodes.decide`). There are two parts:
-
-1. the checks that a node makes alone: its devices, free space, whether the run directory is shared;
-2. the checks that need all nodes: clocks, and an all_reduce with a known result.
-
-Nothing here can hang an agent: a process that does not report in time is killed, and a node with an agent that does not
-report in time is bad.
-"""
+"""The checks of all nodes before the first round of ranks: runs them, and decides which nodes are bad."""
 
 from __future__ import annotations
 
@@ -18,27 +8,172 @@ import multiprocessing.connection
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from launcher.failures.codes import CheckCode, PreflightThen
+from launcher import errors
+from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
 from launcher.failures.text import signal_name
 from launcher.files.json_types import from_json
 from launcher.log_line import log_line
-from launcher.preflight import bad_nodes as verdicts
 from launcher.preflight import process as processes
-from launcher.preflight.bad_nodes import LEADER, Node, Verdict
 from launcher.preflight.checks import Check, Level
 from launcher.rendezvous import store
-from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, address_reached
-from launcher.rendezvous.ports import free_ports, listen
+from launcher.rendezvous.discovery import free_ports, listen
+from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, address_reached
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
-from launcher.runs.events import CheckEnded, Finding, NodeChecked, Observation, Preflighted
+from launcher.runs.events import CheckEnded, Finding, NodeChecked, Observation, Preflighted, PreflightFailure
 from launcher.runs.health import preflight_lines
+from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that takes part in a preflight."""
+
+    name: str  # name of the node in messages
+    host: str  # host name
+    members: tuple[int, ...]  # indices of the node's agents
+    ranks: tuple[int, ...]  # global ranks on the node
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The leader's decision, which all agents follow."""
+
+    then: PreflightThen  # whether the run starts, starts without the bad nodes, or fails
+    bad: tuple[Finding, ...] = ()  # each bad node, with what is wrong there
+    lost: tuple[int, ...] = ()  # indices of the bad nodes' agents
+    warnings: tuple[Finding, ...] = ()  # nodes with something that may become a problem
+    failure: PreflightFailure | None = None  # why the attempt fails; None: it does not fail
+    exit_code: int = errors.FAILED  # exit code of the attempt if it fails
+
+
+SILENT, LEADER = "silent", "leader"  # in place of a check's name: no report in time; connection to the leader lost
+SETTINGS = {"device", "space", "run_dir", "fabric"}  # checks that fail on all nodes if a config key is wrong
+MOST_FINDINGS = 4  # largest number of problems in a PreflightFailure
+Reports = Mapping[int, Sequence[Check] | None]  # checks by index of the agent; None: it did not report in time
+
+
+def decide(
+    nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, settings: Mapping[str, Any], timeout: float
+) -> Verdict:
+    """Returns the leader's decision. The first row that applies decides.
+
+    | the checks | decision |
+    |---|---|
+    | no check failed | go |
+    | some nodes are bad, and enough are left | start without them |
+    | all of several nodes are bad, by the same check of SETTINGS | fail (93): other nodes would fail too |
+    | some nodes are bad, and too few are left | fail (1): the run can be resumed on other nodes |
+    | ranks fail together, and the bad node is unknown | fail (1) |
+
+    scheduler: name of the scheduler that started the run; it decides how the failure advises to exclude nodes.
+    settings: the plan's `cluster.settings`, with the nodes that the run excludes already.
+    timeout: seconds within which a node must report.
+    """
+    checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
+    warnings = tuple(
+        dict.fromkeys(
+            _finding(node, check) for node in nodes for check in checks_of[node] if check.level is Level.WARNING
+        )
+    )
+    failed = {node: [each for each in checks if each.level is Level.FAILED] for node, checks in checks_of.items()}
+    found = blame(nodes, failed, {node for node in nodes if any(reports.get(each) is None for each in node.members)})
+    if not found:
+        symptoms = tuple(_finding(node, checks[0]) for node, checks in failed.items() if checks)
+        if not symptoms:
+            return Verdict(PreflightThen.GO, warnings=warnings)
+        failure = PreflightFailure(
+            reason=PreflightReason.UNKNOWN_NODE, nodes=len(nodes), failed=len(symptoms), findings=symptoms[:1]
+        )
+        return Verdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
+    silent = Observation(code=CheckCode.SILENT, seconds=timeout)
+    bad = tuple(
+        Finding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
+        for node, check in found.items()
+    )
+    lost = tuple(index for node in found for index in node.members)
+    if sum(len(node.members) for node in nodes) - len(lost) >= max(least, 1):
+        return Verdict(PreflightThen.WITHOUT, bad, lost, warnings)
+    names = {each.check for each in bad}
+    if len(found) == len(nodes) > 1 and len(names) == 1:
+        failure = PreflightFailure(
+            reason=PreflightReason.ALL_NODES, nodes=len(nodes), failed=len(nodes), findings=bad[:1]
+        )
+        code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
+        return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
+    hosts = ",".join({each.host: None for each in bad})
+    failure = PreflightFailure(
+        reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
+        exclude=registry.without(scheduler, hosts, settings) if len(nodes) > 1 else "",
+    )  # fmt: skip
+    return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure)
+
+
+def _finding(node: Node, check: Check) -> Finding:
+    return Finding(node.name, node.host, check.name, check.found)
+
+
+def blame(
+    nodes: Sequence[Node], failed: Mapping[Node, Sequence[Check]], silent: Collection[Node]
+) -> dict[Node, Check | None]:
+    """Returns the bad nodes, each with the check that shows it; None: the node reported nothing.
+
+    The first row that applies decides:
+
+    | what nodes report | the bad nodes |
+    |---|---|
+    | nothing, or an error of their own | these nodes: they may cause the errors of the others |
+    | wrong elements of an all_reduce, on most nodes from the same node | the node that they are from |
+    | other wrong elements of an all_reduce | the nodes that received them |
+    | other nodes that they cannot reach, or whose files they do not see | each node that misses more than half of the
+      nodes that it tried, unless most nodes do; and each node that one of the remaining nodes misses |
+
+    A node whose ranks only lost other ranks, or waited for them in vain, is not bad.
+
+    silent: nodes with an agent that did not report in time.
+    """
+    found: dict[Node, Check | None] = {node: None for node in nodes if node in silent}
+    for node in nodes:
+        if own := [check for check in failed[node] if not check.symptom and not check.accused]:
+            found[node] = own[0]
+    if found:
+        return {node: found[node] for node in nodes if node in found}
+    accusing = {node: next((check for check in failed[node] if check.accused), None) for node in nodes}
+    return _accused(nodes, {node: check for node, check in accusing.items() if check is not None})
+
+
+def _accused(nodes: Sequence[Node], accusing: Mapping[Node, Check]) -> dict[Node, Check | None]:
+    if not accusing:
+        return {}
+    most = len(nodes) / 2
+    if next(iter(accusing.values())).name == "all_reduce":
+        votes = {node: [each for each in accusing.values() if {*each.accused} & {*node.ranks}] for node in nodes}
+        return {node: checks[0] for node, checks in votes.items() if len(checks) > most} or dict(accusing)
+    blind = {node: check for node, check in accusing.items() if 2 * len(check.accused) > check.looked}
+    if len(blind) > most:  # then the nodes that they do not see are bad
+        blind = {}
+    seers = [check for node, check in accusing.items() if node not in blind]
+    unseen = {node: [each for each in seers if {*each.accused} & {*node.members}] for node in nodes}
+    return {**blind, **{node: checks[0] for node, checks in unseen.items() if checks and node not in blind}}
+
+
+# -- Runs the preflight of an attempt (`preflight=true`): checks of a few seconds on every node before the ranks start
+#
+# The agents have a rendezvous already. Each agent forks one process per future rank to make the checks, and sends the
+# results to the leader, the agent that decides for all (`bad_nodes.decide`). There are two parts:
+#
+# 1. the checks that a node makes alone: its devices, free space, whether the run directory is shared;
+# 2. the checks that need all nodes: clocks, and an all_reduce with a known result.
+#
+# Nothing here can hang an agent: a process that does not report in time is killed, and a node with an agent that does
+# not report in time is bad.
+
 
 ALONE = 40.0  # timeout of the first part, in seconds: a driver may take long to wake up eight GPUs
 TOGETHER = 50.0  # timeout of the second part, in seconds
@@ -210,7 +345,7 @@ class Preflight:
             reports = self._agents.collect(key, value, SLACK + (0.0 if mine is None else timeout))
             checks = {member.index: checks_of(reports.get(member.index)) for member in self._rendezvous.members}
             cluster = self._plan.cluster
-            verdict = verdicts.decide(
+            verdict = decide(
                 self._nodes, checks, least=self._least, scheduler=cluster.scheduler, settings=cluster.settings,
                 timeout=timeout,
             )  # fmt: skip

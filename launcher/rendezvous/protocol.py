@@ -17,12 +17,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from launcher.failures.codes import FaultCode
-from launcher.rendezvous.channel import Channel, ChannelError
-from launcher.rendezvous.hub import Hub, refused
-from launcher.rendezvous.interfaces import interface_with
-from launcher.rendezvous.leader_search import EXCHANGE, NO_ANSWER, ConnectBackoff, find_leader
-from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
-from launcher.rendezvous.ports import listen
+from launcher.rendezvous.channel import Channel, ChannelError, Hub, refused
+from launcher.rendezvous.discovery import EXCHANGE, NO_ANSWER, ConnectBackoff, find_leader, interface_with, listen
+from launcher.rendezvous.rounds import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
 from launcher.runs import events
 from launcher.runs.events import AgentCount, Fault, Place
 

@@ -50,17 +50,7 @@ from launcher import bounds
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.files import ownership, run_files, shared_secret
 from launcher.files.json_types import misfit
-from launcher.files.shared_files import (
-    Ok,
-    Outcome,
-    Wrong,
-    exists,
-    list_names,
-    read_json,
-    read_text,
-    retry_read,
-    unwrap,
-)
+from launcher.files.shared_files import Ok, Outcome, Wrong, exists, list_names, read_json, read_text, retry_read, unwrap
 from launcher.runs import event_file, live_index
 from launcher.runs.events import Event, Submitting
 

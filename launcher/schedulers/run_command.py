@@ -14,8 +14,7 @@ from typing import IO
 
 from launcher import bounds
 from launcher.errors import SubmissionError
-from launcher.files.os_errors import NOT_ON_PATH
-from launcher.files.shared_files import backoff
+from launcher.files.shared_files import NOT_ON_PATH, backoff
 from launcher.formatting import long_size
 from launcher.schedulers.base import AnswerLost, QueryError, QueryTimeout
 

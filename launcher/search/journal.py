@@ -4,7 +4,7 @@ It replaces Optuna's JournalFileBackend, with the same file format, for three re
 
 - An operation of a search (choose a point, say) is several records of Optuna. Here they are written together, in one
   append at the end of the operation, so that a killed process leaves all of them or none.
-- Optuna takes over any lock after 30 s. `launcher.files.link_lock` takes over only the lock of a dead holder, at once
+- Optuna takes over any lock after 30 s. `launcher.files.locks` takes over only the lock of a dead holder, at once
   if the holder was on the same node.
 - Optuna stops reading at an incomplete record (a full disk, a killed node). Here such a line is skipped, and the next
   record starts on a line of its own.
@@ -24,7 +24,7 @@ from optuna.storages.journal import BaseJournalBackend
 
 from launcher import bounds
 from launcher.errors import RunError, UnavailableError
-from launcher.files import link_lock
+from launcher.files import locks
 from launcher.files.run_files import naming, open_regular
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
@@ -84,7 +84,7 @@ class JournalBackend(BaseJournalBackend):
         Raises UnavailableError: the file server does not respond, or another process has taken over the lock meanwhile.
         Raises OSError: the records cannot be written.
         """
-        with link_lock.hold(self._lock, waiting=self._waiting):
+        with locks.hold(self._lock, waiting=self._waiting):
             self._open = True
             try:
                 yield

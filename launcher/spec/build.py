@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher import redaction
-from launcher.binding import node_types
-from launcher.binding import wanted as binding
+from launcher.binding import hardware
+from launcher.binding import masks as binding
 from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted, texts
 from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow
@@ -235,7 +235,7 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
     _refuse_negative("", config)
     _refuse_control_characters("", keys_of(plan))
     if cluster.node_type is not None:
-        node_types.require(cluster.node_type, "cluster.node_type")
+        hardware.require(cluster.node_type, "cluster.node_type")
     if plan.world_size < workload.min_ranks:
         raise ConfigError(
             f"workload={plan.workload.name} needs {workload.min_ranks} ranks and would get {plan.world_size}: "

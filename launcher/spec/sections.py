@@ -56,7 +56,7 @@ class Launch:
     idle_timeout: int
     heartbeat: int
     visible_devices: str
-    bind: str  # the CPUs that a rank may use; see launcher/binding/wanted.py
+    bind: str  # the CPUs that a rank may use; see launcher/binding/masks.py
 
 
 @dataclass(frozen=True)

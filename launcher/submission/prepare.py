@@ -15,7 +15,7 @@ from launcher.config.schema import Config, ResumeHow
 from launcher.environment import programs, record_redaction, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError
-from launcher.files import trusted_folders
+from launcher.files import ownership
 from launcher.own_module import program
 from launcher.paths import code_root
 from launcher.runs.directory import Run, new_id, token_of
@@ -55,7 +55,7 @@ def prepare(
     """
     held, resumes = held_allocation(config, environ), run_id is not None
     check_name("name", config.name)
-    trusted_folders.require_in_files(config.cluster.trusted_folders)
+    ownership.require_in_files(config.cluster.trusted_folders)
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)

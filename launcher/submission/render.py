@@ -14,7 +14,7 @@ from launcher.environment.programs import SetupLine
 from launcher.failures.codes import SetupPart
 from launcher.files import run_files
 from launcher.files.json_types import as_json
-from launcher.files.shared_folder import SEEN
+from launcher.files.shared_files import SEEN
 from launcher.own_module import own_module
 from launcher.runs import lease
 from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields

@@ -24,7 +24,7 @@ from launcher.config.schema import ResumeHow
 from launcher.environment import record_redaction, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
-from launcher.files.os_errors import explain
+from launcher.files.shared_files import explain
 from launcher.paths import default_runs_dir
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run

@@ -15,7 +15,7 @@ from launcher import redaction
 from launcher.config.schema import Config, ResumeHow
 from launcher.environment import record_redaction
 from launcher.errors import ConfigError
-from launcher.files import trusted_folders
+from launcher.files import ownership
 from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.spec import limits
@@ -85,7 +85,7 @@ def prepare_sweep(
     """
     first = points[0].config
     _refuse_keys_of_one(points)
-    trusted_folders.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
+    ownership.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
     secrets, names = _secrets(points), redaction.all_patterns(first.env.secrets)
     command = record_redaction.redact_overrides(command, names)
     points = [

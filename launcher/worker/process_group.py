@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from launcher.failures.codes import FaultCode
 from launcher.files import shared_secret
-from launcher.rendezvous.members import Member, RendezvousError
-from launcher.rendezvous.ports import candidate_ports, secret_of
+from launcher.rendezvous.discovery import candidate_ports, secret_of
 from launcher.rendezvous.protocol import join_rendezvous
+from launcher.rendezvous.rounds import Member, RendezvousError
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology

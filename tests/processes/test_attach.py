@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.attach import connect, node_session, requests, terminal
+from launcher.attach import connect, node_session, requests
 from launcher.attach.node_session import data_message, data_of, exchange
 from launcher.attach.request_handler import Process, rank_location
 from launcher.errors import RunError
 from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
-from launcher.rendezvous.leader_search import find_leader
+from launcher.rendezvous.discovery import find_leader
 from tests.launch import until
 
 SECRET = "s" * 64
@@ -226,7 +226,7 @@ def test_output_that_somebody_tampers_with_is_not_shown(
         monkeypatch.setattr(sys, "stdin", keys)
         monkeypatch.setattr(sys, "stdout", screen)
         with pytest.raises(RunError, match="the connection to the rank's node was lost"):
-            terminal.connect_terminal(client_of(relay.port))
+            connect.connect_terminal(client_of(relay.port))
     assert b"".join(said).startswith((tmp_path / "screen").read_bytes())
 
 

@@ -23,11 +23,10 @@ from launcher.agent.failure_detection import Limits
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
 from launcher.failures.codes import FaultCode, HangSign
-from launcher.rendezvous import round_files
+from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.channel import ChannelError
-from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.rendezvous.protocol import Arrivals
-from launcher.rendezvous.round_files import Rounds
+from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError, Rounds
 from launcher.runs.events import AgentCount, Place
 from launcher.worker.hangs import Blamed
 
@@ -464,7 +463,7 @@ def test_a_round_is_claimed_once_and_read_by_all(tmp_path: Path) -> None:
     assert one.latest() is None and not one.begun(0)
     assert one.claim(0, ME, 1234, [ME])
     assert not other.claim(0, Member(1, 1, "node1", 1), 99, [])
-    assert other.latest() == round_files.Round(0, "node0", 1234, 0, (0,))
+    assert other.latest() == files_of_rounds.Round(0, "node0", 1234, 0, (0,))
     assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["0.json"]
 
 
@@ -472,13 +471,13 @@ def test_a_claim_whose_answer_was_lost_on_the_way_is_still_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS sends the request again when the answer is lost, and the second one finds the link that the first made."""
-    real = round_files.os.link
+    real = files_of_rounds.os.link
 
     def link(source: Any, target: Any) -> None:
         real(source, target)
         raise FileExistsError(errno.EEXIST, "File exists", str(target))
 
-    monkeypatch.setattr(round_files.os, "link", link)
+    monkeypatch.setattr(files_of_rounds.os, "link", link)
     rounds = Rounds(tmp_path / "rounds")
     assert rounds.claim(0, ME, 1234, [ME])
     assert not rounds.claim(0, Member(1, 1, "node1", 1), 99, [])

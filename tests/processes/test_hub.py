@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from launcher.rendezvous import hub as hub_module
-from launcher.rendezvous.channel import Channel, ChannelError
-from launcher.rendezvous.hub import Event, Hub
+from launcher.rendezvous import channel as hub_module
+from launcher.rendezvous.channel import Channel, ChannelError, Event, Hub
 
 SECRET = b"the attempt's"
 

@@ -12,9 +12,8 @@ import pytest
 
 from launcher import errors
 from launcher.agent.settings import open_files_needed
-from launcher.processes import open_files
-from launcher.rendezvous.channel import Channel
-from launcher.rendezvous.hub import Hub
+from launcher.processes import limits as process_limits
+from launcher.rendezvous.channel import Channel, Hub
 from launcher.rendezvous.store import RanksStore
 from tests.launch import Launcher
 
@@ -25,7 +24,7 @@ _context = multiprocessing.get_context("fork")
 
 def lead(agents: socket.socket, ranks: socket.socket, limits: tuple[int, int], pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    open_files.raise_limit()
+    process_limits.raise_limit()
     RanksStore(ranks, [])
     hub = Hub(agents, SECRET, members=range(RANKS))
     while len(hub.channels) < RANKS:
@@ -60,10 +59,10 @@ def test_where_the_kernel_does_not_allow_the_hard_limit_the_soft_one_counts(monk
     def refuse(*_: object) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(open_files, "_users", None)
+    monkeypatch.setattr(process_limits, "_users", None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert open_files.raise_limit() == 256
+    assert process_limits.raise_limit() == 256
 
 
 def test_a_thousand_ranks_join_under_a_soft_limit_of_as_many_files() -> None:

@@ -7,20 +7,20 @@ import sys
 
 GRANDPARENT = """
 import os, subprocess, sys, time
-from launcher.processes import orphans
-orphans.adopt()
+from launcher.processes import groups
+groups.adopt()
 kept = subprocess.Popen(["sleep", "600"])
-before = orphans.children()
+before = groups.children()
 parent = subprocess.Popen([sys.executable, "-c",
     "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '601']); print(flush=True); time.sleep(600)"],
     stdout=subprocess.PIPE)
 parent.stdout.readline()
 parent.kill()
 parent.wait()
-while not orphans.children() - before:
+while not groups.children() - before:
     time.sleep(0.01)
-killed = orphans.kill(before)
-print(len(killed), kept.poll(), orphans.children() == before)
+killed = groups.kill(before)
+print(len(killed), kept.poll(), groups.children() == before)
 kept.kill()
 """
 

@@ -24,11 +24,11 @@ from launcher.agent.failure_detection import Limits
 from launcher.agent.signals import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
 from launcher.failures.preflight_text import of_observation
-from launcher.preflight import attempt, checks, together
+from launcher.preflight import attempt, checks, process
 from launcher.preflight import process as preflight_process
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.checks import Problem, check
-from launcher.rendezvous.members import Member
+from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
 from launcher.spec.plan import JobPlan
@@ -42,7 +42,7 @@ def test_clocks_are_compared_over_the_store() -> None:
     clients = [store, *(TCPStore("localhost", store.port, is_master=False, wait_for_workers=False) for _ in range(3))]
     told: list[Observation] = []
     threads = [
-        threading.Thread(target=lambda place=place: told.append(together.clock(clients[place], place == 0, 4)))
+        threading.Thread(target=lambda place=place: told.append(process.clock(clients[place], place == 0, 4)))
         for place in range(4)
     ]
     for thread in threads:
@@ -65,7 +65,7 @@ def reduce(config: str, env: Env) -> dict[str, Any]:
 
     if env.rank == 1:
         dist.all_reduce = damaged
-    found = check("all_reduce", lambda: together.reduce(env.rank, env.world_size, env.device))
+    found = check("all_reduce", lambda: process.reduce_together(env.rank, env.world_size, env.device))
     return {"level": found.level.value, "accused": found.accused}
 
 
@@ -129,32 +129,32 @@ def breaks_in_the_all_reduce(index: int) -> None:
         raise RuntimeError("unhandled system error")
 
     if index == 1:
-        together.reduce = broken
+        process.reduce_together = broken
 
 
 def is_behind_a_wall(index: int) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("timed out connecting")
 
-    together.join = lost
+    process.join = lost
     if index == 1:
         server = socket.create_server(("127.0.0.1", 0))
         told = f"127.0.0.1 {server.getsockname()[1]}"
         server.close()
-        together.open_port = lambda interface: (server, told)
+        process.open_port = lambda interface: (server, told)
 
 
 def loses_each_other(index: int) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("timed out connecting")
 
-    together.join = lost
+    process.join = lost
 
 
 def is_off(index: int) -> None:
-    judge = together.judge_clock
+    judge = process.judge_clock
     if index == 1:
-        together.judge_clock = lambda ahead, error: judge(7.0, 0.1)
+        process.judge_clock = lambda ahead, error: judge(7.0, 0.1)
 
 
 def _control(index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60) -> Control:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.diagnose.doctor.machine import GIB, MIB
-from launcher.files.shared_folder import LOCAL, kind_of
+from launcher.files.shared_files import LOCAL, kind_of
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import long_size
 

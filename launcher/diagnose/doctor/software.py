@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from launcher import __version__, paths
-from launcher.files.os_errors import NOT_ON_PATH
+from launcher.files.shared_files import NOT_ON_PATH
 from launcher.findings import Finding, ok, problem, warning
 from launcher.schedulers import run_command
 

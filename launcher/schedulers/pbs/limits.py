@@ -12,7 +12,7 @@ from typing import Any
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.files import shared_folder
+from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
@@ -175,8 +175,8 @@ def _of_totals(plan: JobPlan) -> tuple[str, ...]:
 def _seen_by(nodes: Sequence[capacity.Node], folder: Path) -> tuple[str, ...]:
     # PBS tries twenty times to start a job that cannot open its output, and then holds it
     here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    note = shared_folder.check(
-        folder, shared_folder.kind_of(folder), seen=unwrap(exists(folder / shared_folder.SEEN)),
+    note = shared_files.check(
+        folder, shared_files.kind_of(folder), seen=unwrap(exists(folder / shared_files.SEEN)),
         nodes=[node.others.get("host", node.name) for node in nodes], here=here,
     )  # fmt: skip
     return (note,) if note else ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.files import shared_folder
+from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
@@ -189,8 +189,8 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
         return (f"not compared with the live queues: {error}",)
     folder = Path(plan.run_dir).parent
     here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    note = shared_folder.check(
-        folder, shared_folder.kind_of(folder), seen=unwrap(exists(folder / shared_folder.SEEN)), nodes=hosts, here=here
+    note = shared_files.check(
+        folder, shared_files.kind_of(folder), seen=unwrap(exists(folder / shared_files.SEEN)), nodes=hosts, here=here
     )
     return (note,) if note else ()
 

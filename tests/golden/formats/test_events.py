@@ -41,11 +41,9 @@ from launcher.failures.codes import (
     StopReason,
 )
 from launcher.job import requeue, wait_for_others
-from launcher.preflight.attempt import Preflight
-from launcher.preflight.bad_nodes import Verdict
+from launcher.preflight.attempt import Preflight, Verdict
 from launcher.preflight.checks import Check, Level
-from launcher.rendezvous.rank_environment import placements
-from launcher.rendezvous.round_files import Rounds
+from launcher.rendezvous.rounds import Rounds, placements
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
 from launcher.runs.event_writer import Events

@@ -25,8 +25,8 @@ from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen
-from launcher.preflight.bad_nodes import Verdict
-from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
+from launcher.preflight.attempt import Verdict
+from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
 from launcher.runs.events import Accused, Fault, every
@@ -125,7 +125,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
     monkeypatch.setattr(directory.Run, "secret", lambda self: b"secret")
     monkeypatch.setattr(module, "Signals", FakeSignals)
-    monkeypatch.setattr(module.orphans, "adopt", lambda: None)
+    monkeypatch.setattr(module.groups, "adopt", lambda: None)
     monkeypatch.setattr(module.topology, "derive", lambda *_: place)
     monkeypatch.setattr(module, "Control", lambda own, **_: FakeControl(script, own))
     monkeypatch.setattr(module, "WorkerGroup", lambda *_, **__: FakeWorkers(script))
@@ -192,7 +192,7 @@ def test_where_too_few_files_may_be_open_no_agent_waits_for_the_others(
 ) -> None:
     plan = bare_plan(**{"nodes": 3, "min_nodes": 3, "run_dir": str(tmp_path), "workdir": str(tmp_path), **changes})
     monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
-    monkeypatch.setattr(module.open_files, "raise_limit", lambda: needed - lacks)
+    monkeypatch.setattr(module.process_limits, "raise_limit", lambda: needed - lacks)
     place: Any = module.topology.derive({}, "", lambda _: "")
     place.rank, place.node_rank, place.world_size = rank, rank, 192
     script.steps = {"first": [StopRequested(signal.SIGTERM)]}

@@ -12,8 +12,7 @@ from launcher.agent.binding import Binder
 from launcher.binding.masks import BindingRefused
 from launcher.binding.node import Node, Unbound
 from launcher.failures.codes import UnboundReason
-from launcher.rendezvous.members import Member
-from launcher.rendezvous.rank_environment import Placement, placements
+from launcher.rendezvous.rounds import Member, Placement, placements
 from launcher.runs.events import Bound
 from tests.unit.binding import trees
 from tests.unit.binding.test_masks import flat

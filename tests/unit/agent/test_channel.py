@@ -16,17 +16,7 @@ from hypothesis import strategies as st
 import launcher
 from launcher import bounds
 from launcher.rendezvous import channel as channel_module
-from launcher.rendezvous.channel import (
-    MAC,
-    MAGIC,
-    NONCE,
-    PROOF,
-    Channel,
-    ChannelError,
-    NotAuthenticated,
-    encode,
-    proof,
-)
+from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError, NotAuthenticated, encode, proof
 
 SECRET = b"the attempt's"
 HEAD = 4 + MAC
@@ -490,9 +480,8 @@ def test_any_json_object_arrives_as_it_was_sent(message: dict[str, Any]) -> None
     "module",
     [
         "rendezvous/channel",
-        "rendezvous/hub",
         "rendezvous/protocol",
-        "rendezvous/round_files",
+        "rendezvous/rounds",
         "agent/coordinator",
         "agent/control",
     ],

@@ -17,7 +17,7 @@ from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous.channel import encode
-from launcher.rendezvous.members import Member
+from launcher.rendezvous.rounds import Member
 from launcher.runs import event_file, events
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed

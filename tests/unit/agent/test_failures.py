@@ -22,7 +22,7 @@ from launcher.agent.failures import (
 from launcher.agent.restart_policy import Kind
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
 from launcher.failures.codes import FaultCode, StopReason
-from launcher.rendezvous.members import Member
+from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")

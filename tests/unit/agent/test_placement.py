@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.rendezvous.members import Member
-from launcher.rendezvous.rank_environment import environment_of, place_variables, placements
+from launcher.rendezvous.rounds import Member, environment_of, place_variables, placements
 from launcher.schedulers.topology import derive
 
 AGENTS = [Member(0, 0, "a", 2), Member(1, 1, "b", 2), Member(2, 2, "c", 2)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.agent.coordinator import Coordinator, Limits
 from launcher.agent.restart_policy import History
-from launcher.rendezvous.members import Member
+from launcher.rendezvous.rounds import Member
 from launcher.worker import hangs
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.stop_agreement import (

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.agent import stragglers
 from launcher.agent.stragglers import Paces, interval
-from launcher.rendezvous.members import Member, Rendezvous
+from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
 from tests.unit.plans import bare_plan

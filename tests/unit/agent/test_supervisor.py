@@ -25,7 +25,7 @@ from launcher.attach.request_handler import RequestHandler
 from launcher.failures.codes import FaultCode, HangSign, StopReason
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.rendezvous.channel import Message
-from launcher.rendezvous.members import Member, Rendezvous
+from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Accused, Fault, HostSignal, Place, Stop

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding import devices, sysfs
-from launcher.binding.devices import DeviceError
+from launcher.binding import hardware, masks
+from launcher.binding.masks import DeviceError
 from launcher.binding.node import Node, Unbound
 from launcher.failures.codes import UnboundReason
 from tests.unit.binding import trees
@@ -17,7 +17,7 @@ UUID = "GPU-0000000{}-0000-0000-0000-000000000000"
 
 
 def addresses(node: Node, environ: dict[str, str]) -> list[str]:
-    return [gpu.name for gpu in devices.visible_gpus(node, environ)]
+    return [gpu.name for gpu in masks.visible_gpus(node, environ)]
 
 
 def wrong(reason: UnboundReason, *names: str, value: str = "", gpus: int = 0) -> Unbound:
@@ -64,16 +64,16 @@ def test_masks_of_level_zero_name_tiles(mask: str, names: list[str]) -> None:
 
 def test_tiles_are_no_devices_where_cards_are(tmp_path: Path) -> None:
     trees.build(tmp_path, trees.description("aurora"))
-    assert len(sysfs.read(tmp_path, {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}).gpus) == 6
+    assert len(hardware.read(tmp_path, {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}).gpus) == 6
 
 
 def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library() -> None:
     node = trees.read("polaris")
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-11111111-2222"}
-    found = devices.visible_gpus(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
+    found = masks.visible_gpus(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
     assert [gpu.address for gpu in found] == ["0000:85:00.0"]
     with pytest.raises(DeviceError) as refused:
-        devices.visible_gpus(node, environ)
+        masks.visible_gpus(node, environ)
     assert refused.value.unbound == wrong(UnboundReason.MIG_SLICE, "MIG-11111111-2222")
 
 
@@ -81,14 +81,14 @@ def test_gpus_of_other_jobs_are_not_counted(tmp_path: Path) -> None:
     """A cgroup keeps this process from them, and CUDA_VISIBLE_DEVICES counts among the others."""
     trees.build(tmp_path, trees.description("polaris"))
     (tmp_path / "dev/nvidia0").unlink()
-    assert addresses(sysfs.read(tmp_path, {}), {"CUDA_VISIBLE_DEVICES": "0"}) == ["0000:46:00.0"]
+    assert addresses(hardware.read(tmp_path, {}), {"CUDA_VISIBLE_DEVICES": "0"}) == ["0000:46:00.0"]
 
 
 def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
     trees.build(tmp_path, trees.description("dgx-h100"))
     for address in ("0000:1b:00.0", "0000:43:00.0"):
         shutil.rmtree(tmp_path / "proc/driver/nvidia/gpus" / address)
-    assert addresses(sysfs.read(tmp_path, {}), {})[0] == "0000:52:00.0"
+    assert addresses(hardware.read(tmp_path, {}), {})[0] == "0000:52:00.0"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
 )
 def test_what_is_not_there_or_twice_is_named(mask: str, unbound: Unbound) -> None:
     with pytest.raises(DeviceError) as refused:
-        devices.of_ranks(trees.read("polaris"), {"CUDA_VISIBLE_DEVICES": mask}, range(2), gpus=True)
+        masks.of_ranks(trees.read("polaris"), {"CUDA_VISIBLE_DEVICES": mask}, range(2), gpus=True)
     assert refused.value.unbound == unbound
 
 
@@ -112,13 +112,13 @@ def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_
     about["gpus"][1][3] = "NVIDIA T4"
     trees.build(tmp_path, about)
     models = ("NVIDIA A100-SXM4-40GB", "NVIDIA T4")
-    assert sysfs.read(tmp_path, {}).unbound == Unbound(UnboundReason.MIXED_GPUS, models=models)
-    assert sysfs.read(tmp_path, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).unbound is None
+    assert hardware.read(tmp_path, {}).unbound == Unbound(UnboundReason.MIXED_GPUS, models=models)
+    assert hardware.read(tmp_path, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).unbound is None
 
 
 def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu() -> None:
     node = trees.read("polaris")
-    ranks = devices.of_ranks(node, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, range(4), gpus=True, pairs=["hsn1", "hsn0"])
+    ranks = masks.of_ranks(node, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, range(4), gpus=True, pairs=["hsn1", "hsn0"])
     assert [(rank.gpu.address[5:7], rank.nic.name) for rank in ranks if rank.gpu and rank.nic] == [
         ("c7", "mlx5_0"), ("85", "mlx5_1"), ("46", "mlx5_0"), ("07", "mlx5_1")
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu() -> None:
 
 def test_a_nic_that_is_not_there_is_named() -> None:
     with pytest.raises(DeviceError) as refused:
-        devices.of_ranks(trees.read("polaris"), {}, range(4), gpus=True, pairs=["hsn7"])
+        masks.of_ranks(trees.read("polaris"), {}, range(4), gpus=True, pairs=["hsn7"])
     assert refused.value.unbound == Unbound(UnboundReason.NO_NIC, names=("hsn7",), nics=("mlx5_0", "mlx5_1"))
 
 
@@ -138,4 +138,4 @@ def test_nics_have_the_names_and_speeds_of_infiniband_and_of_interfaces() -> Non
 def test_a_nic_without_a_link_is_left_out(tmp_path: Path) -> None:
     trees.build(tmp_path, trees.description("perlmutter"))
     (tmp_path / "sys/class/net/hsn2/operstate").write_text("down\n")
-    assert [nic.name for nic in sysfs.read(tmp_path, {}).nics] == ["hsn0", "hsn1", "hsn3"]
+    assert [nic.name for nic in hardware.read(tmp_path, {}).nics] == ["hsn0", "hsn1", "hsn3"]

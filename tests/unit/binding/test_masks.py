@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.binding import devices, masks, node_types
-from launcher.binding.masks import Binding, BindingRefused, RankDevices
+from launcher.binding import hardware, masks
+from launcher.binding.masks import Binding, BindingRefused, RankDevices, parse
 from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
-from launcher.binding.wanted import parse
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
@@ -68,7 +67,7 @@ def shown(binding: Binding) -> list[str]:
 @pytest.mark.parametrize("name", trees.NAMES)
 def test_a_known_node_type_has_its_ranks_beside_their_gpus(name: str) -> None:
     node, allowed = node_of(name)
-    ranks = devices.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
+    ranks = masks.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     assert node.unbound is None
     assert shown(masks.bind(node, allowed, ranks, parse("auto"))) == AUTO[name]
 
@@ -76,7 +75,7 @@ def test_a_known_node_type_has_its_ranks_beside_their_gpus(name: str) -> None:
 @pytest.mark.parametrize("name", trees.NAMES)
 def test_a_node_type_is_what_is_read_on_such_a_node(name: str) -> None:
     node = trees.read(name)
-    assert node_types.load(name).node == replace(node, gpus=tuple(replace(gpu, uuid="") for gpu in node.gpus))
+    assert hardware.load(name).node == replace(node, gpus=tuple(replace(gpu, uuid="") for gpu in node.gpus))
 
 
 LUMI_ORDER = [49, 57, 17, 25, 1, 9, 33, 41]
@@ -85,7 +84,7 @@ LUMI_ORDER = [49, 57, 17, 25, 1, 9, 33, 41]
 def test_one_core_each_on_lumi_is_the_order_of_its_documentation() -> None:
     node, allowed = node_of("lumi-g")
     without_threads = [cpu for cpu in allowed if cpu < 64]  # as with --hint=nomultithread
-    ranks = devices.of_ranks(node, {}, range(8), gpus=True)
+    ranks = masks.of_ranks(node, {}, range(8), gpus=True)
     assert shown(masks.bind(node, without_threads, ranks, parse("core"))) == [str(core) for core in LUMI_ORDER]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding import sysfs
+from launcher.binding import hardware
 from launcher.binding.node import CPUS, Core, Unbound
 from launcher.failures.codes import UnboundReason
 from tests.unit.binding import trees
@@ -28,21 +28,21 @@ def test_a_node_type_in_words(name: str, kind: str) -> None:
 
 def test_a_kernel_of_another_age_has_other_names_for_the_same_lists(tmp_path: Path) -> None:
     trees.build(tmp_path, trees.description("polaris"))
-    known = sysfs.read(tmp_path, {})
+    known = hardware.read(tmp_path, {})
     for path in tmp_path.glob("sys/devices/system/cpu/cpu*/topology"):
         (path / "core_cpus_list").rename(path / "thread_siblings_list")
         (path / "package_cpus_list").rename(path / "core_siblings_list")
-    assert sysfs.read(tmp_path, {}) == known
+    assert hardware.read(tmp_path, {}) == known
 
 
 def test_without_sysfs_nothing_is_known_and_that_is_told(tmp_path: Path) -> None:
-    assert sysfs.read(tmp_path, {}).unbound == Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
+    assert hardware.read(tmp_path, {}).unbound == Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
 
 
 def test_without_the_folder_of_a_cores_neighbours_nothing_is_known_of_cores(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-3\n")
-    node = sysfs.read(tmp_path, {})
+    node = hardware.read(tmp_path, {})
     assert (node.cores, node.unbound) == (
         (), Unbound(UnboundReason.NO_TOPOLOGY, path=f"{CPUS}/cpu0/topology")
     )  # fmt: skip
@@ -52,8 +52,8 @@ def test_a_cpu_that_is_offline_is_no_thread_of_its_core(tmp_path: Path) -> None:
     about = trees.description("polaris")
     trees.build(tmp_path, about)
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-31\n")  # SMT is switched off
-    assert sysfs.read(tmp_path, {}).cores[0] == Core((0,), 0, 0, 0)
+    assert hardware.read(tmp_path, {}).cores[0] == Core((0,), 0, 0, 0)
 
 
 def test_this_node_has_all_cpus_that_this_process_may_use() -> None:
-    assert os.sched_getaffinity(0) <= {cpu for core in sysfs.read().cores for cpu in core.cpus}
+    assert os.sched_getaffinity(0) <= {cpu for core in hardware.read().cores for cpu in core.cpus}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.binding.wanted import KINDS, MAP, Wanted, parse
+from launcher.binding.masks import KINDS, MAP, Wanted, parse
 from launcher.errors import ConfigError
 
 

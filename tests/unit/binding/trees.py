@@ -8,29 +8,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.binding import node_types, sysfs
+from launcher.binding import hardware
 from launcher.binding.node import Node
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 
-NAMES = node_types.names()
+NAMES = hardware.names()
 
 
 def description(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((node_types.FOLDER / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((hardware.FOLDER / f"{name}.json").read_text())
     return found
 
 
 def allowed(about: dict[str, Any]) -> list[int]:
     """The CPUs that a job of its own gets there."""
-    return list(node_types.of("", about).allowed)
+    return list(hardware.of("", about).allowed)
 
 
 @cache
 def read(name: str) -> Node:
     """What is read of a node of this type, where no variable is set; built once, since a tree has a thousand files."""
     with tempfile.TemporaryDirectory() as root:
-        return sysfs.read(build(Path(root), description(name)), {})
+        return hardware.read(build(Path(root), description(name)), {})
 
 
 def build(root: Path, about: dict[str, Any]) -> Path:

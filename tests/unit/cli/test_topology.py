@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding import devices, masks, node_types
-from launcher.binding.wanted import parse
+from launcher.binding import hardware, masks
+from launcher.binding.masks import parse
 from launcher.cli import commands
 from launcher.cli.topology_picture import WIDTH, devices_of, pictures
 from launcher.errors import ConfigError, RunError
@@ -20,7 +20,7 @@ from tests.unit.cli.test_commands import make
 
 def told(name: str, bind: str = "auto", host: str = "node1", first: int = 0) -> tuple[Bound, dict[str, list[str]]]:
     node, allowed = trees.read(name), trees.allowed(trees.description(name))
-    near = devices.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
+    near = masks.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     found = masks.bind(node, allowed, near, parse(bind))
     beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
     return event_of(host, node, allowed, found.ranks, unbound=found.unbound, first_rank=first), beside
@@ -92,7 +92,7 @@ def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_node_of_a_known_type(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["topology", "--node-type", name]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{name}: {node_types.load(name).node.kind}"[:60])
+    assert shown.startswith(f"{name}: {hardware.load(name).node.kind}"[:60])
     assert "Source: http" in shown or "Source: NCAR" in shown
     assert max(map(len, shown.splitlines())) <= WIDTH
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UnavailableError
-from launcher.files import link_lock
-from launcher.files.link_lock import Holder, dead
+from launcher.files import locks
+from launcher.files.locks import Holder, dead
 from tests.unit.clock import Clock
 from tests.unit.faults import FileServer
 
@@ -51,14 +51,14 @@ def test_a_holder_is_read_as_it_was_written() -> None:
 
 
 def test_the_lock_is_gone_afterwards_also_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), link_lock.hold(tmp_path / "lock"):
+    with pytest.raises(ValueError), locks.hold(tmp_path / "lock"):
         assert (tmp_path / "lock").exists()
         raise ValueError
     assert not list(tmp_path.iterdir())
 
 
 def _hold_for_ever(path: Path, ready: multiprocessing.synchronize.Event) -> None:
-    with link_lock.hold(path):
+    with locks.hold(path):
         ready.set()
         signal.pause()
 
@@ -70,22 +70,22 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(tmp_path: 
     assert ready.wait(60)
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
-    with link_lock.hold(tmp_path / "lock"):
+    with locks.hold(tmp_path / "lock"):
         pass
     assert not list(tmp_path.iterdir())
 
 
 def test_another_machines_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, clock = tmp_path / "lock", Clock(monkeypatch, link_lock)
+    path, clock = tmp_path / "lock", Clock(monkeypatch, locks)
     path.write_text(str(Holder("t", "elsewhere", os.getpid(), 1)))
-    with link_lock.hold(path, timeout=60):
+    with locks.hold(path, timeout=60):
         assert sum(clock.slept) >= 60
         assert path.read_text() != str(Holder("t", "elsewhere", os.getpid(), 1))
 
 
 def test_a_lock_that_was_taken_over_is_not_released_by_its_former_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with link_lock.hold(path):
+    with locks.hold(path):
         path.write_text(str(ME))
     assert path.read_text() == str(ME)
 
@@ -95,16 +95,16 @@ def test_a_living_holders_lock_is_put_back(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "lock"
     path.write_text(str(ME))
     looks = iter(["dead"])
-    real = link_lock._holder
-    monkeypatch.setattr(link_lock, "_holder", lambda each: next(looks, None) or real(each))
-    link_lock._take_away(path, "dead")
+    real = locks._holder
+    monkeypatch.setattr(locks, "_holder", lambda each: next(looks, None) or real(each))
+    locks._take_away(path, "dead")
     assert path.read_text() == str(ME)
     assert [each.name for each in tmp_path.iterdir()] == ["lock"]
 
 
 def _count(path: Path, times: int) -> None:
     for _ in range(times):
-        with link_lock.hold(path / "lock"):
+        with locks.hold(path / "lock"):
             number = int((path / "number").read_text())
             (path / "number").write_text(str(number + 1))
 
@@ -123,11 +123,11 @@ def test_a_lock_that_could_not_be_released_does_not_stop_its_own_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = FileServer(monkeypatch)
-    with pytest.raises(UnavailableError), link_lock.hold(tmp_path / "lock"):
+    with pytest.raises(UnavailableError), locks.hold(tmp_path / "lock"):
         server.fail("lock")
     server.recover()
     assert (tmp_path / "lock").exists()
-    with link_lock.hold(tmp_path / "lock"):
+    with locks.hold(tmp_path / "lock"):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -136,11 +136,11 @@ def test_another_thread_of_the_process_waits_for_the_lock(tmp_path: Path) -> Non
     waited = threading.Event()
 
     def take() -> None:
-        with link_lock.hold(tmp_path / "lock", waiting=waited.set):
+        with locks.hold(tmp_path / "lock", waiting=waited.set):
             pass
 
     with ThreadPoolExecutor(1) as pool:
-        with link_lock.hold(tmp_path / "lock"):
+        with locks.hold(tmp_path / "lock"):
             other = pool.submit(take)
             assert waited.wait(60)
             assert not other.done()

@@ -16,7 +16,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.cli.status_rows import Rows
 from launcher.errors import ConfigError, RunError
-from launcher.files import ownership, run_files, trusted_folders
+from launcher.files import ownership, run_files
 from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
 from launcher.monitoring.run_status import JobMonitor
 from launcher.processes.groups import Process
@@ -106,7 +106,7 @@ Name = Callable[[pytest.MonkeyPatch, Path, Path], None]
 
 
 def by_the_variable(monkeypatch: pytest.MonkeyPatch, _: Path, folder: Path) -> None:
-    monkeypatch.setenv(trusted_folders.VARIABLE, f"/elsewhere:{folder}")
+    monkeypatch.setenv(ownership.VARIABLE, f"/elsewhere:{folder}")
 
 
 def in_a_file(name: str, text: str) -> Callable[[pytest.MonkeyPatch, Path, Path], None]:
@@ -311,14 +311,14 @@ def test_a_list_of_names_makes_a_private_group_public() -> None:
 )
 def test_what_names_no_folder_is_no_trust(tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_file("cluster/hpc1.yaml", words)(monkeypatch, tmp_path, tmp_path)
-    monkeypatch.setenv(trusted_folders.VARIABLE, "relative:")
-    assert trusted_folders.paths() in ([], [str(tmp_path)])
-    assert "/" not in trusted_folders.paths()
+    monkeypatch.setenv(ownership.VARIABLE, "relative:")
+    assert ownership.paths() in ([], [str(tmp_path)])
+    assert "/" not in ownership.paths()
 
 
 def test_what_only_one_command_would_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_file("user.yaml", "cluster.trusted_folders: [/projects/a]\n")(monkeypatch, tmp_path, tmp_path)
-    trusted_folders.require_in_files([])
-    trusted_folders.require_in_files(["/projects/a"])
+    ownership.require_in_files([])
+    ownership.require_in_files(["/projects/a"])
     with pytest.raises(ConfigError, match=f"cluster.trusted_folders: /projects/b is neither in {tmp_path}/user.yaml"):
-        trusted_folders.require_in_files(["/projects/a", "/projects/b"])
+        ownership.require_in_files(["/projects/a", "/projects/b"])

@@ -8,7 +8,7 @@ from launcher.failures import text
 from launcher.pilots import point_fork
 from launcher.pilots.slots import Slot
 from launcher.rendezvous.protocol import Member
-from launcher.rendezvous.rank_environment import environment_of
+from launcher.rendezvous.rounds import environment_of
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, every
 from launcher.schedulers import topology

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.failures.codes import PreflightReason, PreflightThen
 from launcher.failures.preflight_text import of_mismatch, of_observation
-from launcher.preflight import bad_nodes, checks
-from launcher.preflight.bad_nodes import Node
+from launcher.preflight import attempt, checks
+from launcher.preflight.attempt import Node
 from launcher.preflight.checks import Check, Level, check
 from launcher.worker import nccl_report
 
@@ -54,7 +54,7 @@ def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:
     found = fabric("2.19.3-roce")
     assert (found.level, found.symptom) == (Level.FAILED, False)
     nodes = [Node(f"node{index}", f"node{index}", (index,), (index,)) for index in range(2)]
-    verdict = bad_nodes.decide(nodes, {0: [found], 1: [found]}, least=2, scheduler="slurm", settings={}, timeout=40)
+    verdict = attempt.decide(nodes, {0: [found], 1: [found]}, least=2, scheduler="slurm", settings={}, timeout=40)
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 93)
     assert verdict.failure is not None
     assert verdict.failure.reason is PreflightReason.ALL_NODES

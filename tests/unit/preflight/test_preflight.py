@@ -21,12 +21,11 @@ from launcher import errors
 from launcher.failures import text
 from launcher.failures.codes import CheckCode, FaultCode, MismatchCode, PreflightReason, PreflightThen
 from launcher.failures.preflight_text import of_observation
-from launcher.preflight import checks, together
-from launcher.preflight.attempt import nodes_of, verdict_of
-from launcher.preflight.bad_nodes import Node, Verdict, decide
+from launcher.preflight import checks, process
+from launcher.preflight.attempt import Node, Verdict, decide, nodes_of, verdict_of
 from launcher.preflight.checks import MIB, Check, Level, Problem, check
-from launcher.rendezvous import interfaces
-from launcher.rendezvous.members import Member
+from launcher.rendezvous import discovery
+from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Fabric, Fault, Finding, Mismatch, Observation, PreflightFailure
 from tests.unit.plans import bare_plan
 
@@ -362,18 +361,16 @@ def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path, monkey
     ],
 )
 def test_the_offset_of_a_clock(mine: Any, theirs: list[float], ahead: float, error: float) -> None:
-    assert together.offset(mine, theirs) == pytest.approx((ahead, error))
+    assert process.offset(mine, theirs) == pytest.approx((ahead, error))
 
 
 def test_clocks_that_differ_are_a_warning() -> None:
-    assert (
-        of_observation(together.judge_clock(0.9, 0.1)) == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
-    )
-    assert "0.900 s behind" in of_observation(together.judge_clock(-0.9, 0.1))
-    assert together.judge_clock(1.4, 0.5).code is CheckCode.CLOCK
+    assert of_observation(process.judge_clock(0.9, 0.1)) == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
+    assert "0.900 s behind" in of_observation(process.judge_clock(-0.9, 0.1))
+    assert process.judge_clock(1.4, 0.5).code is CheckCode.CLOCK
     for ahead in (1.2, -100.0):
         with problem("have the nodes' clocks synchronised") as raised:
-            together.judge_clock(ahead, 0.1)
+            process.judge_clock(ahead, 0.1)
         assert raised.value.level is Level.WARNING
 
 
@@ -392,23 +389,23 @@ def ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     (tmp_path / "if_inet6").write_text(IF_INET6)
-    monkeypatch.setattr(interfaces, "IPV6_TABLE", tmp_path / "if_inet6")
-    monkeypatch.setattr(interfaces.fcntl, "ioctl", none)
+    monkeypatch.setattr(discovery, "IPV6_TABLE", tmp_path / "if_inet6")
+    monkeypatch.setattr(discovery.fcntl, "ioctl", none)
 
 
 def test_an_interface_with_ipv6_alone_has_addresses(ipv6_only: None) -> None:
-    assert interfaces.addresses("ib0") == ["fd00::2", "fe80::fc:ff:fe00:1%ib0"]
-    assert interfaces.addresses("lo") == ["::1"]
-    assert interfaces.addresses("eth9") == []
+    assert discovery.addresses("ib0") == ["fd00::2", "fe80::fc:ff:fe00:1%ib0"]
+    assert discovery.addresses("lo") == ["::1"]
+    assert discovery.addresses("eth9") == []
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_a_node_is_reached_on_an_interface_with_ipv6_alone(ipv6_only: None) -> None:
-    server, told = together.open_port("lo")
+    server, told = process.open_port("lo")
     assert server
     with server:
         assert told.startswith("::1 ")
-        assert of_observation(together.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
+        assert of_observation(process.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
 
 
 def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
@@ -417,21 +414,21 @@ def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(together.socket, "getaddrinfo", unknown)
-    assert together.open_port("eth9") == (None, "")
+    monkeypatch.setattr(process.socket, "getaddrinfo", unknown)
+    assert process.open_port("eth9") == (None, "")
 
 
 def test_doors_that_do_not_open_are_accused() -> None:
-    server, told = together.open_port("lo")
-    closed, address = together.open_port("no such interface" * 3)
+    server, told = process.open_port("lo")
+    closed, address = process.open_port("no such interface" * 3)
     assert server and closed
     closed.close()
-    assert of_observation(together.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
+    assert of_observation(process.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
     with problem("node2 and 1 more cannot be reached .*refused.* at ") as raised:
-        together.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
+        process.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
     assert (raised.value.accused, raised.value.looked) == ((2, 3), 3)
     with problem(r"node3 cannot be reached \(it has opened no port\): is there a firewall"):
-        together.reach({3: ""}, {3: "node3"})
+        process.reach({3: ""}, {3: "node3"})
     server.close()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from launcher.binding import masks
-from launcher.binding.masks import RankDevices
-from launcher.binding.wanted import parse
+from launcher.binding.masks import RankDevices, parse
 from launcher.runs.bindings import differing, event_of, latest
 from launcher.runs.events import Bound, values
 from tests.unit.binding.test_masks import flat

@@ -1,15 +1,179 @@
-"""Finds the leader of an attempt among whatever listens on its candidate ports."""
+"""How members of a rendezvous find the leader: its ports, its address, and the search for it."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import os
+import random
+import secrets
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from launcher.failures.codes import FaultCode
+from launcher.files.shared_files import explain
+from launcher.processes import limits
 from launcher.rendezvous.channel import Channel, ChannelError, NotAuthenticated
+from launcher.rendezvous.rounds import RendezvousError
+from launcher.runs.events import Fault
+
+CANDIDATES = 16  # ports tried on the leader's host
+
+
+def secret_of(shared: bytes, key: str) -> bytes:
+    """Returns a secret derived from another one.
+
+    shared: a longer-lived secret, such as the run's.
+    key: what the new secret is for: the id of an attempt, or the index of a round.
+    """
+    return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
+
+
+def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
+    """Returns the ports that a leader tries to listen on, in this order.
+
+    Without the secret they cannot be predicted.
+    """
+    low, high = port_range
+    seed = hashlib.sha256(b"launcher ports\0" + secret).digest()
+    return random.Random(seed).sample(range(low, high + 1), min(CANDIDATES, high - low + 1))  # noqa: S311
+
+
+def free_ports(port_range: tuple[int, int]) -> list[int]:
+    """Returns random ports of the range (lowest, highest) to try, for a service that announces its port itself."""
+    return candidate_ports(secrets.token_bytes(16), port_range)
+
+
+def listen(ports: Sequence[int], address: str = "") -> socket.socket:
+    """Returns a listening socket on the first free port.
+
+    address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
+    Raises RendezvousError: none of the ports is free, or this process may open no socket.
+    """
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    problem = f"none of {len(ports)} ports is free (tried {', '.join(map(str, ports))}): set cluster.port_range"
+    for port in ports:
+        where = (address, port)
+        try:
+            return limits.waited_out(
+                lambda: socket.create_server(where, family=family, dualstack_ipv6=both, backlog=4096)  # noqa: B023
+            )
+        except OSError as error:
+            if error.errno in limits.ERRORS:
+                problem = f"no port can be opened: {explain(error) or error}"
+                break
+    raise RendezvousError(Fault(code=FaultCode.REFUSED, host=socket.gethostname(), error=problem))
+
+
+# -- The addresses of this machine's network interfaces, and listening on one of them
+
+
+IPV6_TABLE = Path("/proc/net/if_inet6")
+_SIOCGIFADDR = 0x8915  # man 7 netdevice
+_LINK = 0x20  # the scope of link-local addresses
+
+
+def addresses(interface: str) -> list[str]:
+    """Returns the addresses of an interface, in order of preference: IPv4, IPv6, link-local IPv6; empty: it has none.
+
+    A link-local address ends with the interface (`fe80::1%eth0`), which has the same name on all nodes of a cluster.
+    """
+    return [*_ipv4(interface), *_ipv6(interface)]
+
+
+def interface_with(address: str) -> str | None:
+    """Returns the name of the interface with this address (IPv4, IPv6, IPv4-mapped IPv6); None: there is none."""
+    address = address.removeprefix("::ffff:").partition("%")[0]
+    if address.startswith("127.") or address == "::1":
+        return "lo"
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if address in (each.partition("%")[0] for each in addresses(name))), None)
+
+
+def listen_on(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
+    """Returns a listening socket on a free port of an interface, and its (address, port).
+
+    interface: name of the interface, or a comma-separated list, of which the first is used; None: the address that this
+        host's name resolves to, as gloo does.
+    Raises OSError: there is no such interface, or it has no address that can be used.
+    """
+    name = interface.split(",")[0] if interface else None
+    problem = OSError(errno.EADDRNOTAVAIL, f"{name or socket.gethostname()} has no address")
+    for address in addresses(name) if name else _of_this_host():
+        server: socket.socket | None = None
+        try:
+            family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+            server = socket.socket(family, socket.SOCK_STREAM)
+            server.bind(place)
+            server.listen(backlog)
+            return server, (address, server.getsockname()[1])
+        except OSError as error:  # an IPv6 address that is still tentative, for instance
+            problem = error
+            if server is not None:
+                server.close()
+    raise problem
+
+
+def address_of(name: str) -> str:
+    """Returns the address of this machine that a host name resolves to.
+
+    Empty: the name resolves to several addresses, to a loopback address, to one of another machine, or not at all.
+    Debian's /etc/hosts resolves the host's name to 127.0.1.1, which other hosts cannot use.
+    """
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return ""
+    usable = [each for each in found if not each.startswith("127.") and each != "::1" and _is_mine(each)]
+    return usable[0] if len(found) == len(usable) == 1 else ""
+
+
+def _is_mine(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _of_this_host() -> list[str]:
+    found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None))
+    return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
+
+
+def _ipv4(interface: str) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:  # no such interface, or none with an IPv4 address
+            return []
+    return [socket.inet_ntoa(answer[20:24])]
+
+
+def _ipv6(interface: str) -> list[str]:
+    # The columns of /proc/net/if_inet6 are address, interface number, prefix length, scope, flags and name
+    try:
+        rows = [line.split() for line in IPV6_TABLE.read_text().splitlines()]
+    except OSError:  # a kernel without IPv6
+        return []
+    mine = [(int(row[3], 16) == _LINK, row[0]) for row in rows if row[5] == interface]
+    found = []
+    for of_link, digits in sorted(mine):
+        address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+        found.append(f"{address}%{interface}" if of_link else address)
+    return found
+
+
+# -- Finds the leader of an attempt among whatever listens on its candidate ports
+
 
 STAGGER = 0.2  # seconds between two connection attempts while no answer has come
 EXCHANGE = 5.0  # seconds to connect, and then for the handshake

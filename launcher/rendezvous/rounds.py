@@ -1,0 +1,311 @@
+"""A round: its members and their ranks, the environment of each rank, and the files that name a round's leader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from launcher.failures import text
+from launcher.files import run_files
+from launcher.files.shared_files import exists, unwrap
+from launcher.runs.events import Accused, Fault, Place
+from launcher.schedulers import topology
+
+LOOPBACK = "127.0.0.1"
+
+
+class LeaderLost(Exception):
+    """This agent has lost its connection to the leader, which is dead or cut off."""
+
+
+class RendezvousError(RuntimeError):
+    """The rendezvous failed.
+
+    fault: why it failed.
+    from_leader: whether the leader refused this agent, and reports the fault to the user itself.
+    final: whether a retry is useless, because the leader has decided. If False, the leader may only be gone.
+    """
+
+    def __init__(self, fault: Fault, *, from_leader: bool = False, final: bool = False) -> None:
+        super().__init__(text.of_fault(fault))
+        self.fault, self.from_leader, self.final = fault, from_leader, final or from_leader
+
+    def __reduce__(self) -> Any:
+        return type(self)._made, (self.fault, self.from_leader, self.final)
+
+    @classmethod
+    def _made(cls, fault: Fault, from_leader: bool, final: bool) -> RendezvousError:
+        return cls(fault, from_leader=from_leader, final=final)
+
+
+def accuse(place: Place) -> Accused:
+    """Returns the agent at `place` as the probable cause of a fault."""
+    return Accused(host=place.host, rank=place.task, node=None if place.task is not None else place.node)
+
+
+@dataclass(frozen=True)
+class Member:
+    """An agent that takes part in a round. There is one agent per node, or with launch=tasks one per rank."""
+
+    index: int  # index of the agent among all that the scheduler started for the job, from 0; the same in all rounds
+    node_rank: int  # index of the agent's node in the job, from 0
+    host: str  # name of the agent's host
+    ranks: int  # number of ranks that the agent starts
+    first_local_rank: int = 0  # local rank of the first of these ranks
+    local_address: str = ""  # the agent's end of its connection to the leader, as an IP address
+    master_address: str = ""  # the leader's end of that connection, as an IP address
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Member:
+        """Returns the member from its fields in order, as `row` returns them."""
+        return cls(*row)
+
+    def row(self) -> list[Any]:
+        """Returns the fields in order, for JSON: shorter than an object, since each member gets the list of all."""
+        return list(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The result of a rendezvous: a round's members in the order of their ranks, and the address of their store."""
+
+    # host, port: address of the ranks' store; the host is the address at which this member reached the leader
+    host: str
+    port: int
+    members: tuple[Member, ...]  # all members, the leader first
+    interface: str | None  # name of this agent's network interface to the others; None: unknown
+    # on the leader, the listening socket of the store; None on others
+    listener: socket.socket | None = field(default=None, compare=False)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host name of each node that takes part, in the order of its ranks."""
+        return tuple({member.node_rank: member.host for member in self.members}.values())
+
+    @property
+    def addresses(self) -> list[str]:
+        """IP addresses from which the members have connected to the leader."""
+        return [member.local_address for member in self.members if member.local_address]
+
+    @property
+    def world_size(self) -> int:
+        return sum(member.ranks for member in self.members)
+
+    def place_of(self, index: int) -> int | None:
+        """Returns the position in `members` of the member with this index; None: it does not take part."""
+        return next((place for place, member in enumerate(self.members) if member.index == index), None)
+
+    def first_rank(self, place: int) -> int:
+        """Returns the first global rank of the member at this position in `members`."""
+        return sum(member.ranks for member in self.members[:place])
+
+
+def address_reached(members: Sequence[Member]) -> str:
+    """Returns the address of the leader (the first member) at which the other members have reached it.
+
+    | the members have connected to | result |
+    |---|---|
+    | one address | that address |
+    | several addresses | empty: all interfaces |
+    | nothing: the leader is alone | the loopback interface |
+    """
+    addresses = {member.master_address for member in members[1:]} or {LOOPBACK}
+    return addresses.pop() if len(addresses) == 1 else ""
+
+
+# -- Makes the environment variables of ranks: those that torchrun sets, and the launcher's
+
+
+ROLE = "rank"
+
+
+class AgentLike(Protocol):
+    """The attributes of an agent that this module reads.
+
+    index: index of the agent among all that the scheduler started for the job, from 0.
+    node_rank: index of the agent's node in the job, from 0; with launch=tasks several agents have the same.
+    host: name of the agent's host.
+    ranks: number of ranks that the agent starts.
+    first_local_rank: local rank of the first of these ranks.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def node_rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def first_local_rank(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank to start."""
+
+    place: int  # index of the rank among the ranks of its agent, from 0
+    rank: int  # global rank
+    environment: Mapping[str, str]  # variables that are added to the agent's environment
+    cpus: tuple[int, ...] = ()  # ids of the CPUs that the rank may run on; empty: all CPUs of its agent
+
+
+def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:
+    """Returns the environment variables of a rank that depend on its node: local rank, node rank and hosts.
+
+    agents: all agents of the round, in the order of their ranks.
+    position: index in `agents` of the agent that starts the rank.
+    place: index of the rank among the ranks of its agent, from 0.
+    """
+    own = agents[position]
+    nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
+    on_node = [agent for agent in agents if agent.node_rank == own.node_rank]
+    hosts = {agent.node_rank: agent.host for agent in agents}
+    node = str(nodes.index(own.node_rank))
+    return {
+        "LOCAL_RANK": str(sum(agent.ranks for agent in on_node if agent.index < own.index) + place),
+        "LOCAL_WORLD_SIZE": str(sum(agent.ranks for agent in on_node)),
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        **topology.variable([hosts[number] for number in nodes]),
+    }
+
+
+def environment_of(
+    agents: Sequence[AgentLike], position: int, place: int, *,
+    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
+) -> dict[str, str]:  # fmt: skip
+    """Returns all environment variables that torchrun sets for a rank, and LAUNCHER_ROUND and LAUNCHER_HOSTS.
+
+    agents, position, place: see `place_variables`.
+    round_number: index of the round, from 0.
+    environ: the agent's environment; TORCH_NCCL_ASYNC_ERROR_HANDLING is taken from it.
+    """
+    rank = sum(agent.ranks for agent in agents[:position]) + place
+    world_size = str(sum(agent.ranks for agent in agents))
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": world_size,
+        "ROLE_NAME": ROLE,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(round_number),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "LAUNCHER_ROUND": str(round_number),
+        **place_variables(agents, position, place),
+    }
+
+
+def placements(
+    agents: Sequence[AgentLike], position: int, *,
+    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
+) -> list[Placement]:  # fmt: skip
+    """Returns the placements of all ranks of the agent `agents[position]`. Arguments: see `environment_of`."""
+    first = sum(agent.ranks for agent in agents[:position])
+    return [
+        Placement(place, first + place, environment_of(
+            agents, position, place, master=master, run_id=run_id, round_number=round_number,
+            max_restarts=max_restarts, environ=environ,
+        ))
+        for place in range(agents[position].ranks)
+    ]  # fmt: skip
+
+
+# -- Files in the attempt's directory `rounds`, in which agents that lost their leader find the newest round's leader
+#
+# | file | written by | contains |
+# |---|---|---|
+# | `K.json` | the leader of round K | its members, and the address that the leader listens on |
+#
+# Only one process can create the file of a round, so that of two halves of a partitioned cluster only one continues.
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round that has started."""
+
+    number: int  # index of the round, from 0. host, port: the address that the leader listens on
+    host: str
+    port: int
+    leader: int  # `Member.index` of the agent that leads the round
+    members: tuple[int, ...]  # `Member.index` of each agent that takes part
+
+
+class Rounds:
+    """Reads and writes the attempt's directory `rounds`, for one agent."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def claim(self, number: int, leader: Member, port: int, members: Sequence[Member]) -> bool:
+        """Creates the file of a round atomically. Returns whether this call did; False: another leader has created it.
+
+        number: index of the round, from 0.
+        Raises OSError: the file cannot be written. Whether another leader has created it is unknown then.
+        """
+        values = {
+            "round": number, "leader": leader.index, "host": leader.host, "port": port,
+            "members": [asdict(member) for member in members],
+        }  # fmt: skip
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            run_files.create(self._folder / f"{number}.json", json.dumps(values).encode())
+        except FileExistsError:
+            return False
+        return True
+
+    def begun(self, number: int) -> bool:
+        """Returns whether round `number` has started. Raises UnavailableError: the directory cannot be read now."""
+        return bool(unwrap(exists(self._folder / f"{number}.json", retry_seconds=0)))
+
+    def time_of(self, number: int) -> int:
+        """Returns when a round began or its leader had its last heartbeat, in nanoseconds of the file server's clock.
+
+        Raises OSError: the file of the round cannot be read.
+        """
+        return (self._folder / f"{number}.json").stat().st_mtime_ns
+
+    def latest(self) -> Round | None:
+        """Returns the newest round; None: no round has started. Files that are not in this format are ignored.
+
+        Raises OSError: the directory, or a file in it, cannot be read now, so that the newest round is unknown.
+        """
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return None
+        numbers = [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()]
+        for number in sorted(numbers, reverse=True):
+            try:
+                values: dict[str, Any] = json.loads((self._folder / f"{number}.json").read_text())
+                members = tuple(int(member["index"]) for member in values["members"])
+                host, port, leader = str(values["host"]), int(values["port"]), int(values["leader"])
+            except (ValueError, KeyError, TypeError):
+                continue
+            return Round(number, host, port, leader, members)
+        return None
+
+    def heartbeat(self, number: int) -> None:
+        """Updates the mtime of a round's file, if possible. The leader calls it regularly; agents that wait poll it."""
+        with contextlib.suppress(OSError):
+            os.utime(self._folder / f"{number}.json")
+
+    def last_heartbeat(self, number: int) -> str:
+        """Returns a string that changes with each heartbeat of the round's leader; constant if it cannot be read."""
+        try:
+            return f"{number} {self.time_of(number)}"
+        except OSError:
+            return f"{number}"
