@@ -25,8 +25,8 @@ from pathlib import Path
 
 from benchmarks.measure import Result, report
 from launcher.agent.control import Control
-from launcher.agent.failure_detection import Limits
-from launcher.agent.signals import Signals
+from launcher.agent.policy import Limits
+from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import HangSign
 from launcher.rendezvous.channel import Hub
 from launcher.rendezvous.rounds import Member

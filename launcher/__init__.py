@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from launcher.spec.workload_hook import WorkloadHook
     from launcher.worker.global_batch import GlobalBatchSampler
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
-    from launcher.worker.stopping import stopping
+    from launcher.worker.stop import stopping
 
 __version__ = "0.1.0"
 __all__ = [
@@ -90,7 +90,7 @@ _MODULES = {
     "WorkloadHook": "launcher.spec.workload_hook",
     "find": "launcher.api",
     "prepare": "launcher.api",
-    "stopping": "launcher.worker.stopping",
+    "stopping": "launcher.worker.stop",
     "submit": "launcher.api",
 }
 

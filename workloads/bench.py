@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.worker import accelerator
+from launcher.worker import devices
 from workloads import names
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def count_wrong(got: Tensor, expected: Tensor) -> int:
 
 def timed(device: torch.device, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
     """Returns the seconds that a call of `function` takes, with the work that the call queues on the device."""
-    accelerator.synchronize(device)
+    devices.synchronize(device)
     started = time.perf_counter()
     function(*args, **kwargs)
-    accelerator.synchronize(device)
+    devices.synchronize(device)
     return time.perf_counter() - started
 
 
@@ -112,15 +112,15 @@ def time_on_device(
 
     Uses events on the device's current stream, so the operations, which the calls only queue, must run on that stream.
     """
-    event_of = accelerator.module(device).Event
+    event_of = devices.module(device).Event
     events = [event_of(enable_timing=True) for _ in range(count + 1)]
     meet()
-    accelerator.synchronize(device)
+    devices.synchronize(device)
     events[0].record()
     for event in events[1:]:
         call()
         event.record()
-    accelerator.synchronize(device)
+    devices.synchronize(device)
     return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
 
 

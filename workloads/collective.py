@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher import formatting, progress, run_dir
 from launcher.runs.events import Fabric
-from launcher.worker import accelerator, nccl_report
+from launcher.worker import devices, nccl_report
 from workloads import baselines, results, roof, tables
 from workloads.operations import BY_NAME
 from workloads.ranks import WorkloadError, gather, introduce, say
@@ -78,7 +78,7 @@ class Report:
         """
         env = self.env
         nodes = max(len({env.node_of(rank) for rank in ranks}) for ranks in groups.members)
-        if nodes > 1 or (env.backend not in accelerator.ON_STREAM and env.nnodes == 1):
+        if nodes > 1 or (env.backend not in devices.ON_STREAM and env.nnodes == 1):
             return self.roof.socket, "socket"
         return self.roof.memory, "memory"
 

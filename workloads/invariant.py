@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.torch_compat import all_gather_single
-from launcher.worker import accelerator
+from launcher.worker import devices
 from launcher.worker.global_batch import share
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class TreeReduction:
         if self.world_size == 1:
             return sums[0]
         # gloo's point-to-point and all_to_all do not take GPU tensors.
-        through_cpu = sums[0].device.type != "cpu" and dist.get_backend(self.group) not in accelerator.ON_STREAM
+        through_cpu = sums[0].device.type != "cpu" and dist.get_backend(self.group) not in devices.ON_STREAM
         here = [one.cpu() for one in sums] if through_cpu else list(sums)
         total = self._in_pairs(here[0]) if self.pairs else self._in_slices(here)
         return total.to(sums[0].device) if through_cpu else total

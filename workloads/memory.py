@@ -17,9 +17,9 @@ def available(env: Env) -> int | None:
     unknown."""
     if env.device.type != "cpu":
         # Lazily: torch takes a second, and checks on the login node need none of it
-        from launcher.worker import accelerator
+        from launcher.worker import devices
 
-        found = accelerator.memory(env.device)
+        found = devices.memory(env.device)
         return None if found is None else found[0]
     whole = on_node(lambda path: Path(path).read_text())
     return None if whole is None else whole // env.local_world_size

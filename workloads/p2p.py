@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher import progress, run_dir
-from launcher.worker import accelerator
+from launcher.worker import devices
 from launcher.worker.node_exclusion import how_to_exclude
 from workloads import baselines, matrix, matrix_text, pairs, patterns, results, roof
 from workloads.ranks import WorkloadError, introduce, say
@@ -31,7 +31,7 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
     if pattern not in pairs.PATTERNS:
         return None
     within = env.node_of(pair[0]) == env.node_of(pair[1])
-    on_stream = env.backend in accelerator.ON_STREAM
+    on_stream = env.backend in devices.ON_STREAM
     if within and on_stream:
         top = measured.memory
     elif not within or env.nnodes == 1:

@@ -23,7 +23,7 @@ import numpy as np
 
 from launcher import run_dir
 from launcher.files import run_files
-from launcher.worker import accelerator
+from launcher.worker import devices
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -91,7 +91,7 @@ def conditions(config: Collective | P2P, env: Env) -> Conditions:
         backend_version=".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
         interface=variables.get(f"{env.backend.upper()}_SOCKET_IFNAME"),
         device=env.device.type,
-        device_name=accelerator.name(env.device) or _cpu_name(),
+        device_name=devices.name(env.device) or _cpu_name(),
         torch=torch.__version__,
         python=platform.python_version(),
         iterations=config.iterations,

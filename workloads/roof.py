@@ -21,7 +21,7 @@ import torch
 
 from launcher.formatting import plural
 from launcher.rendezvous import discovery
-from launcher.worker import accelerator
+from launcher.worker import devices
 from workloads.ranks import gather
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def copy_speed(device: torch.device, size: int) -> float:
     target = torch.zeros_like(source)  # written once before, so that no copy pays for new pages
     best, until = 0.0, time.perf_counter() + COPY_SECONDS
     while not best or time.perf_counter() < until:
-        accelerator.synchronize(device)
+        devices.synchronize(device)
         started = time.perf_counter()
         target.copy_(source)
-        accelerator.synchronize(device)
+        devices.synchronize(device)
         best = max(best, size / (time.perf_counter() - started))
     return best
 

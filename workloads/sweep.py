@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from launcher.formatting import format_size, plural
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker import accelerator
+from launcher.worker import devices
 from workloads import bench, formulas, memory, names
 from workloads.groups import Members, in_words, members_of, parse_groups
 from workloads.operations import Buffers, Case, Operation, count_of
@@ -186,7 +186,7 @@ class Sweep:
                 buffers = self.operation.allocate(case, place)
                 self.operation.fill(case, buffers)
                 self.operation.bind(case, buffers, self.settings.async_op)()
-                accelerator.synchronize(self.env.device)
+                devices.synchronize(self.env.device)
             except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
                 problem = str(error).splitlines()[0]
         found = gather(problem, self.env)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from launcher.worker import accelerator
+from launcher.worker import devices
 from workloads import bench
 from workloads.operations import Buffers, Call, Case, Operation
 
@@ -38,7 +38,7 @@ class Run:
         self.settings, self.operation, self.env, self.case, self.buffers = settings, operation, env, case, buffers
         self.checked = 0
         self.wrong: int | None = 0
-        on_stream = accelerator.ON_STREAM.get(env.backend) == env.device.type
+        on_stream = devices.ON_STREAM.get(env.backend) == env.device.type
         self._time: Callable[[Call, Call, int], list[float]] = (
             partial(bench.time_on_device, device=env.device) if on_stream else bench.time_calls
         )
@@ -50,7 +50,7 @@ class Run:
     def _until_done(self, call: Call) -> Call:
         def call_and_finish() -> None:
             call()
-            accelerator.synchronize(self.env.device)
+            devices.synchronize(self.env.device)
 
         return call_and_finish
 
@@ -89,7 +89,7 @@ class Run:
             return seconds
         operation.fill(case, self.buffers)
         seconds = self.times(1)
-        accelerator.synchronize(self.env.device)
+        devices.synchronize(self.env.device)
         wrong, checked = operation.check(case, self.buffers)
         self.wrong = (self.wrong or 0) + wrong
         self.checked += checked

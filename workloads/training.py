@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from launcher.worker import accelerator
+from launcher.worker import devices
+from launcher.worker.devices import cores
 from launcher.worker.global_batch import share
-from launcher.worker.threads import cores
 from workloads.data import Data
 from workloads.ranks import WorkloadError
 
@@ -88,9 +88,9 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     precision: `workload.precision`: auto, float32 or bfloat16.
     Raises WorkloadError: bfloat16 was requested, and the device does not support it.
     """
-    capable = accelerator.has_bfloat16(device)
+    capable = devices.has_bfloat16(device)
     if precision == "bfloat16" and not capable:
-        name = accelerator.name(device) or "the CPU"
+        name = devices.name(device) or "the CPU"
         raise WorkloadError(
             f"workload.precision=bfloat16 needs a GPU that has it, and this rank computes on {name}: "
             "use workload.precision=auto or float32"

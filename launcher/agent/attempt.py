@@ -1,9 +1,4 @@
-"""Runs one node's part of an attempt: its agent joins the rendezvous, runs the ranks of this node, and reports the end.
-
-After a failure that ranks can resume from, they restart in the next round; see `supervisor` and `coordinator`.
-torch is loaded once; ranks are forked from here before any GPU is used.
-With launch=tasks the scheduler starts one agent per rank instead of one per node; nothing else is different.
-"""
+"""Runs one node's part of an attempt: its agent joins the rendezvous, runs the node's ranks, and reports the end."""
 
 from __future__ import annotations
 
@@ -20,17 +15,23 @@ from typing import Any
 import torch
 
 from launcher import errors
-from launcher.agent import preload, program_stop
+from launcher.agent import preload, stop_requests
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
-from launcher.agent.failures import failed_by, fault_of_end, fault_of_start, preflight_fault, stopped_early
-from launcher.agent.outcome import AttemptFailed, Done, NextRound
+from launcher.agent.failures import (
+    AttemptFailed,
+    Done,
+    NextRound,
+    failed_by,
+    fault_of_end,
+    fault_of_start,
+    preflight_fault,
+    stopped_early,
+)
+from launcher.agent.policy import History, Kind, Limits, RoundFailure
 from launcher.agent.rank_status import AgentContext, GpuWatch
-from launcher.agent.restart_policy import History, Kind
-from launcher.agent.settings import limits, open_files_needed, place_of, places_of, set_network
-from launcher.agent.signals import Signals, StopRequested
+from launcher.agent.stop_requests import Signals, StopRequested
 from launcher.agent.supervisor import Supervisor
-from launcher.agent.verdicts import RoundFailure
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
 from launcher.attach.request_handler import RequestHandler
 from launcher.binding.masks import BindingRefused
@@ -47,10 +48,88 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Fault, Finished, Met, Place, Resized, StartLimit
 from launcher.schedulers import topology
 from launcher.spec.plan import JobPlan
-from launcher.worker import debug_console, debugger, devices, hangs
-from launcher.worker.flight_recorder import Recorders
+from launcher.worker import debugger, devices, hangs
+from launcher.worker.hangs import Recorders
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run_rank
+
+BASE_FILES = 64  # open files of an agent without ranks, with some to spare
+FILES_PER_RANK = 4  # of a rank's agent: its output, its errors, its report, its stacks
+
+
+def limits(plan: JobPlan, logs: Path) -> Limits:
+    """Returns the settings that the leader needs. `logs`: the directory of the ranks' output files."""
+    # Ranks of MPI, and programs, need not join through our store. While one rank is at a breakpoint, all are silent.
+    elsewhere = (
+        plan.workload.backend == Backend.mpi.value
+        or plan.workload.kind == "Program"
+        or not plan.workload.params.get("init", True)
+    )
+    watched = not plan.debugs
+    return Limits(
+        least=plan.min_nodes * plan.tasks_per_node,
+        rendezvous_timeout=None if elsewhere or not watched else plan.launch.rendezvous_timeout,
+        start_timeout=plan.launch.start_timeout if watched else None,
+        idle_timeout=plan.launch.idle_timeout if watched else None,
+        hang_timeout=plan.launch.hang_timeout if watched else None,
+        heartbeat=plan.launch.heartbeat,
+        max_restarts=plan.launch.max_restarts,
+        stacks_in=str(logs),
+        independent=plan.independent,
+    )
+
+
+def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
+    """Returns the number of open files that an agent, or the process of its ranks' store, needs.
+
+    agents: number of agents that connect to this one, if it may lead the others; else 0.
+    world_size: number of ranks that connect to its store, if it may lead the others; else 0.
+    """
+    return BASE_FILES + max(FILES_PER_RANK * ranks + agents, store.FILES_PER_RANK * world_size)
+
+
+def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
+    """Returns the host and node of each agent of the job, by member index.
+
+    place: position of this process in the job, and the job's hosts.
+    """
+    if plan.launch.mode != LaunchMode.tasks.value:
+        return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
+    per_node = plan.procs_per_node
+    return [
+        Place(host=place.hosts[task // per_node], node=task // per_node, task=task) for task in range(place.world_size)
+    ]
+
+
+def place_of(plan: JobPlan, member: Member) -> Place:
+    """Returns the host and node of an agent; with launch=tasks also its rank."""
+    task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
+    return Place(host=member.host, node=member.node_rank, task=task)
+
+
+def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
+    """Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to cluster.interface, unless they are set.
+
+    Without cluster.interface it sets only GLOO_SOCKET_IFNAME, to the interface of the connection to the leader.
+
+    Raises RendezvousError: this host has no interface of that name.
+    """
+    if plan.cluster.interface:
+        known = [name for _, name in socket.if_nameindex()]
+        if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
+            problem = f"no network interface {', '.join(missing)} (cluster.interface); there are {', '.join(known)}"
+            raise RendezvousError(Fault(code=FaultCode.REFUSED, host=host, error=problem))
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, plan.cluster.interface)
+    elif rendezvous.interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.interface)
+
+
+# -- The attempt
+#
+# After a failure that ranks can resume from, they restart in the next round; see `supervisor` and `coordinator`.
+# torch is loaded once; ranks are forked from here before any GPU is used.
+# With launch=tasks the scheduler starts one agent per rank instead of one per node; nothing else is different.
 
 
 def run(run_dir: str) -> dict[str, Any]:
@@ -165,7 +244,7 @@ class _Agent:
             join_timeout=plan.launch.rendezvous_timeout,
             signals=signals,
             blame=hangs.blame,
-            saved=lambda began: program_stop.saved(plan, began) if plan.program_resumes else False,
+            saved=lambda began: stop_requests.saved(plan, began) if plan.program_resumes else False,
         )
         stacks = hangs.Stacks(self.own.ranks)
         self._context = AgentContext(
@@ -177,7 +256,7 @@ class _Agent:
         self._binder = Binder(plan, os.environ)
         self._folder: Path | None = None  # of the flight recorders
         if plan.gpus_per_node and plan.workload.backend in (Backend.auto.value, Backend.nccl.value):
-            self._folder = debug_console.private_folder()
+            self._folder = debugger.private_folder()
             renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
             self._context.recorders = Recorders(self._folder, os.environ, renamed=renamed)
             os.environ.update(self._context.recorders.variables)
@@ -242,7 +321,7 @@ class _Agent:
         assert place is not None
         context.pulse.clear(rendezvous.world_size)
         context.stacks.clear()
-        sockets = debug_console.private_folder() if plan.debugs else None
+        sockets = debugger.private_folder() if plan.debugs else None
         if sockets is not None:
             os.environ[debugger.SOCKETS] = str(sockets)
         ranks = placements(

@@ -22,8 +22,7 @@ from launcher.rendezvous.rounds import AgentLike, Placement
 from launcher.runs import bindings
 from launcher.runs.events import Bound
 from launcher.spec.plan import NIC, JobPlan
-from launcher.worker.devices import torch_build
-from launcher.worker.threads import OWN_CORES
+from launcher.worker.devices import OWN_CORES, torch_build
 
 THREADS = "OMP_NUM_THREADS"
 

@@ -40,9 +40,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from launcher.agent.failure_detection import AgentState, Blame, FailureDetector, Limits
-from launcher.agent.restart_policy import History, Kind
-from launcher.agent.verdicts import RoundFailure, Verdict, early_exit, judge
+from launcher.agent.policy import (
+    AgentState,
+    Blame,
+    FailureDetector,
+    History,
+    Kind,
+    Limits,
+    RoundFailure,
+    Verdict,
+    early_exit,
+    judge,
+)
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Message, refused
 from launcher.rendezvous.protocol import Arrivals

@@ -1,19 +1,16 @@
-"""Decides what exits of ranks, a lost leader and errors of an agent mean: faults with codes, or a stop.
-
-The codes are those of launcher/failures/codes.py.
-"""
+"""How a round or an attempt of this agent ends, and what it reports of a failure."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher import errors
 from launcher.agent.control import Overtaken
-from launcher.agent.outcome import AttemptFailed
-from launcher.agent.restart_policy import Kind
-from launcher.agent.signals import StopRequested
+from launcher.agent.policy import History, Kind, describe
+from launcher.agent.stop_requests import StopRequested
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, StopReason
@@ -21,6 +18,50 @@ from launcher.files.shared_files import is_transient
 from launcher.preflight.attempt import Verdict
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous
 from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
+
+
+class AttemptFailed(Exception):
+    """The attempt ended before its work was done. The text of the exception is the cause, for the user.
+
+    event: the cause.
+    exit_code: exit code of the agent, from which the job script decides whether the run continues.
+    ours: whether this agent saw the cause first, so that it is the one that prints it.
+    decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
+    suspended: an event that is not written yet, because the lost members may be continuing without this agent (see
+        `verdicts.may_be_cut_off`); to be written if they do not. None: no such event.
+    """
+
+    def __init__(
+        self, event: Fault | Stop, exit_code: int = errors.FAILED, *, ours: bool = True, decides: bool = False,
+        suspended: Fault | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(describe(event))
+        self.event = event
+        self.exit_code = exit_code
+        self.ours = ours
+        self.decides = decides
+        self.suspended = suspended
+
+
+@dataclass(frozen=True)
+class Done:
+    """All ranks have done their work."""
+
+    metrics: dict[str, Any]  # metrics that the first rank of this agent has returned
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """The ranks restart in a new round."""
+
+    history: History  # the rounds so far; `history.round` is the index of the new round
+    lost: tuple[int, ...] = ()  # member indices of the agents that are gone
+
+
+# -- Decides what exits of ranks, a lost leader and errors of an agent mean: faults with codes, or a stop
+#
+# The codes are those of launcher/failures/codes.py.
+
 
 # The kind of a rank's failure for the restart policy; all others are errors of the program.
 _KINDS = {

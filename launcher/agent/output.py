@@ -1,8 +1,4 @@
-"""Copies the output files of ranks to the agent's output: whole lines, each with `[rank]` before it.
-
-A line that is rewritten with carriage returns, such as a progress bar, is copied at most every STALE seconds, ended by
-a carriage return, and its last state as a line; launcher/runs/carriage_returns.py reads that.
-"""
+"""The output of ranks: names of its files, and what is copied from them to the agent's own output."""
 
 from __future__ import annotations
 
@@ -19,6 +15,22 @@ from pathlib import Path
 
 from launcher import bounds
 from launcher.formatting import long_size
+
+
+def log_name(rank: int | str, round_number: int, kind: str) -> str:
+    """Returns a file name such as `rank-3.out`, or `rank-3.round-1.out` for rounds after round 0.
+
+    round_number: index of the round, from 0.
+    kind: ending of the name: `out`, `err`, `error.json` or `stacks`.
+    """
+    return f"rank-{rank}.round-{round_number}.{kind}" if round_number else f"rank-{rank}.{kind}"
+
+
+# -- Copies the output files of ranks to the agent's output: whole lines, each with `[rank]` before it
+#
+# A line that is rewritten with carriage returns, such as a progress bar, is copied at most every STALE seconds, ended
+# by a carriage return, and its last state as a line; launcher/runs/carriage_returns.py reads that.
+
 
 READ = 1 << 16  # bytes that are read of one file before the others have their turn
 MOST = 1 << 22  # about so many bytes are copied by one call of `forward`

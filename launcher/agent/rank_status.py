@@ -1,4 +1,7 @@
-"""Polls the ranks of one agent: reads their heartbeats, output sizes and step times, and their stacks if they hang."""
+"""What an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events.
+
+The agent reads at the start of a round and after a failure: a few small files of /proc and /sys, some 0.1 ms.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,212 @@ import contextlib
 import errno
 import math
 import os
+import resource
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from launcher.agent.forks import uses_gpu
-from launcher.agent.logs import log_name
-from launcher.agent.signals import Signals
-from launcher.agent.stragglers import Paces
+from launcher.agent.output import log_name
+from launcher.agent.stop_requests import Signals
 from launcher.attach.request_handler import GONE, Process, RequestHandler
 from launcher.failures import text
 from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
-from launcher.runs import directory
+from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
-from launcher.runs.events import GpusUnused, Resized
+from launcher.runs.events import GpusUnused, Pace, Resized, SlowRank
+from launcher.runs.health import Straggler, StragglerSearch
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
-from launcher.worker.flight_recorder import Recorders
-from launcher.worker.hangs import Activity, StepWatch
+from launcher.worker.hangs import Activity, Recorders, StepWatch
 from launcher.worker.heartbeat import Pulse, Sign
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class MemoryCgroup:
+    """Memory of the cgroup that limits this process."""
+
+    limit: int | None  # memory limit in bytes; None: no limit
+    peak: int | None  # highest memory use in bytes; None: the kernel does not report it
+    # number of processes of this process's own cgroup that the kernel killed for lack of memory, since the cgroup was
+    # created
+    kills: int
+
+
+class Watch:
+    """Reads memory use, and counts the out-of-memory kills since this object was made.
+
+    root: directory with the `proc` and `sys` to read; tests replace it.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._kills, self._host_kills = memory_cgroup(root).kills, host_kills(root)
+
+    def read(self) -> dict[str, int]:
+        """Returns memory use in bytes and counts of out-of-memory kills. Values that are zero or unknown are missing.
+
+        | key | value |
+        |---|---|
+        | `largest` | highest resident memory of any one ended child process (getrusage, RUSAGE_CHILDREN) |
+        | `limit`, `peak` | limit and highest memory use of the cgroup that limits this process |
+        | `kills` | out-of-memory kills in this process's own cgroup since this object was made |
+        | `host_kills` | out-of-memory kills on the whole host since this object was made |
+        """
+        now = memory_cgroup(self._root)
+        values = {
+            "largest": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+            "limit": now.limit,
+            "peak": now.peak,
+            "kills": now.kills - self._kills,
+            "host_kills": host_kills(self._root) - self._host_kills,
+        }
+        return {name: value for name, value in values.items() if value}
+
+
+def host_kills(root: Path = ROOT) -> int:
+    """Returns how many processes the kernel has killed for lack of memory since boot (/proc/vmstat, Linux 4.13)."""
+    return _kills(root / "proc/vmstat")
+
+
+def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
+    """Returns the memory of the nearest cgroup with a memory limit, upwards from this process's own cgroup.
+
+    Supports versions 2 and 1 (man 7 cgroups).
+
+    root: directory with the `proc` and `sys` to read; tests replace it.
+    """
+    lines = _text(root / "proc/self/cgroup").splitlines()
+    for line in lines:
+        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
+        if "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"
+            return _read(root / "sys/fs/cgroup/memory", path, *names)
+    for line in lines:
+        if line.startswith("0::"):
+            return _read(root / "sys/fs/cgroup", line[3:], "memory.max", "memory.peak", "memory.events")
+    return MemoryCgroup(None, None, 0)
+
+
+def _read(mount: Path, path: str, limit: str, peak: str, events: str) -> MemoryCgroup:
+    folder = own = mount / path.lstrip("/")
+    while True:
+        bytes_ = _text(folder / limit).strip()
+        if bytes_.isdecimal() and int(bytes_) < 1 << 60:  # version 1 has a huge number for no limit
+            text = _text(folder / peak).strip()
+            return MemoryCgroup(int(bytes_), int(text) if text.isdecimal() else None, _kills(own / events))
+        if folder in (mount, folder.parent):
+            return MemoryCgroup(None, None, _kills(own / events))
+        folder = folder.parent
+
+
+def _kills(path: Path) -> int:
+    for line in _text(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill" and value.strip().isdecimal():
+            return int(value)
+    return 0
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
+
+
+# -- Step times of ranks: each agent writes them to the attempt's directory `pace`, and sends them to the leader
+#
+# The leader reports each slow rank once. Commands find the same ranks with `launcher.runs.health.stragglers`.
+
+
+FIRST, MOST = 10.0, 60.0  # shortest and longest seconds between two Pace events of an agent
+SHARE = 0.01  # within these bounds, the interval as a share of the time since the round started
+
+
+def interval(age: float, straggler_time: float) -> float:
+    """Returns the seconds between two Pace events of an agent.
+
+    age: seconds since the round started.
+    straggler_time: train.straggler_time in seconds, which has to contain several events.
+    """
+    return min(max(min(FIRST, straggler_time / 4), SHARE * age), MOST, max(straggler_time, 1.0))
+
+
+class Paces:
+    """Writes and judges the step times of one agent's ranks in one round."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        attempt: directory.Attempt,
+        events: Events,
+        rendezvous: Rendezvous,
+        index: int,
+        round_number: int,
+    ) -> None:
+        """index: index of this agent in `rendezvous.members`.
+        round_number: index of the round, from 0.
+        """
+        self._plan, self._events, self._round = plan, events, round_number
+        self._own, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
+        self._file = attempt.path / "pace" / f"member-{self._own.index}.jsonl"
+        self._began = time.monotonic()
+        self._next = 0.0
+        self._steps = [0] * self._own.ranks
+        self._seconds: list[list[float]] = [[] for _ in range(self._own.ranks)]
+        self._search = StragglerSearch(plan.train.straggler_factor, plan.train.straggler_time)
+        self._named: set[int] = set()
+
+    def look(self, paces: Sequence[tuple[float, int]], now: float) -> dict[str, Any] | None:
+        """Adds step times. If a Pace event is due, writes the event and returns it for the leader; else returns None.
+
+        paces: the step time and step count of each rank of this agent, see `Pulse.paces`.
+        now: monotonic seconds.
+        """
+        for place, (seconds, steps) in enumerate(paces):
+            if steps > self._steps[place]:
+                self._steps[place] = steps
+                self._seconds[place].append(seconds)
+        if now < self._next or not any(self._seconds):
+            return None
+        self._next = now + interval(now - self._began, self._plan.train.straggler_time)
+        pace = Pace(
+            time=time.time(), round=self._round, rank=self._first_rank, host=self._own.host,
+            seconds=tuple(float(f"{statistics.median(each):.4g}") if each else None for each in self._seconds),
+        )  # fmt: skip
+        self._seconds = [[] for _ in self._seconds]
+        with contextlib.suppress(OSError):  # a full disk: training does not need the file
+            self._file.parent.mkdir(mode=0o700, exist_ok=True)
+            event_file.append(self._file, pace)
+        return event_file.entry(pace)
+
+    def judge(self, paces: Sequence[dict[str, Any]]) -> None:
+        """On the leader: takes Pace events of all agents, and reports each rank that has become slow, once."""
+        for each in chain.from_iterable(map(self._search.add, paces)):
+            if each.until is None and each.rank not in self._named:
+                self._named.add(each.rank)
+                self._name(each)
+
+    def _name(self, straggler: Straggler) -> None:
+        self._events(
+            SlowRank(
+                round=self._round, rank=straggler.rank, host=straggler.host, ratio=straggler.ratio,
+                since=straggler.since,
+            )
+        )  # fmt: skip
+        log_line(straggler.words)
+
+
+# -- Polls the ranks of one agent: reads their heartbeats, output sizes and step times, and their stacks if they hang
+
 
 # What CUDA, ROCm, XPUs and CUDA on Windows' subsystem open when a process uses a GPU
 DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD", "/dev/dxg")

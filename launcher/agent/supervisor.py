@@ -17,10 +17,13 @@ from enum import Enum
 from typing import Any, Protocol
 
 from launcher import errors
-from launcher.agent import memory
+from launcher.agent import rank_status
 from launcher.agent.coordinator import Coordinator
 from launcher.agent.failures import (
+    AttemptFailed,
+    Done,
     Failure,
+    NextRound,
     exited_to_resume,
     failure_of,
     fault_of_end,
@@ -28,11 +31,9 @@ from launcher.agent.failures import (
     stop_of_exits,
     to_blame,
 )
-from launcher.agent.outcome import AttemptFailed, Done, NextRound
-from launcher.agent.program_stop import StopChecker
+from launcher.agent.policy import History, Kind, RoundFailure, Verdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_status import AgentContext, RankStatus
-from launcher.agent.restart_policy import History, Kind
-from launcher.agent.verdicts import RoundFailure, Verdict, describe, judge, may_be_cut_off
+from launcher.agent.stop_requests import StopChecker
 from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.attach.request_handler import GONE
 from launcher.failures.codes import FaultCode, StopReason
@@ -123,7 +124,7 @@ class Supervisor:
         self._terminated = False
         self._left_first = False  # a rank exited to resume later, and the other ranks were ended because of that
         self._more_output = False  # whether ranks have printed more than the last turn has copied
-        self._memory = memory.Watch()
+        self._memory = rank_status.Watch()
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> Done | NextRound:

@@ -42,7 +42,7 @@ from launcher.checkpoint.stateful import Wanted, expanded
 from launcher.log_line import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.worker import heartbeat, threads
+from launcher.worker import devices, heartbeat
 from launcher.worker.process_group import Env
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
@@ -115,7 +115,7 @@ class Checkpointer:
         self._verify, self._first = verify, env.rank == 0
         self._check_replicas, self._compared = check_replicas, False
         self._max_failures, self._failures, self._why = max_failures, 0, ""
-        self._threads = min(8, threads.cores(os.environ, env.local_world_size))
+        self._threads = min(8, devices.cores(os.environ, env.local_world_size))
         self._events = Events(current_attempt() if self._first else None, "checkpoint")
         self._writer = Writer(self._folder, self._peers, self._identity, fence, self._events)
         self._staging = Staging()

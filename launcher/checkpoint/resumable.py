@@ -28,7 +28,9 @@ from launcher.checkpoint.stateful import give, objects_in, stateful
 from launcher.errors import RESUME, ConfigError
 from launcher.formatting import plural
 from launcher.runs import lease
-from launcher.worker import accelerator, process_group, stopping
+from launcher.worker import devices as accelerator
+from launcher.worker import process_group
+from launcher.worker import stop as stopping
 from launcher.worker.process_group import Env
 from launcher.worker.settings import Settings, settings
 from launcher.worker.step_timing import Pace

@@ -25,7 +25,7 @@ from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, missing
 from launcher.integrations.values import leaves, numbers
 from launcher.runs.event_writer import current_attempt
-from launcher.worker import heartbeat, rank_objects, stopping
+from launcher.worker import heartbeat, rank_objects, stop
 
 try:
     from lightning.pytorch import Callback
@@ -92,7 +92,7 @@ class LauncherCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if not self._inside:
             return
-        stopping.listen().take_signals()  # after Lightning's own handlers, so that they do not replace these
+        stop.listen().take_signals()  # after Lightning's own handlers, so that they do not replace these
         self._step, self._total = trainer.global_step, total_steps(trainer)
         if trainer.fit_loop.restarting:
             resume_data(trainer, self._generators)
@@ -105,7 +105,7 @@ class LauncherCallback(Callback):
         self._step = step
         every = trainer.log_every_n_steps
         progress(step, self._total, **(self._logged(trainer, outputs) if every and step % every == 0 else {}))
-        verdict = stopping.boundary(step)
+        verdict = stop.boundary(step)
         if verdict.save or verdict.stop is not None:
             self._save(trainer, step)
         if leaves(verdict.stop, step, self._total):
@@ -135,7 +135,7 @@ class LauncherCallback(Callback):
             hidden.replace(path)
             for each in sorted(self._folder.glob(f"{OURS}*.ckpt"))[: -self._keep]:
                 _remove(each)
-        stopping.listen().save_took(time.monotonic() - began)
+        stop.listen().save_took(time.monotonic() - began)
 
     def state_dict(self) -> dict[str, Any]:
         return {"generators": self._generators} if self._generators else {}

@@ -20,7 +20,7 @@ from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, missing
 from launcher.integrations.values import leaves, numbers
 from launcher.runs.event_writer import current_attempt
-from launcher.worker import heartbeat, stopping
+from launcher.worker import heartbeat, stop
 
 try:
     from transformers import TrainerCallback
@@ -79,7 +79,7 @@ class LauncherCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._inside:
-            stopping.listen().take_signals()
+            stop.listen().take_signals()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saving.close()
@@ -90,7 +90,7 @@ class LauncherCallback(TrainerCallback):
         step, total = state.global_step, state.max_steps
         if not control.should_log:  # otherwise on_log reports the step with the metrics
             progress(step, total)
-        verdict = stopping.boundary(step)
+        verdict = stop.boundary(step)
         self._leaves = leaves(verdict.stop, step, total)
         if self._leaves:  # an evaluation may take longer than the time that is left
             control.should_evaluate, control.should_training_stop = False, True
@@ -105,7 +105,7 @@ class LauncherCallback(TrainerCallback):
         self._saving.close()
         self._due = False
         if self._inside and self._began:
-            stopping.listen().save_took(time.monotonic() - self._began)
+            stop.listen().save_took(time.monotonic() - self._began)
         if self._leaves:
             raise SystemExit(errors.RESUME)
 

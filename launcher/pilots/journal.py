@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from launcher import errors
 from launcher.agent.forks import unsafe_to_fork, use_large_pages
-from launcher.agent.signals import Signals
+from launcher.agent.stop_requests import Signals
 from launcher.log_line import log_line
 from launcher.processes.groups import Process, namespace
 from launcher.runs import claims

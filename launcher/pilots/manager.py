@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import errors
 from launcher.agent import preload
-from launcher.agent.program_stop import StopChecker
-from launcher.agent.signals import Signals
+from launcher.agent.stop_requests import Signals, StopChecker
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient

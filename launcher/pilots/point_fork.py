@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from launcher import errors
 from launcher.agent import attempt as agent
+from launcher.agent.failures import AttemptFailed
 from launcher.agent.forks import garbage_kept
-from launcher.agent.outcome import AttemptFailed
 from launcher.errors import UnavailableError
 from launcher.failures import text
 from launcher.failures.codes import FaultCode

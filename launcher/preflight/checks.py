@@ -26,7 +26,7 @@ from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
 from launcher.runs.events import NOTHING, Observation
 from launcher.spec.plan import JobPlan
-from launcher.worker import accelerator, devices, nccl_report
+from launcher.worker import devices, nccl_report
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
@@ -131,9 +131,9 @@ def compute(where: torch.device) -> Observation:
 
     Raises Problem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory (WARNING).
     """
-    if (there := accelerator.module(where)) is not None:
+    if (there := devices.module(where)) is not None:
         there.set_device(where)
-    memory = accelerator.memory(where)
+    memory = devices.memory(where)
     rows = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE)
     left, right = rows % 7, rows.T % 5
     known = left.double() @ right.double()
@@ -144,7 +144,7 @@ def compute(where: torch.device) -> Observation:
         used, total = memory[1] - memory[0], memory[1]
         in_use = Observation(code=CheckCode.GPU_IN_USE, device=str(where), used=used, total=total)
         raise Problem(in_use, Level.WARNING)
-    return Observation(code=CheckCode.COMPUTES, device=accelerator.name(where) or "cpu")
+    return Observation(code=CheckCode.COMPUTES, device=devices.name(where) or "cpu")
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:

@@ -31,7 +31,7 @@ from launcher.rendezvous.rounds import Rendezvous, place_variables
 from launcher.runs.events import Observation
 from launcher.spec.plan import JobPlan
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker import accelerator, nccl_report, process_group
+from launcher.worker import devices, nccl_report, process_group
 
 CALL = 2.0  # timeout of a connection to another node, in seconds
 SKEW = 1.0  # difference of two clocks without a warning, in seconds
@@ -177,7 +177,7 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
     """
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),
-        device_id=where if accelerator.ON_STREAM.get(backend) == where.type else None,
+        device_id=where if devices.ON_STREAM.get(backend) == where.type else None,
     )  # fmt: skip
     destroy_without_gil(dist.group.WORLD)
 

@@ -471,7 +471,7 @@ class Fault(Event, kind="fault"):
     max_restarts: int | None = None  # the same: launch.max_restarts
     repeated: bool = False  # the same: whether the ranks hung where they had hung before the restart
     traceback: str | None = None
-    memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; see `launcher.agent.memory`
+    memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; see `launcher.agent.rank_status`
     ends_with: int | None = None  # the attempt's exit code; None: the fault does not end it
 
 

@@ -1,22 +1,124 @@
-"""Which accelerators a rank sees, and which device it computes on.
-
-A GPU that was asked for and is missing is an error; the rank never falls back to the CPU. In the workloads of this
-repository each rank sees one GPU only, so that no thread can use another rank's GPU by mistake: CUDA's current device
-is per thread, and initially 0. Users' programs and functions see all GPUs of the node, since they are written for
-torchrun's contract: LOCAL_RANK is the index of the device.
-"""
+"""The device of a rank: GPU or CPU, its accelerator's calls, and the threads of a rank."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from launcher import errors
 from launcher.config.schema import Device, VisibleDevices
 from launcher.spec.plan import JobPlan
+
+OWN_CORES = "LAUNCHER_CORES"  # variable: number of cores the agent has bound this rank to; unset if it is not bound
+
+
+def cores(environ: Mapping[str, str], local_world_size: int) -> int:
+    """Returns the number of cores that a rank is bound to or, if not bound, its share of the node's CPUs (>= 1)."""
+    own = environ.get(OWN_CORES, "")
+    return int(own) if own.isdecimal() and int(own) else max(1, len(os.sched_getaffinity(0)) // local_world_size)
+
+
+def limit_threads(environ: Mapping[str, str]) -> None:
+    """Lowers torch's number of threads to the number of cores that this rank is bound to.
+
+    A forked rank inherits torch's number of threads from its agent, which has the cores of all ranks. Does nothing if
+    torch is not loaded, or the rank is not bound to cores.
+
+    environ: the rank's environment, in which the agent has set LAUNCHER_CORES if the rank is bound.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and OWN_CORES in environ:
+        torch.set_num_threads(min(torch.get_num_threads(), cores(environ, 1)))
+
+
+# -- The same calls for every type of device: CUDA, ROCm (which torch calls cuda too), XPU, and the CPU
+#
+# torch has a module for each type (torch.cuda, torch.xpu) with functions of the same names. They are used instead of
+# torch.accelerator, which needs torch 2.6 and would detect a type that the rank knows already. If an older torch lacks
+# a function, the device counts as lacking the feature.
+
+
+# The backend of torch.distributed for each type of device. Collectives of the backends in ON_STREAM are queued on the
+# device's current stream. Those of other backends are complete when the call, or its wait(), returns.
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+ON_STREAM = {"nccl": "cuda", "xccl": "xpu"}
+
+
+def module(device: torch.device) -> Any:
+    """Returns torch's module for a device's type (torch.cuda, torch.xpu); None for the CPU."""
+    return None if device.type == "cpu" else getattr(torch, device.type)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until an accelerator has finished all queued work. Returns at once for the CPU."""
+    if (there := module(device)) is not None:
+        there.synchronize(device)
+
+
+def name(device: torch.device) -> str:
+    """Returns the model name of an accelerator; empty for the CPU."""
+    there = module(device)
+    return "" if there is None else str(there.get_device_name(device))
+
+
+def memory(device: torch.device) -> tuple[int, int] | None:
+    """Returns an accelerator's free and total memory in bytes; None for the CPU, or if this torch cannot tell."""
+    found = getattr(module(device), "mem_get_info", None)
+    if found is None:
+        return None
+    free, total = found(device)
+    return int(free), int(total)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Returns whether an accelerator computes in bfloat16 without emulation; False for the CPU."""
+    there = module(device)
+    if device.type == "cuda":
+        return bool(there.is_bf16_supported(including_emulation=False))
+    supported = getattr(there, "is_bf16_supported", None)
+    return bool(supported is not None and supported())
+
+
+def current() -> torch.device:
+    """Returns the current accelerator, if this process has initialized one; else the CPU."""
+    kinds = {"cuda": torch.cuda, "xpu": torch.xpu} if torch.xpu._is_compiled() else {"cuda": torch.cuda}
+    for kind, there in kinds.items():
+        if there.is_initialized():
+            return torch.device(kind, there.current_device())
+    return torch.device("cpu")
+
+
+def seed(value: int) -> None:
+    """Seeds the random generator of the current accelerator, if this process has initialized one."""
+    if (there := module(current())) is not None:
+        there.manual_seed(value)
+
+
+def has_backend(backend: str) -> bool:
+    """Returns whether this torch was built with a backend such as xccl (`torch.distributed.is_NAME_available`)."""
+    available = getattr(torch.distributed, f"is_{backend}_available", None)
+    return bool(available is not None and available())
+
+
+def of_backend(backend: str) -> torch.device:
+    """Returns the device on which a backend needs tensors: the current GPU or XPU for nccl and xccl, else the CPU."""
+    kind = ON_STREAM.get(backend)
+    return torch.device("cpu") if kind is None else torch.device(kind, getattr(torch, kind).current_device())
+
+
+# -- Which accelerators a rank sees, and which device it computes on
+#
+# A GPU that was asked for and is missing is an error; the rank never falls back to the CPU. In the workloads of this
+# repository each rank sees one GPU only, so that no thread can use another rank's GPU by mistake: CUDA's current device
+# is per thread, and initially 0. Users' programs and functions see all GPUs of the node, since they are written for
+# torchrun's contract: LOCAL_RANK is the index of the device.
+
 
 ASKED = "LAUNCHER_GPUS_PER_NODE"  # variable of a rank, and of its program: GPUs per node that the run asked for
 # The variables ("masks") that limit which devices a process sees, by the kind of torch build. If several are set, the

@@ -15,15 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.files import memory_file
-from launcher.worker import stop_memory
-from launcher.worker.stop_agreement import Proposal, RankState
-from launcher.worker.stop_memory import AgentWords, RankWords
+from launcher.worker import stop_agreement
+from launcher.worker.stop_agreement import AgentWords, Proposal, RankState, RankWords
 
 INTERVAL = 1.0  # seconds between two heartbeats during long work between two steps (`alive`)
 _SLOT = struct.Struct("=qqqq")  # reaction to a stop request, last step, number of heartbeats, progress of joining
 _PACE = struct.Struct("@dq")  # seconds of a step without waiting, number of steps measured
-_AGENT = stop_memory.AGENT
-_SIZE = _SLOT.size + _PACE.size + stop_memory.RANK
+_AGENT = stop_agreement.AGENT
+_SIZE = _SLOT.size + _PACE.size + stop_agreement.RANK
 _NAME = "launcher-pulse"
 _IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
 _ABSENT, _ARRIVED, _JOINED = 0, 1, 2

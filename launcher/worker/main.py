@@ -30,7 +30,7 @@ from launcher.runs.directory import require_private
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
-from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, program, rank_report, script, threads
+from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, program, rank_report, script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
@@ -50,7 +50,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     heartbeat.take(slot)
     hangs.serve(stacks_file)
     os.umask(plan.umask)
-    threads.limit_threads(os.environ)
+    devices.limit_threads(os.environ)
     os.environ.update(devices.variables(plan, os.environ))
     os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint.dir
     if plan.own_code:

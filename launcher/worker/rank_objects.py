@@ -20,7 +20,7 @@ from torch import Tensor
 
 from launcher.files import shared_secret
 from launcher.runs.event_writer import current_attempt
-from launcher.worker import accelerator
+from launcher.worker import devices
 
 MAC = hashlib.sha256().digest_size  # bytes
 SMALL = 1 << 10  # bytes; a broadcast up to this size is one message
@@ -82,7 +82,7 @@ def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, lis
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    return accelerator.of_backend(dist.get_backend(group))
+    return devices.of_backend(dist.get_backend(group))
 
 
 def _tensor(data: bytes, size: int, device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from launcher.worker import accelerator, heartbeat
+from launcher.worker import devices, heartbeat
 
 INTERVAL = 1.0  # seconds between two reports to the agent
 KEPT = 1024  # times of at most so many steps are kept for the next report
@@ -59,7 +59,7 @@ class _Device:
     """Measures time with events on the accelerator's current stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._event = accelerator.module(device).Event
+        self._event = devices.module(device).Event
 
     def mark(self) -> torch.Event:
         event: torch.Event = self._event(enable_timing=True)

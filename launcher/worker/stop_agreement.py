@@ -1,51 +1,150 @@
-"""The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective.
+"""How ranks agree on the step at which all stop, in memory that they share with their agent.
 
-Each rank counts its calls of `Stop.boundary`. Until a rank ends or closes (`Stop.close`), it makes the same calls as
-all others. So "boundary 120" is the same point of the program on every rank, even if a step has several boundaries
-(evaluations).
+All fields are aligned words of 8 bytes, each written by one side only and in one piece, so that no read is torn. Values
+that belong together share a word, or are in words that carry the same proposal number.
 
-1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
-2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
-3. The leader proposes one boundary for all ranks, `at`: the highest boundary that it knows of plus a margin, so that
-   ranks need not wait there. It numbers the proposal, and sends it as `propose` to all agents. Each agent writes the
-   proposal into the memory of its ranks.
-4. A rank reads the proposal at its next boundary. If that boundary is not beyond `at`, the rank accepts, and does not
-   pass `at` before it knows the outcome of the proposal. If the boundary is beyond `at`, the rank refuses.
-5. An agent sends `agree` once: when all of its ranks have accepted, or when one has refused. A rank that had reached
-   `at` before it saw the proposal, and so does not answer there, counts as refusing. A rank that has ended or closed
-   before `at` counts as accepting.
-6. When all agents have accepted, the leader sends `commit`: all ranks act at the boundary `at`. After a refusal it
-   proposes a later boundary instead, with twice the margin; ranks that wait at the old boundary continue.
+| word of the agent | bits, from the highest |
+|---|---|
+| 0 | number of ranks of all agents |
+| 1 | number of the proposal (24), boundary at which to act (40) |
+| 2 | the same number (24), cause (3), save (1), rank (36) |
+| 3 | number of the last committed proposal |
 
-| message | from | content |
-|---|---|---|
-| `want` | agent | what its ranks want: `cause`, `rank`, `save`; their highest `boundary`; `step_time` in seconds |
-| `propose` | leader | `number` of the proposal, boundary `at`, and what to do there: `cause`, `rank`, `save` |
-| `agree` | agent | whether its ranks have `accepted` the proposal `number`; their highest `boundary` |
-| `commit` | leader | `number` of the proposal that all ranks are to carry out |
-
-Why all ranks act at the same boundary: a proposal is committed only if no rank has refused it. So every rank that
-reaches `at` has accepted there or before, and waits there for the commit if that has not arrived yet. A rank that has
-ended or closed before `at` does not reach it.
-
-Why there is no deadlock: a rank that waits at `at` has done everything before it, so every other rank reaches `at`, or
-closes. Either it accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective with
-ranks that wait. In the second case its agent sees this from its boundary, and refuses for it. A rank that hangs before
-`at` is found by the detection of hangs.
-
-Why no request is lost: the leader keeps what ranks want until a proposal that contains it is committed. An agent does
-not send again what an open proposal contains. It shows its ranks the next proposal only when all of them have acted on
-the last committed one, so what a rank wants after acting is a new request.
+| word of a rank | bits, from the highest |
+|---|---|
+| 0 | number of boundaries that it has reached |
+| 1 | number of the last proposal that it has carried out (24); from the lowest bit: save (1), cause (3), closed (1) |
+| 2 | number of the last proposal that it has answered (24); lowest bit: accepted (1) |
+| 3 | nanoseconds of a step |
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any
+
+WORD = 8  # bytes
+AGENT = RANK = 4 * WORD  # bytes of the agent's words, and of a rank's words
+_NUMBER, _RANK = 40, 36  # position of the lowest bit of a proposal's number; number of bits of a rank
+_BOUNDARIES = (1 << _NUMBER) - 1
+_RANKS = (1 << _RANK) - 1
+
+
+class AgentWords:
+    """The memory words that an agent writes and its ranks read."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._words = memoryview(memory)[:AGENT].cast("Q")
+
+    def clear(self, world_size: int = 0) -> None:
+        """For the agent: resets all words, the first to `world_size`."""
+        for index, word in enumerate((0, 0, 0, 0)):
+            self._words[index] = word
+        self._words[0] = world_size
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of all agents; 0 if they do not agree on stops through their agents."""
+        return self._words[0]
+
+    def show(self, proposal: Proposal | None, committed: int) -> None:
+        """For the agent: shows its ranks the newest proposal (None: none yet), and the last committed one's number."""
+        if proposal is not None:
+            number, want = proposal.number << _NUMBER, proposal.want
+            self._words[2] = number | want.cause << _RANK + 1 | want.save << _RANK | want.rank
+            self._words[1] = number | proposal.at
+        self._words[3] = committed
+
+    def proposal(self) -> tuple[Proposal | None, int] | None:
+        """For a rank: reads the newest proposal (None if there was none yet) and the number of the last committed one.
+
+        Returns None instead of both if the agent was just writing: read again.
+        """
+        committed, first, second = self._words[3], self._words[1], self._words[2]
+        number = first >> _NUMBER
+        if second >> _NUMBER != number:
+            return None
+        if number == 0:
+            return None, committed
+        cause = Cause(second >> _RANK + 1 & 7)
+        want = Want(cause, second & _RANKS, bool(second >> _RANK & 1))
+        return Proposal(number, first & _BOUNDARIES, want), committed
+
+
+class RankWords:
+    """The memory words that a rank writes and its agent reads."""
+
+    def __init__(self, memory: mmap.mmap, offset: int) -> None:
+        """offset: position of these words in it, in bytes."""
+        self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
+
+    def write(self, state: RankState) -> None:
+        """For the rank: shows the agent its state."""
+        words = self._words
+        words[0] = state.boundary
+        words[1] = state.acted << _NUMBER | state.closed << 4 | state.cause << 1 | state.save
+        words[2] = state.answered << _NUMBER | state.accepted
+        words[3] = int(state.step_time * 1e9)
+
+    def read(self) -> RankState:
+        """For the agent: returns the last state that the rank has written."""
+        boundary, wanted, answer, step_time = self._words
+        return RankState(
+            boundary=boundary,
+            closed=bool(wanted >> 4 & 1),
+            cause=Cause(wanted >> 1 & 7),
+            save=bool(wanted & 1),
+            acted=wanted >> _NUMBER,
+            answered=answer >> _NUMBER,
+            accepted=bool(answer & 1),
+            step_time=step_time / 1e9,
+        )
+
+
+# -- The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective
+#
+# Each rank counts its calls of `Stop.boundary`. Until a rank ends or closes (`Stop.close`), it makes the same calls as
+# all others. So "boundary 120" is the same point of the program on every rank, even if a step has several boundaries
+# (evaluations).
+#
+# 1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
+# 2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
+# 3. The leader proposes one boundary for all ranks, `at`: the highest boundary that it knows of plus a margin, so that
+#    ranks need not wait there. It numbers the proposal, and sends it as `propose` to all agents. Each agent writes the
+#    proposal into the memory of its ranks.
+# 4. A rank reads the proposal at its next boundary. If that boundary is not beyond `at`, the rank accepts, and does not
+#    pass `at` before it knows the outcome of the proposal. If the boundary is beyond `at`, the rank refuses.
+# 5. An agent sends `agree` once: when all of its ranks have accepted, or when one has refused. A rank that had reached
+#    `at` before it saw the proposal, and so does not answer there, counts as refusing. A rank that has ended or closed
+#    before `at` counts as accepting.
+# 6. When all agents have accepted, the leader sends `commit`: all ranks act at the boundary `at`. After a refusal it
+#    proposes a later boundary instead, with twice the margin; ranks that wait at the old boundary continue.
+#
+# | message | from | content |
+# |---|---|---|
+# | `want` | agent | what its ranks want: `cause`, `rank`, `save`; their highest `boundary`; `step_time` in seconds |
+# | `propose` | leader | `number` of the proposal, boundary `at`, and what to do there: `cause`, `rank`, `save` |
+# | `agree` | agent | whether its ranks have `accepted` the proposal `number`; their highest `boundary` |
+# | `commit` | leader | `number` of the proposal that all ranks are to carry out |
+#
+# Why all ranks act at the same boundary: a proposal is committed only if no rank has refused it. So every rank that
+# reaches `at` has accepted there or before, and waits there for the commit if that has not arrived yet. A rank that has
+# ended or closed before `at` does not reach it.
+#
+# Why there is no deadlock: a rank that waits at `at` has done everything before it, so every other rank reaches `at`,
+# or closes. Either it accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective
+# with ranks that wait. In the second case its agent sees this from its boundary, and refuses for it. A rank that hangs
+# before `at` is found by the detection of hangs.
+#
+# Why no request is lost: the leader keeps what ranks want until a proposal that contains it is committed. An agent does
+# not send again what an open proposal contains. It shows its ranks the next proposal only when all of them have acted
+# on the last committed one, so what a rank wants after acting is a new request.
+
 
 ROUND_TRIP = 0.05  # seconds from a proposal to its commit, during which ranks continue
 MOST_AHEAD = 16  # most boundaries from the highest known one to the first proposed one; steps may become longer

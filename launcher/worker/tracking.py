@@ -24,10 +24,19 @@ from launcher.log_line import log_line
 from launcher.redaction import public
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.topology import hosts_in
-from launcher.worker.tracker import CLOSE_TIMEOUT, LOCAL_TIMEOUT, About, Entry, Tracker, keep, kept
-from launcher.worker.tracking_mlflow import MLflow
-from launcher.worker.tracking_tensorboard import TensorBoard, redone_from
-from launcher.worker.tracking_wandb import WandB
+from launcher.worker.trackers import (
+    CLOSE_TIMEOUT,
+    LOCAL_TIMEOUT,
+    About,
+    Entry,
+    MLflow,
+    TensorBoard,
+    Tracker,
+    WandB,
+    keep,
+    kept,
+    redone_from,
+)
 
 QUEUE = 10_000  # most entries in a tracker's queue
 BATCH = 200  # most entries that a tracker gets in one call

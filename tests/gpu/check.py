@@ -29,7 +29,7 @@ from launcher import errors
 from launcher.failures import text
 from launcher.runs import events
 from launcher.runs.events import Restart
-from launcher.worker import flight_recorder
+from launcher.worker import hangs
 from tests.launch import PYTHON, ROOT, Launcher
 
 GB = 10**9
@@ -280,7 +280,7 @@ def sigterm_with_a_large_state(machine: Machine) -> str:
 def recorder_answers(machine: Machine) -> str:
     """NCCL's flight recorder says what a rank waits for that hangs in .item()."""
     renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
-    recorders = flight_recorder.Recorders(machine.folder, {}, renamed=renamed)
+    recorders = hangs.Recorders(machine.folder, {}, renamed=renamed)
     process = subprocess.Popen(
         [PYTHON, "-m", "tests.gpu.waits_for_its_gpu"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
         env={**machine.environ, **recorders.variables},
@@ -293,7 +293,7 @@ def recorder_answers(machine: Machine) -> str:
         process.kill()
         process.wait()
     require(text, "torch's pipe was not answered")
-    (group,) = flight_recorder.from_json(text).groups
+    (group,) = hangs.from_json(text).groups
     require((group.enqueued, group.pending, group.started) == (2, 2, False), f"it says {group}")
     return f"{group.operation} enqueued and not begun"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import wandb
 
+from launcher.worker.trackers import WANDB_RUN, WandB
 from launcher.worker.tracking import About, Entry
-from launcher.worker.tracking_wandb import RUN, WandB
 from tests.integrations.wandb_files import folders, history
 from tests.launch import ROOT
 
@@ -36,7 +36,7 @@ def test_all_attempts_are_one_run_and_no_step_is_there_twice(tmp_path: Path, mon
         tracker.close(done)
     wandb.teardown()  # as at the end of a process: W&B's own writes what is left
     first, second = (history(folder) for folder in folders(tmp_path))
-    assert first[0] == second[0] == json.loads((tmp_path / RUN).read_text())["id"]
+    assert first[0] == second[0] == json.loads((tmp_path / WANDB_RUN).read_text())["id"]
     assert first[0].startswith("sweep-1-")
     rows = first[1] + second[1]
     assert [row["_step"] for row in rows] == [*range(7)]
@@ -51,7 +51,7 @@ WORK = """
 import sys, time
 from pathlib import Path
 from launcher.worker.tracking import About, Tracking
-from launcher.worker.tracking_wandb import WandB
+from launcher.worker.trackers import WandB
 
 folder = Path(sys.argv[1])
 tracking = Tracking({"wandb": lambda: WandB(About("run", 0, folder, "job", "", folder, project="p", mode=sys.argv[2]))})

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from launcher.agent import control as control_module
-from launcher.agent import link
+from launcher.agent import control as link
 from launcher.agent.control import AttemptOver, Control, Overtaken
-from launcher.agent.failure_detection import Limits
-from launcher.agent.restart_policy import History
-from launcher.agent.signals import Signals, StopRequested
+from launcher.agent.policy import History, Limits
+from launcher.agent.stop_requests import Signals, StopRequested
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.channel import ChannelError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.worker.joining import Facts, RanksDiffer, require_alike_in_group
+from launcher.worker.process_group import Facts, RanksDiffer, require_alike_in_group
 from tests.processes.workload_ranks import run_ranks
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import errors
-from launcher.agent.settings import open_files_needed
+from launcher.agent.attempt import open_files_needed
 from launcher.processes import limits as process_limits
 from launcher.rendezvous.channel import Channel, Hub
 from launcher.rendezvous.store import RanksStore

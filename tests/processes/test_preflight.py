@@ -20,8 +20,8 @@ from torch.distributed import TCPStore
 
 from launcher import Env
 from launcher.agent.control import Control
-from launcher.agent.failure_detection import Limits
-from launcher.agent.signals import Signals
+from launcher.agent.policy import Limits
+from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
 from launcher.failures.preflight_text import of_observation
 from launcher.preflight import attempt, checks, process

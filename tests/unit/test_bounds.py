@@ -40,7 +40,7 @@ from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
 from launcher.worker.rank_report import read_error_file, read_last_words, read_report
-from launcher.worker.tracker import Entry, keep, kept
+from launcher.worker.trackers import Entry, keep, kept
 from tests.unit.agent.test_coordinator import LIMITS, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of

@@ -120,7 +120,7 @@ class Evidence:
     preempted: bool = False  # whether the scheduler was preempting the job when it stopped
     gpus: int = 0  # GPUs on each node that the run asked for
     # bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`, `host_kills`), as
-    # in `launcher.agent.memory`; `used` and `limit` are from the scheduler
+    # in `launcher.agent.rank_status`; `used` and `limit` are from the scheduler
     memory: Mapping[str, int] = field(default_factory=dict)
 
     @property

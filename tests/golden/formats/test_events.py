@@ -19,10 +19,9 @@ import torch
 from launcher import Env
 from launcher.agent import binding
 from launcher.agent.binding import Binder
-from launcher.agent.outcome import NextRound
-from launcher.agent.rank_status import GPU_SECONDS, GpuWatch
-from launcher.agent.restart_policy import History
-from launcher.agent.stragglers import Paces
+from launcher.agent.failures import NextRound
+from launcher.agent.policy import History
+from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
 from launcher.attach import requests
 from launcher.binding.node import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer

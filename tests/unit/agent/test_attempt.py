@@ -18,10 +18,9 @@ from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Overtaken
-from launcher.agent.failures import failed_by
-from launcher.agent.outcome import AttemptFailed, Done, NextRound
-from launcher.agent.restart_policy import History
-from launcher.agent.signals import Signals, StopRequested
+from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by
+from launcher.agent.policy import History
+from launcher.agent.stop_requests import Signals, StopRequested
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen

@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 
 from launcher import bounds
 from launcher.agent.coordinator import Coordinator
-from launcher.agent.failure_detection import LEAVE_TIMEOUT, STACKS, AgentState, Limits
-from launcher.agent.restart_policy import History, Kind, Then
-from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
+from launcher.agent.policy import (
+    LEAVE_TIMEOUT,
+    STACKS,
+    AgentState,
+    History,
+    Kind,
+    Limits,
+    RoundFailure,
+    Then,
+    Verdict,
+    judge,
+    may_be_cut_off,
+)
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous.channel import encode
 from launcher.rendezvous.rounds import Member

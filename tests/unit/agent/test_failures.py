@@ -19,7 +19,7 @@ from launcher.agent.failures import (
     stop_of_exits,
     to_blame,
 )
-from launcher.agent.restart_policy import Kind
+from launcher.agent.policy import Kind
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.rounds import Member

@@ -12,17 +12,19 @@ import pytest
 
 from launcher.failures.codes import HangSign
 from launcher.runs.events import Accused
-from launcher.worker.flight_recorder import Group, Recorder, to_json
 from launcher.worker.hangs import (
     BUSY,
     LOOK,
     Activity,
     Blamed,
+    Group,
+    Recorder,
     Report,
     Stacks,
     StepWatch,
     blame,
     suspects,
+    to_json,
     waits,
 )
 from launcher.worker.heartbeat import Sign

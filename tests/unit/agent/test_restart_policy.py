@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from launcher.agent.restart_policy import History, Kind, Then, decide
+from launcher.agent.policy import History, Kind, Then, decide
 
 AFTER_PROGRESS = History(round=1, best=4, tried=1, listened=True)
 SPENT = History(round=4, best=20, tried=3, listened=True)

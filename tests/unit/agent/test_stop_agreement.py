@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.agent.coordinator import Coordinator, Limits
-from launcher.agent.restart_policy import History
+from launcher.agent.policy import History
 from launcher.rendezvous.rounds import Member
 from launcher.worker import hangs
 from launcher.worker.heartbeat import Pulse

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import stragglers
-from launcher.agent.stragglers import Paces, interval
+from launcher.agent import rank_status
+from launcher.agent.rank_status import Paces, interval
 from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
@@ -38,7 +38,7 @@ def test_the_first_agent_names_a_slow_rank_once(
         for index in range(2)
     ]
     now, wall = time.monotonic(), 1000.0
-    monkeypatch.setattr(stragglers.time, "time", lambda: wall)
+    monkeypatch.setattr(rank_status.time, "time", lambda: wall)
     for number in range(1, 12):
         now, wall = now + 5, wall + 5
         for index in (1, 0):

@@ -785,7 +785,7 @@ def test_what_the_users_own_code_has_saved_counts(tmp_path: Path, kind: str, fil
 
 
 def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
-    from launcher.agent import memory
+    from launcher.agent import rank_status
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -797,7 +797,7 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 1\noom_kill 1\n")
     write("sys/fs/cgroup/slurm/job_5/memory.max", f"{GIB}\n")
     write("sys/fs/cgroup/slurm/job_5/memory.peak", "1000\n")
-    watch = memory.Watch(tmp_path)
+    watch = rank_status.Watch(tmp_path)
     assert {name: value for name, value in watch.read().items() if name != "largest"} == {"limit": GIB, "peak": 1000}
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 2\noom_kill 2\n")
     write("proc/vmstat", "oom_kill 4\n")
@@ -808,8 +808,8 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/memory/slurm/job_6/memory.limit_in_bytes", f"{2 * GIB}\n")
     write("sys/fs/cgroup/memory/slurm/job_6/memory.max_usage_in_bytes", "7\n")
     write("sys/fs/cgroup/memory/slurm/job_6/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    assert memory.memory_cgroup(tmp_path) == memory.MemoryCgroup(2 * GIB, 7, 5)
-    assert memory.memory_cgroup(tmp_path / "nothing").limit is None
+    assert rank_status.memory_cgroup(tmp_path) == rank_status.MemoryCgroup(2 * GIB, 7, 5)
+    assert rank_status.memory_cgroup(tmp_path / "nothing").limit is None
 
 
 # -- the docs

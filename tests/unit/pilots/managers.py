@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.signals import Signals
+from launcher.agent.stop_requests import Signals
 from launcher.pilots import journal, manager
 from launcher.pilots.manager import SlotManager, packing_of
 from launcher.pilots.slots import Slot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.signals import Signals
+from launcher.agent.stop_requests import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.board import Board

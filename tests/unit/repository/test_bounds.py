@@ -31,7 +31,7 @@ NO_BOUNDS = {
         "agent/output.TAIL", "diagnose/post_mortem/evidence.TAIL", "monitoring/packed.RECENT",
         "reports/collect.LOG_BYTES", "reports/figures.POINTS", "reports/page.MOST_BYTES",
         "runs/carriage_returns.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
-        "runs/event_file._CHECKED_BYTES", "worker/debug_console.SCREEN", "worker/nccl_report.MOST",
+        "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/nccl_report.MOST",
     },
     "where one way is chosen, or a warning given, instead of another": {
         "checkpoint/saving.SMALL", "checkpoint/saving.SLACK", "diagnose/doctor/folder.FEW_INODES",
@@ -45,7 +45,7 @@ NO_BOUNDS = {
         "rendezvous/discovery._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
     },
     "memory of a queue, or of what a person types; more is dropped": {
-        "worker/debug_console.LONGEST", "worker/tracking.QUEUE",
+        "worker/debugger.LONGEST", "worker/tracking.QUEUE",
     },
     "of texts that are cut when they are written, in a module that runs without our packages": {
         "worker/script.LONGEST_MESSAGE", "worker/script.LONGEST_TRACEBACK",
@@ -114,7 +114,10 @@ def test_a_bound_is_in_the_module_of_bounds() -> None:
 
 def test_a_bound_has_a_name() -> None:
     found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(path.read_text())}
-    assert {each.partition(":")[0] for each in found} == {"agent/memory"}  # how the kernel says that there is no limit
+    # how the kernel says that there is no limit
+    assert {each.partition(":")[0] for each in found} == {
+        "agent/rank_status"
+    }  # how the kernel says that there is no limit
 
 
 @pytest.mark.parametrize("bound", [name for name in vars(bounds) if name.isupper()])

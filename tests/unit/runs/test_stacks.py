@@ -29,7 +29,7 @@ LOADS = """Current thread 0x00007f0b (most recent call first):
   File "/home/me/launcher/worker/main.py", line 112 in _run_workload
 """
 DEBUGGED = """Current thread 0x00007f0b (most recent call first):
-  File "/home/me/launcher/worker/debug_console.py", line 120 in _next
+  File "/home/me/launcher/worker/debugger.py", line 120 in _next
   File "/usr/lib/python3.11/pdb.py", line 337 in user_line
   File "/usr/lib/python3.11/bdb.py", line 90 in trace_dispatch
   File "{program}", line 2 in main

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.agent import program_stop
+from launcher.agent import stop_requests
 from launcher.cli import follow
 from launcher.cli.status_rows import Rows
 from launcher.config.schema import Program
@@ -203,12 +203,12 @@ def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
     (folder / "a.pt").touch()
     plan = with_fields(plan, checkpoint={"dir": str(folder)}, workdir=str(tmp_path))
     assert saves.newest(plan) > 0
-    assert program_stop.saved(plan, 5) is True
-    assert program_stop.saved(plan, 1 << 62) is False
+    assert stop_requests.saved(plan, 5) is True
+    assert stop_requests.saved(plan, 1 << 62) is False
     server.fail("checkpoints")
     with pytest.raises(OSError, match="Input/output error"):
         saves.newest(plan)
-    assert program_stop.saved(plan, 5) is None
+    assert stop_requests.saved(plan, 5) is None
 
 
 # -- runs that wait for others

@@ -13,7 +13,7 @@ from launcher.failures.codes import CheckCode
 from launcher.preflight import checks
 from launcher.runs.events import Observation
 from launcher.schedulers import topology
-from launcher.worker import accelerator, devices, heartbeat, joining, process_group, rank_objects
+from launcher.worker import devices, heartbeat, process_group, rank_objects
 from launcher.worker.devices import BackendError
 from launcher.worker.step_timing import Pace
 from tests.fakes import xpu
@@ -26,10 +26,10 @@ OLD = pytest.mark.parametrize("old", [False, True], ids=["newest torch", "torch 
 
 
 def test_the_cpu_is_no_accelerator() -> None:
-    accelerator.synchronize(CPU)
-    assert (accelerator.module(CPU), accelerator.name(CPU), accelerator.memory(CPU)) == (None, "", None)
-    assert not accelerator.has_bfloat16(CPU)
-    assert accelerator.of_backend("gloo") == CPU
+    devices.synchronize(CPU)
+    assert (devices.module(CPU), devices.name(CPU), devices.memory(CPU)) == (None, "", None)
+    assert not devices.has_bfloat16(CPU)
+    assert devices.of_backend("gloo") == CPU
 
 
 @OLD
@@ -37,11 +37,11 @@ def test_an_xpu_is_asked_in_its_own_words_and_for_nothing_that_its_torch_lacks(
     monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
     fake = xpu.install(monkeypatch, old=old)
-    accelerator.synchronize(XPU)
+    devices.synchronize(XPU)
     assert fake.calls == [("synchronize", XPU)]
-    assert accelerator.name(XPU) == xpu.NAME
-    assert accelerator.memory(XPU) == (None if old else (3 << 30, 64 << 30))
-    assert accelerator.has_bfloat16(XPU) is not old
+    assert devices.name(XPU) == xpu.NAME
+    assert devices.memory(XPU) == (None if old else (3 << 30, 64 << 30))
+    assert devices.has_bfloat16(XPU) is not old
     assert training.autocast_dtype("auto", XPU) is (None if old else torch.bfloat16)
     if old:
         with pytest.raises(WorkloadError, match="this rank computes on Intel"):
@@ -72,7 +72,7 @@ def test_an_xpu_that_is_gone_is_named_with_the_drivers_words(monkeypatch: pytest
 def test_the_backend_of_an_xpu_is_xccl_or_missing_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     xpu.install(monkeypatch)
     assert process_group._backend("auto", XPU) == process_group._backend("xccl", XPU) == "xccl"
-    assert accelerator.of_backend("xccl") == torch.device("xpu", 0)
+    assert devices.of_backend("xccl") == torch.device("xpu", 0)
     monkeypatch.setattr(dist, "get_backend", lambda group: "xccl")
     assert rank_objects._device(None) == torch.device("xpu", 0)
     xpu.install(monkeypatch, old=True)
@@ -85,7 +85,7 @@ def test_tiles_of_one_card_are_several_xpus(monkeypatch: pytest.MonkeyPatch) -> 
     one = torch.device("xpu", 0)
 
     def gpu(mask: dict[str, str], device: torch.device = one, host: str = "node1") -> str:
-        return joining.facts_of(0, host, device, "xccl", mask).gpu
+        return process_group.facts_of(0, host, device, "xccl", mask).gpu
 
     assert gpu({"ZE_AFFINITY_MASK": "4"}) == gpu({"ZE_AFFINITY_MASK": "4"})
     assert len({gpu({}), gpu({}, XPU), gpu({"ZE_AFFINITY_MASK": "4"}), gpu({"ZE_AFFINITY_MASK": "5"}),
@@ -114,7 +114,7 @@ def test_steps_on_an_xpu_are_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("initialized", [False, True])
 def test_generators_of_an_xpu_are_seeded_kept_and_restored(monkeypatch: pytest.MonkeyPatch, initialized: bool) -> None:
     fake = xpu.install(monkeypatch, initialized=initialized)
-    accelerator.seed(7)
+    devices.seed(7)
     assert fake.calls == ([("manual_seed", 7)] if initialized else [])
     fake.calls.clear()
     state = resumable.generators(XPU)

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pytest
 
-from launcher.worker.debug_console import Console, private_folder
+from launcher.worker.debugger import Console, private_folder
 
 
 @pytest.fixture

@@ -15,15 +15,7 @@ import torch.distributed as dist
 from launcher.failures.codes import CollectiveSign
 from launcher.runs.events import BlockedCollective
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker.flight_recorder import (
-    Group,
-    Recorder,
-    Recorders,
-    blame,
-    from_json,
-    parse,
-    to_json,
-)
+from launcher.worker.hangs import Group, Recorder, Recorders, blame_by_collectives, from_json, parse, to_json
 
 REDUCE, GATHER = "nccl:all_reduce", "nccl:_all_gather_base"
 
@@ -166,7 +158,7 @@ def blocked(sign: CollectiveSign, **fields: Any) -> BlockedCollective:
     ],
 )  # fmt: skip
 def test_who_is_blamed(recorders: list[Recorder], guilty: list[int], blocked: BlockedCollective | None) -> None:
-    found = blame(recorders)
+    found = blame_by_collectives(recorders)
     assert [suspect.rank for suspect in found] == guilty
     assert blocked is None or all(suspect.collective == blocked for suspect in found), found
 
@@ -186,12 +178,12 @@ def test_recorders_are_gone_through_once_however_many_groups_there_are() -> None
     recorders = [Recorder(rank, Counted((waits(5, f"pair {rank // 2}"), waits(7)))) for rank in range(size - 1)]
     last = Recorder(size - 1, Counted((Group(f"pair {size // 2 - 1}", 4), Group("0", 6))))
     Counted.times = 0
-    assert [each.rank for each in blame([*recorders, last])] == [size - 1]
+    assert [each.rank for each in blame_by_collectives([*recorders, last])] == [size - 1]
     assert Counted.times == size
 
 
 def test_ranks_that_wait_for_each_other_block_different_collectives() -> None:
-    found = blame([at(0, waits(5, "a"), Group("b", 4)), at(1, Group("a", 4), waits(5, "b"))])
+    found = blame_by_collectives([at(0, waits(5, "a"), Group("b", 4)), at(1, Group("a", 4), waits(5, "b"))])
     assert [(each.rank, each.collective.group, each.collective.waiting) for each in found] == [
         (0, "b", "1"),
         (1, "a", "0"),

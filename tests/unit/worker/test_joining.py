@@ -15,7 +15,7 @@ import torch.distributed as dist
 from launcher import errors
 from launcher.schedulers import topology
 from launcher.worker import process_group
-from launcher.worker.joining import Facts, RanksDiffer, compare, facts_of, gpu_identity
+from launcher.worker.process_group import Facts, RanksDiffer, compare, facts_of, gpu_identity
 
 
 def rank(number: int, **changes: Any) -> Facts:

@@ -20,7 +20,7 @@ from launcher.monitoring import progress
 from launcher.runs import event_file
 from launcher.runs.events import Progress, every
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker import process_group, stop, stopping
+from launcher.worker import process_group, stop
 from launcher.worker.main import make_checkpoint_folder
 from launcher.worker.settings import Settings
 from workloads import function
@@ -36,7 +36,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith(("LAUNCHER", "SLURM", "PBS", "RANK", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     for name, value in {"_stop": None, "_stopped": None, "_steps": 0}.items():
-        monkeypatch.setattr(stopping, name, value)
+        monkeypatch.setattr(stop, name, value)
     monkeypatch.setattr(process_group, "_env", None)
     before = [(number, signal.getsignal(number)) for number in HANDLED]
     yield
@@ -57,16 +57,16 @@ def test_callbacks_save_and_go_on_and_take_signals_back(
 ) -> None:
     monkeypatch.setattr(stop, "settings", lambda: Settings(run_dir=tmp_path))
     monkeypatch.setattr(stop, "FILES_INTERVAL", 0.0)
-    ours = stopping.listen()
+    ours = stop.listen()
     handler = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a trainer's own
-    stopping.listen().take_signals()
-    assert stopping.listen() is ours and signal.getsignal(signal.SIGTERM) == handler
+    stop.listen().take_signals()
+    assert stop.listen() is ours and signal.getsignal(signal.SIGTERM) == handler
     (tmp_path / "save").touch()
-    assert [stopping.boundary(step).save for step in (1, 2)] == [True, False]
+    assert [stop.boundary(step).save for step in (1, 2)] == [True, False]
     assert not (tmp_path / "save").exists()
     (tmp_path / "stop").touch()
-    assert [stopping.boundary(step).stop for step in (3, 4)] == ["its stop file"] * 2
+    assert [stop.boundary(step).stop for step in (3, 4)] == ["its stop file"] * 2
 
 
 def test_the_step_is_told_where_the_program_does_not_tell_more(
@@ -96,7 +96,7 @@ def test_without_a_group_each_rank_finds_the_stop_file_itself(
     place = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=here MASTER_PORT=21000"
     for word in place.split():
         monkeypatch.setenv(*word.split("="))
-    assert stopping.here().rank == 3
+    assert stop.here().rank == 3
     assert launcher.stopping() is False
     (tmp_path / "stop").touch()
     assert launcher.stopping() is True
@@ -107,14 +107,14 @@ def test_init_takes_the_group_that_is_there(fresh: None) -> None:
     destroy_without_gil(dist.group.WORLD)
     env = launcher.init()
     assert (env.rank, env.world_size, env.backend) == (0, 1, "gloo")
-    assert stopping.here() == env
+    assert stop.here() == env
 
 
 def test_a_group_of_somebody_elses_is_enough_to_ask(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     destroy_without_gil(dist.group.WORLD)
     assert launcher.stopping() is False
-    assert stopping.here().world_size == 1
+    assert stop.here().world_size == 1
 
 
 @pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("3", False)])

@@ -17,7 +17,7 @@ from launcher.runs.directory import Run
 from launcher.spec import tracking as tracking_keys
 from launcher.worker import tracking
 from launcher.worker.reporter import Reporter
-from launcher.worker.tracker import keep, kept
+from launcher.worker.trackers import keep, kept
 from launcher.worker.tracking import About, Entry, Tracking, flat, numbers_in
 from tests.launch import until
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
@@ -356,7 +356,7 @@ def two_attempts(make: Callable[[About], tracking.Tracker], run: Run) -> None:
 def test_tensorboard_shows_no_step_twice(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from launcher.worker.tracking_tensorboard import TensorBoard
+    from launcher.worker.trackers import TensorBoard
 
     two_attempts(TensorBoard, run)
     shown = EventAccumulator(str(run.path / "tensorboard"))
@@ -372,7 +372,7 @@ def test_tensorboard_shows_no_step_twice(run: Run) -> None:
 def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from launcher.worker.tracking_tensorboard import TensorBoard
+    from launcher.worker.trackers import TensorBoard
 
     attempts = (((2, "train/loss"), (3, "train/loss")), ((3, "eval/accuracy"), (4, "train/loss")))
     for attempt, entries in enumerate(attempts):
@@ -387,7 +387,7 @@ def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(
 
 
 def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
-    from launcher.worker.tracking_mlflow import MLflow
+    from launcher.worker.trackers import MLflow
 
     two_attempts(MLflow, run)
     from mlflow.tracking import MlflowClient
@@ -404,9 +404,9 @@ def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
 
 
 def test_a_run_that_mlflow_has_lost_is_made_again(run: Run) -> None:
-    from launcher.worker.tracking_mlflow import RUN, MLflow
+    from launcher.worker.trackers import MLFLOW_RUN, MLflow
 
-    (run.path / RUN).write_text("http://another.server.example 1234\n")
+    (run.path / MLFLOW_RUN).write_text("http://another.server.example 1234\n")
     tracker = MLflow(about(run, 0))
     tracker.log([Entry(1, 1000.0, {"train/loss": 1.0})])
-    assert (run.path / RUN).read_text().startswith("file:///")
+    assert (run.path / MLFLOW_RUN).read_text().startswith("file:///")

@@ -1,20 +1,302 @@
-"""The leader's timeouts in a running round: agents that are lost or leave, ranks that do not join or hang. No I/O."""
+"""Decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from itertools import islice
 from typing import Any
 
-from launcher import bounds
-from launcher.agent.restart_policy import Kind
-from launcher.agent.verdicts import RoundFailure
+from launcher import bounds, errors
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, HangSign
 from launcher.rendezvous.rounds import Member
-from launcher.runs.events import Accused, Fault, Hang, HostSignal, Stop
+from launcher.runs import events
+from launcher.runs.events import Accused, Fault, Hang, HostSignal, Restart, Stop
 from launcher.worker.hangs import Blamed
+
+
+class Kind(str, Enum):
+    """The kind of failure that ended a round."""
+
+    KILLED = "killed"  # a rank, by a signal
+    LOST_PEER = "lost peer"  # a rank failed because another one was gone
+    HUNG = "hung"  # a rank did no step for too long
+    RAISED = "raised"  # a rank raised an exception, or exited with any other code or before its work was done
+    NO_RETRY = "no retry"  # a rank exited with code 93
+    LEFT = "left"  # ranks exited with code 75, by themselves or after a stop request
+    LOST_NODE = "lost node"  # an agent is gone
+    REGROUP = "regroup"  # ranks exited with code 75 because a node came back
+
+
+class Then(str, Enum):
+    """What follows a failure."""
+
+    RESTART = "restart"  # the ranks restart in the next round of this attempt
+    FAIL = "fail"  # the attempt ends as failed
+    RESUME = "resume"  # the attempt ends, and the run continues in another attempt
+    NO_RETRY = "no retry"  # the attempt ends as failed, and a retry would fail, too
+
+    @property
+    def exit_code(self) -> int:
+        return {Then.RESUME: errors.RESUME, Then.NO_RETRY: errors.NO_RETRY}.get(self, errors.FAILED)
+
+
+@dataclass(frozen=True)
+class History:
+    """The rounds of an attempt so far. A round lasts from the fork of the ranks to their end."""
+
+    round: int = 0  # index of the current round, from 0
+    best: int = -1  # highest step of the run at the end of any earlier round; -1: none
+    tried: int = 0  # number of restarts in a row without progress
+    listened: bool = False  # whether ranks of an earlier round could resume: they listened for stop requests
+    hung: str = ""  # where the last round hung (`RoundFailure.place`); empty: it did not
+
+    def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
+        """Returns the history at the start of the next round.
+
+        counts: whether this restart counts towards max_restarts.
+        hung: where this round hung; empty: it did not.
+        """
+        further = step > self.best
+        return replace(
+            self,
+            round=self.round + 1,
+            best=max(step, self.best),
+            tried=(0 if further else self.tried) + counts,
+            listened=True,
+            hung=hung,
+        )
+
+
+def decide(
+    kind: Kind,
+    history: History,
+    progress: bool | None,
+    *,
+    listens: bool,
+    stopping: bool,
+    enough: bool,
+    max_restarts: int,
+    again: bool = False,
+) -> Then:
+    """Returns what follows a failure. The first row that applies decides.
+
+    | condition | then |
+    |---|---|
+    | exit code 93 (NO_RETRY) | no retry |
+    | ranks exited with code 75 by themselves or after a stop request (LEFT) | resume |
+    | ranks exited with code 75 because a node came back (REGROUP); enough nodes, no stop request | restart |
+    | the rank cannot resume, or has reported that its error is final | fail |
+    | an error of the program (RAISED) in a round without progress | fail: it would happen again |
+    | a stop request | resume |
+    | too few nodes are left | resume |
+    | a hang at the same place as that of the round before (`again`), without progress | fail: it would happen again |
+    | the round made progress, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
+    | it is unknown whether the round made progress; max_restarts is not 0 | resume |
+    | otherwise | fail |
+
+    progress: whether this round got further than all earlier rounds; None: unknown.
+    listens: whether the failed rank can resume: it saves and exits on a stop request. Of a lost node: any rank.
+    stopping: whether the agents have got a stop request.
+    enough: whether at least min_nodes are left.
+    max_restarts: maximum number of restarts in a row without progress; 0: no restart after a failure.
+    again: whether the ranks hung where they had hung in the round before.
+    """
+    if kind is Kind.NO_RETRY:
+        return Then.NO_RETRY
+    if kind is Kind.LEFT:
+        return Then.RESUME
+    if kind is Kind.REGROUP and enough and not stopping:
+        return Then.RESTART
+    if not listens:
+        return Then.FAIL
+    if kind is Kind.RAISED and progress is False:
+        return Then.FAIL
+    if stopping or not enough:
+        return Then.RESUME
+    if again and progress is False:
+        return Then.FAIL
+    if max_restarts and (progress or history.tried < max_restarts):
+        return Then.RESTART
+    return Then.RESUME if max_restarts and progress is None else Then.FAIL
+
+
+# -- The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (Verdict)
+
+
+@dataclass(frozen=True)
+class RoundFailure:
+    """A failure that ends a round."""
+
+    kind: Kind  # the kind, for the restart policy
+    fault: Fault  # the fault with its code
+    member: int  # member index of the agent that reports the failure to the user
+    listens: bool  # whether the failed rank can resume; of a lost node: whether any rank can
+    lost: tuple[int, ...] = ()  # member indices of the agents that are gone
+    stop: Stop | None = None  # why ranks have exited with code 75, to resume later; None: they have not
+    # exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict
+    exit_code: int | None = None
+    place: str = ""  # where the ranks hang, to be compared with other rounds; empty: they do not
+
+    @property
+    def step(self) -> int:
+        """Step of the run that the round reached; -1: none."""
+        return -1 if self.fault.step is None else self.fault.step
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of a message `failure` or `verdict`, as JSON types."""
+        return {
+            "kind": self.kind.value, "fault": events.values(self.fault), "member": self.member,
+            "listens": self.listens, "lost": list(self.lost),
+            "stop": events.values(self.stop) if self.stop else None, "exit_code": self.exit_code,
+            "place": self.place,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> RoundFailure:
+        """Returns the failure that a message describes; the inverse of `fields`."""
+        stop = message["stop"]
+        return cls(
+            Kind(message["kind"]), events.from_values(Fault, message["fault"]), int(message["member"]),
+            bool(message["listens"]), tuple(message["lost"]),
+            None if stop is None else events.from_values(Stop, stop), message["exit_code"], message["place"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The leader's decision about the first failure of a round, which all agents carry out."""
+
+    failure: RoundFailure  # the failure
+    then: Then  # what follows
+    exit_code: int  # exit code of the attempt, if the attempt ends
+    history: History  # the rounds so far; if the ranks restart, as at the start of the next round
+
+    @property
+    def restarts(self) -> bool:
+        return self.then is Then.RESTART
+
+    @property
+    def saves(self) -> bool:
+        """Whether the ranks get time to save and exit."""
+        return self.failure.kind in (Kind.LEFT, Kind.REGROUP)
+
+    @property
+    def event(self) -> Fault | Stop:
+        """The event to write if this verdict ends the attempt."""
+        stop, step = self.failure.stop, self.failure.step
+        if stop is not None:
+            return replace(stop, step=step) if step >= 0 else stop
+        return replace(self.failure.fault, ends_with=self.exit_code)
+
+    def restart(self, world_size: int) -> Restart:
+        """Returns the event to write if the ranks restart after this verdict."""
+        values = events.values(self.failure.fault)
+        return events.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
+
+    def message(self) -> dict[str, Any]:
+        """Returns the verdict as a message `verdict` to the agents, in JSON types."""
+        return {
+            "type": "verdict", **self.failure.fields(), "then": self.then.value, "ends_with": self.exit_code,
+            "history": asdict(self.history),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Verdict:
+        """Returns the verdict that a message describes; the inverse of `message`."""
+        failure = RoundFailure.of(message)
+        return cls(failure, Then(message["then"]), int(message["ends_with"]), History(**message["history"]))
+
+
+def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:
+    """Returns the failure that caused a given one: ranks that had exited with 0 too early, or itself.
+
+    | failure | ranks that have exited with 0 | a stop request | result |
+    |---|---|---|---|
+    | a rank lost a peer | some | no | RETURNED_EARLY of these ranks; a retry would fail as well |
+    | a rank lost a peer | some | yes: they may have saved | the failure |
+    | a rank lost a peer | none | any | the failure |
+    | any other | any | any | the failure: it explains itself |
+
+    failure: the first failure of the round.
+    done: the ranks that have exited with 0, in the order of their exits.
+    asked: whether ranks were asked to stop.
+    """
+    lost = failure.fault
+    if failure.kind is not Kind.LOST_PEER or asked or not done:
+        return failure
+    needed_by = None if lost.rank is None else Accused(host=lost.host, rank=lost.rank)
+    fault = Fault(
+        code=FaultCode.RETURNED_EARLY, host=done[0].host, node=done[0].node, rank=done[0].rank, exit_code=0,
+        step=lost.step, accused=tuple(done), needed_by=needed_by,
+    )  # fmt: skip
+    return replace(failure, kind=Kind.RAISED, fault=fault, listens=False)
+
+
+def judge(
+    failure: RoundFailure,
+    history: History,
+    *,
+    stopping: bool,
+    members: int,
+    least: int,
+    max_restarts: int,
+    saved: Callable[[], bool | None] = lambda: False,
+) -> Verdict:
+    """Returns the verdict on a failure, by the restart policy.
+
+    failure: the first failure of the round.
+    stopping: whether the agents were asked to stop.
+    least: minimum number of agents with which the run can continue.
+    saved: returns whether a program has saved something in this round, and None if that is unknown. Called only if the
+        verdict depends on it.
+    """
+    steps, counts = failure.step > history.best, failure.listens and failure.kind not in (Kind.NO_RETRY, Kind.LEFT)
+    progress = saved() if counts and not steps else steps
+    further = max(failure.step, history.best + 1) if progress else failure.step
+    again = failure.place != "" and failure.place == history.hung
+    then = decide(
+        failure.kind,
+        history,
+        progress,
+        listens=failure.listens,
+        stopping=stopping,
+        enough=members - len(failure.lost) >= least,
+        max_restarts=max_restarts,
+        again=again,
+    )
+    if then is Then.RESTART:
+        history = history.after(further, counts=failure.kind is not Kind.REGROUP, hung=failure.place)
+    elif then is Then.FAIL and failure.kind is not Kind.RAISED and history.tried:
+        given_up = replace(failure.fault, restarts=history.tried, max_restarts=max_restarts, repeated=again)
+        failure = replace(failure, fault=given_up)
+    return Verdict(failure, then, failure.exit_code or then.exit_code, history)
+
+
+def may_be_cut_off(verdict: Verdict, least: int) -> bool:
+    """Returns whether the lost members may be alive and continue without this agent, after a network partition.
+
+    | kind | then | lost members | result |
+    |---|---|---|---|
+    | lost node | the attempt ends | enough for a round of their own | True |
+    | lost node | the attempt ends | fewer | False |
+    | any | the ranks restart | any | False: the directory `rounds` decides which side continues |
+    | another | any | any | False: the members of the round have exchanged messages |
+
+    least: minimum number of agents with which the run can continue.
+    """
+    return not verdict.restarts and verdict.failure.kind is Kind.LOST_NODE and len(verdict.failure.lost) >= least
+
+
+def describe(event: Fault | Stop) -> str:
+    """Returns why an attempt ended, as text for the user."""
+    return f"stopped: {text.of_stop(event)}" if isinstance(event, Stop) else text.of_fault(event)
+
+
+# -- The leader's timeouts in a running round: agents that are lost or leave, ranks that do not join or hang. No I/O
+
 
 STACKS = 10.0  # seconds in which all agents have to send the stacks of their ranks, and NCCL's flight recorders
 LEAVE_TIMEOUT = 2.0  # seconds from the first `leaving` message in which the other agents have to send theirs
