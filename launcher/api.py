@@ -30,7 +30,7 @@ from launcher.sweeps import control
 if TYPE_CHECKING:
     from launcher.config.schema import Config
     from launcher.spec.plan import JobPlan
-    from launcher.submission.from_overrides import Ready
+    from launcher.submission.resume import Ready
 
 Overrides = str | Sequence[str] | Mapping[str, Any]
 
@@ -138,9 +138,9 @@ class Run:
             SubmissionError: the scheduler refused, or did not respond.
         """
         # Lazily: Hydra takes 100 ms, and readers of runs need none of it
-        from launcher.submission import from_overrides
+        from launcher.submission.resume import ready_attempt
 
-        from_overrides.again(self._run, as_overrides(overrides, keys), new_snapshot=new_snapshot).submit()
+        ready_attempt(self._run, as_overrides(overrides, keys), new_snapshot=new_snapshot).submit()
         return self
 
     def metrics(self) -> dict[str, Any]:
@@ -239,14 +239,15 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     """
     # Lazily: Hydra takes 100 ms, and readers of runs need none of it
     from launcher.config.hydra_errors import require_names
-    from launcher.submission import configs, from_overrides
+    from launcher.submission import configs
+    from launcher.submission.resume import ready_run
 
     words = as_overrides(overrides, keys)
     require_names(words)
     composed = configs.composed(words)
     if composed.config.dry_run:
         raise ConfigError("dry_run=true: launcher.prepare(...) is a dry run; leave the key out")
-    return PreparedRun(from_overrides.new(composed, words))
+    return PreparedRun(ready_run(composed, words))
 
 
 def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run:

@@ -19,7 +19,7 @@ from launcher.binding.node import Node, Unbound
 from launcher.config.schema import Device, LaunchMode
 from launcher.failures.codes import UnboundReason
 from launcher.rendezvous.rounds import AgentLike, Placement
-from launcher.runs import bindings
+from launcher.runs import health
 from launcher.runs.events import Bound
 from launcher.spec.plan import NIC, JobPlan
 from launcher.worker.devices import OWN_CORES, torch_build
@@ -66,7 +66,7 @@ class Binder:
             )
             for rank, bound in zip(ranks, mine, strict=True)
         ]  # fmt: skip
-        event = bindings.event_of(
+        event = health.bindings_event(
             agents[position].host, node, allowed, mine, first_rank=ranks[0].rank, unbound=found.unbound,
             round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
         )  # fmt: skip

@@ -17,7 +17,7 @@ from launcher.files.shared_files import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.own_module import own_module
-from launcher.runs import stacks
+from launcher.runs import health
 from launcher.runs.events import Breakpoint, Met, every
 from launcher.runs.health import at_breakpoints
 
@@ -79,8 +79,8 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     wait_until(lambda: len(requests.replies(folder)) >= count or None)
     replies = requests.replies(folder)
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
-    for number, group in enumerate(stacks.group(reports)):
-        print("\n".join(["", *stacks.lines(group)] if number else stacks.lines(group)))
+    for number, group in enumerate(health.group_stacks(reports)):
+        print("\n".join(["", *health.stack_lines(group)] if number else health.stack_lines(group)))
     requests.write_reply(folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports))
     print(f"\nall threads of each: {folder}/stacks.txt")
     if len(replies) == count:

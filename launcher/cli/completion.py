@@ -119,9 +119,9 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":
         # Lazily: each TAB loads what its own question needs
-        from launcher.spec import data_sets
+        from launcher.spec import workload_hook
 
-        return _starting(data_sets.of_all_workloads()[0], word)
+        return _starting(workload_hook.data_sets_of_all()[0], word)
     return []
 
 

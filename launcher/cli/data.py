@@ -12,7 +12,7 @@ from launcher.cli.options import require_action
 from launcher.cli.progress import Rate, of_download, shown
 from launcher.errors import FAILED, ConfigError, LauncherError, near
 from launcher.own_module import program
-from launcher.spec import data_sets
+from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -29,7 +29,7 @@ def run(arguments: Namespace) -> int:
             raise ConfigError("--mirror goes with fetch NAME")
         return _list(arguments.data_dir)
     require_action("data", action)
-    known, problems = data_sets.of_all_workloads()
+    known, problems = workload_hook.data_sets_of_all()
     names = ", ".join(known)
     if name is None:
         raise ConfigError(f"fetch needs the NAME of a data set: {names}")
@@ -41,7 +41,7 @@ def run(arguments: Namespace) -> int:
 
 def _list(data_dir: Path | None) -> int:
     code = 0
-    known, problems = data_sets.of_all_workloads()
+    known, problems = workload_hook.data_sets_of_all()
     for name, each in known.items():
         try:
             found = each.find(data_dir)

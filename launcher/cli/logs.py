@@ -11,9 +11,8 @@ from launcher.cli.progress import RunBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError, UnavailableError
 from launcher.formatting import plural
-from launcher.runs.carriage_returns import LineCollapser
 from launcher.runs.directory import Run
-from launcher.runs.output import Part, Stream, read, start_of, start_of_last
+from launcher.runs.output import LineCollapser, Part, Stream, read, start_of, start_of_last
 
 if TYPE_CHECKING:
     from argparse import Namespace

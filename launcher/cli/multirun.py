@@ -29,10 +29,9 @@ from launcher.runs.search_record import too_many
 from launcher.runs.sweep_directory import Sweep
 from launcher.spec import limits
 from launcher.submission import render
-from launcher.sweeps import grouping
+from launcher.sweeps import prepare
 from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
-from launcher.sweeps.searches import prepare_search, representatives, submit_search, with_search_defaults
-from launcher.sweeps.submit import submit_sweep
+from launcher.sweeps.submit import prepare_search, representatives, submit_search, submit_sweep, with_search_defaults
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -175,7 +174,7 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
     """
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
-    throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
+    throttles, serial = iter(prepare.shares(prepared.parallelism, queued)), 0
     what = searched(settings) if settings else plural(len(prepared.points), "point")
     print(f"sweep      {prepared.path.name}: {what}")
     print(f"directory  {prepared.path}")

@@ -428,9 +428,9 @@ def of_data(parser: ArgumentParser) -> None:
         "action", nargs="?", metavar="fetch", help="download the data set NAME, and verify its checksums"
     )
     # Lazily: 10 ms, and only this command lists data sets
-    from launcher.spec import data_sets
+    from launcher.spec import workload_hook
 
-    known = ", ".join(data_sets.of_all_workloads()[0])
+    known = ", ".join(workload_hook.data_sets_of_all()[0])
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"the data set: {known}")
     parser.add_argument(
         "--mirror",

@@ -36,7 +36,7 @@ from launcher.config.search_space import Space
 from launcher.errors import ConfigError, LauncherError
 from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Sweep
-from launcher.search import distributions
+from launcher.search import search
 
 RESULTS = "optimization_results.yaml"  # in the sweep's directory, as hydra-optuna-sweeper writes it
 
@@ -138,7 +138,7 @@ class OptunaSearch:
     def _batch(
         self, sweep: Sweep, study: optuna.Study, space: Space, fixed: Sequence[str], first: int, count: int
     ) -> None:
-        trials = [study.ask(distributions.of(space)) for _ in range(count)]
+        trials = [study.ask(search.distributions_of(space)) for _ in range(count)]
         for trial in trials if self._extend else ():
             assert self._extend is not None
             with open_dict(self._config):
@@ -163,7 +163,7 @@ class OptunaSearch:
 
 def written(params: Mapping[str, Any], space: Space) -> dict[str, str]:
     """Returns a trial's parameters as text for overrides, by key."""
-    return {key: distributions.text(space[key], value) if key in space else str(value) for key, value in params.items()}
+    return {key: search.value_text(space[key], value) if key in space else str(value) for key, value in params.items()}
 
 
 def fixed_of(overrides: Sequence[str], space: Space) -> list[str]:
@@ -187,13 +187,13 @@ def params_of(overrides: Sequence[str], space: Space, fixed: Sequence[str]) -> d
         elif space[key].choices and value not in space[key].choices:
             return None
         else:
-            params[key] = distributions.param(space[key], value)
+            params[key] = search.param_of(space[key], value)
     return params
 
 
 def _combination(space: Space, index: int) -> dict[str, Any]:
     values = search_space.combination(space, index)
-    return {key: distributions.param(space[key], each) for key, each in values.items()}
+    return {key: search.param_of(space[key], each) for key, each in values.items()}
 
 
 def _best(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:

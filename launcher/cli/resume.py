@@ -10,7 +10,7 @@ from launcher.config.schema import Program
 from launcher.errors import ConfigError
 from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.output import Stream
-from launcher.submission import from_overrides
+from launcher.submission import resume
 from launcher.submission.resume import require_over
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def run(arguments: Namespace) -> int:
         if found.plan().workload.kind != Program.__name__:
             raise ConfigError(f"{found.id} is no run of a script of yours, so it has no arguments (--): use KEY=VALUE")
         changes = submit.with_program_arguments([*changes, "--", *arguments.arguments])
-    ready = from_overrides.again(found, changes, new_snapshot=arguments.new_snapshot)
+    ready = resume.ready_attempt(found, changes, new_snapshot=arguments.new_snapshot)
     if ready.composed.config.dry_run:
         return submit.show(ready.prepared)
     require_over(found, JobMonitor())  # before the user is asked to confirm; `Ready.submit` checks once more

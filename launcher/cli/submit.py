@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from launcher.cli.multirun import Multirun
     from launcher.config.compose import Composed
     from launcher.runs.output import Stream
-    from launcher.submission.from_overrides import Ready
     from launcher.submission.prepare import Prepared
+    from launcher.submission.resume import Ready
     from launcher.submission.submit import Submitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -164,10 +164,10 @@ def _require_known_options(arguments: Sequence[str]) -> None:
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
-    from launcher.submission import from_overrides
+    from launcher.submission import resume
 
     wanted = composed.config
-    ready = from_overrides.new(composed, overrides)
+    ready = resume.ready_run(composed, overrides)
     prepared = ready.prepared
     if wanted.dry_run or not registry.scheduler(prepared.plan.cluster.scheduler).on_this_machine:
         for note in prepared.notes:

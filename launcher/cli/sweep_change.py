@@ -10,7 +10,7 @@ from launcher.formatting import plural, ranges
 from launcher.monitoring.sweep import WAITING
 from launcher.runs.sweep_directory import Sweep
 from launcher.spec import limits
-from launcher.submission.from_overrides import secrets_again
+from launcher.submission.resume import secrets_again
 from launcher.sweeps import control
 from launcher.sweeps.pilots import SubmittedPilots
 from launcher.sweeps.submit import SubmittedSweep

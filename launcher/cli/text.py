@@ -41,14 +41,15 @@ def print_unreadable(run: Run) -> None:
 def plan_table(plan: JobPlan) -> str:
     """Returns the plan as a table with two columns, as a dry run shows it."""
     # Lazily: only this table or sentence needs it
-    from launcher.spec import limits, pools
+    from launcher.spec import limits
 
+    pools = [f"{key} {name}" for key, name in limits.pools_by_key(plan).items()]
     where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
     ranks = f"{plan.world_size} ({where})"
     rows = [
         ("run", plan.run_id),
         ("directory", plan.run_dir),
-        ("cluster", ", ".join([plan.cluster.name, *(f"{key} {name}" for key, name in pools.named(plan).items())])),
+        ("cluster", ", ".join([plan.cluster.name, *pools])),
         *(("after", each.replace(":", ": ", 1)) for each in plan.after),
         ("workload", f"{plan.workload.name} ({plan.workload.entry})"),
         ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),

@@ -14,7 +14,7 @@ from launcher.cli.find import find
 from launcher.cli.text import print_unreadable
 from launcher.cli.topology_picture import devices_of, pictures
 from launcher.errors import ConfigError, RunError
-from launcher.runs.bindings import event_of, latest
+from launcher.runs.health import bindings_event, latest_bindings
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -31,7 +31,7 @@ def run(arguments: Namespace) -> int:
         return 0
     found = find(arguments.name, arguments.runs_dir)
     for attempt in reversed(found.attempts()):
-        if bindings := latest(attempt.latest_events()):
+        if bindings := latest_bindings(attempt.latest_events()):
             print("\n".join(pictures(bindings)))
             print_unreadable(found)
             return 0
@@ -63,6 +63,6 @@ def _drawn(
         found = masks.bind(node, allowed, near, bind)
     except masks.DeviceError as error:
         found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), error.unbound)
-    binding = event_of(host, node, allowed, found.ranks, unbound=found.unbound)
+    binding = bindings_event(host, node, allowed, found.ranks, unbound=found.unbound)
     names = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
     return pictures([binding], names)

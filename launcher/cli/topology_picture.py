@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from launcher.failures.text import of_unbound
 from launcher.formatting import name_ranks, ranges
-from launcher.runs.bindings import differing
 from launcher.runs.events import Bound
+from launcher.runs.health import differing_bindings
 from launcher.units import parse_ranges
 
 WIDTH = 79
@@ -35,7 +35,7 @@ def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | N
     for each in bindings:
         same = (each.node, each.allowed, each.unbound, tuple((rank.cpus, rank.gpu, rank.nic) for rank in each.ranks))
         alike.setdefault(same, []).append(each)
-    lines = textwrap.wrap(note, WIDTH) if (note := differing(bindings)) else []
+    lines = textwrap.wrap(note, WIDTH) if (note := differing_bindings(bindings)) else []
     for group in alike.values():
         lines += ["", *_picture(group, devices)] if lines else _picture(group, devices)
     return lines

@@ -1,14 +1,11 @@
-"""Composes the config of a run from overrides with Hydra, and converts it to the schema's dataclasses.
-
-`hydra_setup.register` must be called first. points.py composes the many points of a sweep.
-"""
+"""Composes the config of one run from its overrides, and resolves the secrets that it refers to."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +14,56 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.base import Container
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from launcher import redaction
-from launcher.config import profile_errors, secret_references
+from launcher.config import profile_errors
 from launcher.config.hydra_errors import in_our_words, no_workload
 from launcher.config.keys import all_keys, of_other_schedulers
 from launcher.config.scheduler_table import cluster_class, schedulers_with
 from launcher.config.schema import Config, SchedulerSettings
 from launcher.errors import ConfigError, near
 from launcher.paths import resource
+
+
+@contextlib.contextmanager
+def interpolated() -> Iterator[dict[str, str]]:
+    """Records the references `${oc.env:NAME}` that are resolved inside the `with` block.
+
+    Yields a dict that gets the NAME of each resolved reference, by the config key that has it.
+    """
+    found: dict[str, str] = {}
+
+    def environment_variable(name: str, *default: Any, _node_: Any) -> Any:
+        found[str(_node_._get_full_key(None))] = name
+        return oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", environment_variable, replace=True)
+    try:
+        yield found
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
+    """Checks that no key has the value of a secret, however short the value is.
+
+    interpolated: what `interpolated` has recorded: names of variables, by the config key that refers to them.
+    Raises ConfigError: a key has the value of a secret. (A secret variable of cluster.environment may have one.)
+    """
+    for key, variable in interpolated.items():
+        own = key.removeprefix("cluster.environment.")
+        if redaction.is_secret(variable, patterns) and (own == key or not redaction.is_secret(own, patterns)):
+            raise ConfigError(
+                f"{key} has the value of {variable}, a secret (env.secrets), and would be written to the run's record: "
+                f"leave it out, and read {variable} from the environment where it is needed"
+            )
+
+
+# -- Composes the config of a run from overrides with Hydra, and converts it to the schema's dataclasses
+#
+# `hydra_setup.register` must be called first. points.py composes the many points of a sweep.
+
 
 FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # arguments that are flags, or settings of Hydra
 # Keys of `hydra` that only hydra.main applies.
@@ -85,9 +123,9 @@ def typed(config: DictConfig) -> Config:
     _drop_ignored(config.cluster)
     _refuse_unknown(config)
     _require_scheduler(config.cluster)
-    with secret_references.interpolated() as variables:
+    with interpolated() as variables:
         result: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
-    secret_references.require_none(variables, redaction.all_patterns(result.env.secrets))
+    require_none(variables, redaction.all_patterns(result.env.secrets))
     return result
 
 

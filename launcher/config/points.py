@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from launcher import bounds, redaction
-from launcher.config import secret_references
+from launcher.config import compose
 from launcher.config.compose import Composed, finished, plain
 from launcher.config.schema import MISSING
 from launcher.config.search_space import Dimension, Space
@@ -212,9 +212,9 @@ class Composer:
             for shape in self._shapes:
                 if shape.fits(parsed):
                     try:
-                        with secret_references.interpolated() as variables:
+                        with compose.interpolated() as variables:
                             composed = _changed(shape, parsed)
-                        secret_references.require_none(variables, redaction.all_patterns(composed.config.env.secrets))
+                        compose.require_none(variables, redaction.all_patterns(composed.config.env.secrets))
                         return composed
                     except Exception:
                         self._shapes.remove(shape)  # it may have changed in part

@@ -8,6 +8,5 @@ It may import runs, spec and what is below them.
 - `containers`: checks env.container at submission; the job script's commands and srun options for it
 - `container_command`: starts the container on a node: mounts, variables, runtimes
 - `programs`: checks the user's script, module or function, its environment and trackers at submission
-- `secrets`: passes the values of secret variables to jobs, on PBS in files
-- `record_redaction`: removes the values of secrets from a run's record
+- `secrets`: secrets of a run: files of their values, and records without them
 """

@@ -1,8 +1,6 @@
 """Failure codes, and the patterns that recognise a failure in a log. Imports nothing else of the launcher.
 
 - `codes`: codes of failures, stops and decisions, for programs
-- `text`: makes the text of each code, for users
-- `preflight_text`: the text of each code of a preflight's check
-- `kinds`: the kinds of ends that `post-mortem` distinguishes, and their names for users
-- `symptoms`: patterns of torch's, NCCL's, Python's and the kernel's messages
+- `text`: the message of each failure, made of its code and fields
+- `symptoms`: kinds of failures of the user's code, and the output by which they are known
 """

@@ -105,7 +105,7 @@ def _flock(file: IO[str], path: Path, how: int) -> bool:
 #
 # Times are measured with the waiting process's monotonic clock, so clocks of nodes need not agree. A holder on another
 # machine that was cut off for longer than `timeout` may return and still believe that it holds the lock. So the data
-# that the lock protects must tolerate two processes that append at once; see `launcher.search.journal`.
+# that the lock protects must tolerate two processes that append at once; see `launcher.search.search`.
 
 
 TIMEOUT = 60.0  # seconds after which a holder on another machine counts as dead; see the table

@@ -34,8 +34,7 @@ from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
 from launcher.monitoring.state import JobStatus, RunState, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused
-from launcher.runs.history import RunHistory, read_history
-from launcher.runs.journal import process_of
+from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text

@@ -39,8 +39,7 @@ from launcher.runs import event_file
 from launcher.runs.claims import State
 from launcher.runs.directory import Run
 from launcher.runs.events import Cancelled, Ended, ProcessStarted, as_kind, every
-from launcher.runs.history import may_have_job
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events, may_have_job
 from launcher.runs.sweep_directory import Point, Sweep, sweep_of
 from launcher.schedulers.base import QueryError, SchedulerJob
 from launcher.spec.plan import JobPlan

@@ -6,8 +6,6 @@ a time. Slot managers share the points by claims on the file system (launcher/ru
 It may import job and what is below it.
 
 - `manager`: the loop of a slot manager: claims points, starts, stops and reaps them
-- `point_fork`: runs one point in a forked process: its attempt, environment, output and exit code
-- `slots`: divides the CPUs and GPUs of a node among its slots
-- `board`: finds the points that may be claimed, and the slot managers that are dead
-- `journal`: writes a slot manager's journal and heartbeats; what a point's exit code means
+- `point_fork`: runs a point in a slot of a node: a fork of the slot manager, which is the point's agent
+- `board`: which points are free, and what becomes of each: the claims and journals of all slot managers
 """

@@ -26,9 +26,8 @@ from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.log_line import log_line
 from launcher.pilots import point_fork
-from launcher.pilots.board import Board
-from launcher.pilots.journal import JournalWriter, outcome
-from launcher.pilots.slots import Slot, slots_of_node
+from launcher.pilots.board import Board, JournalWriter, outcome
+from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import limits
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog

@@ -1,16 +1,15 @@
-"""Runs a point on a node in a fork of the slot manager: does the work of a job script, and is the point's agent.
-
-A point is a run like any other: its attempts, events, output and checkpoints are in its own directory.
-"""
+"""Runs a point in a slot of a node: a fork of the slot manager, which is the point's agent."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,18 +17,104 @@ from launcher import errors
 from launcher.agent import attempt as agent
 from launcher.agent.failures import AttemptFailed
 from launcher.agent.forks import garbage_kept
-from launcher.errors import UnavailableError
+from launcher.binding import hardware, masks
+from launcher.binding.masks import DeviceError, RankDevices
+from launcher.errors import NO_RETRY, LauncherError, UnavailableError
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
+from launcher.formatting import plural
 from launcher.log_line import log_line
-from launcher.pilots.slots import Slot
 from launcher.processes import groups
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
 from launcher.schedulers import topology
 from launcher.worker import rank_report
+
+# -- Divides the CPUs and GPUs of a node among its slots. Pure, except that `slots_of_node` reads this node's hardware
+
+
+class TooFewGpus(LauncherError):
+    """The scheduler makes fewer GPUs visible to the pilot than it asked for. A retry would fail, too."""
+
+    exit_code = NO_RETRY
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A share of a node in which one point runs at a time."""
+
+    number: int  # index of the slot on its node, from 0
+    cpus: tuple[int, ...] = ()  # ids of the CPUs that the point may use; empty: all CPUs of the pilot on this node
+    # environment variables that limit the visible GPUs, such as CUDA_VISIBLE_DEVICES
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
+    """Returns which of the pilot's GPUs on this node a slot gets, as indices among these GPUs.
+
+    If the slots ask for more GPUs than there are, several slots share a GPU. Without GPUs the result is empty.
+
+    slot: index of the slot on the node, from 0.
+    """
+    return tuple(dict.fromkeys((slot * per_slot + place) % there for place in range(per_slot))) if there else ()
+
+
+def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[str, str]:
+    """Returns the variable `name` with the value that makes only some of the visible GPUs visible.
+
+    environ: the slot manager's environment; if the variable is not set there, all GPUs are visible.
+    places: indices of the slot's GPUs among the visible ones.
+    Raises TooFewGpus: an index is beyond the visible GPUs.
+    """
+    shown = environ.get(name)
+    if shown is None:
+        return {name: ",".join(map(str, places))}
+    entries = [each.strip() for each in shown.split(",") if each.strip()]
+    if len(entries) <= max(places):
+        raise TooFewGpus(
+            f"{name}={shown} shows {plural(len(entries), 'GPU')} on {socket.gethostname()}, and the pilot asked for "
+            "more (sweep.gpus, else sweep.slots x gpus_per_node): ask for fewer, or see `launcher doctor`"
+        )
+    return {name: ",".join(entries[place] for place in places)}
+
+
+def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int, gpus: int, cpus: int) -> list[Slot]:
+    """Returns the slots of this node, each with its CPUs and GPUs.
+
+    gpus: number of GPUs that the pilot has asked for on this node.
+    Raises TooFewGpus: fewer GPUs are visible than the pilot has asked for.
+    """
+    node, allowed = hardware.read(environ=environ), os.sched_getaffinity(0)
+    places = [gpus_of(slot, gpus_per_point, gpus) for slot in range(count)]
+    ranks = [RankDevices()] * count
+    name = _mask_variable(node.gpus[0].vendor if node.gpus else "", environ)
+    if gpus:
+        try:
+            shown = masks.visible_gpus(node, environ, hardware.parent_of_slice)
+            ranks = [RankDevices(shown[each[0]] if each and each[0] < len(shown) else None) for each in places]
+        except DeviceError:
+            pass  # the CPUs are divided regardless of where the GPUs are
+    found = masks.bind(node, allowed, ranks, masks.Wanted(masks.AUTO), cpus_per_rank=cpus)
+    return [
+        Slot(
+            number, found.ranks[number].cpus if found.bound else (),
+            mask(environ, places[number], name) if gpus_per_point and gpus else {},
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def _mask_variable(vendor: str, environ: Mapping[str, str]) -> str:
+    names = masks.MASKS.get(vendor, ("CUDA_VISIBLE_DEVICES",))
+    return next((name for name in reversed(names) if name in environ), names[-1])
+
+
+# -- Runs a point on a node in a fork of the slot manager: does the work of a job script, and is the point's agent
+#
+# A point is a run like any other: its attempts, events, output and checkpoints are in its own directory.
+
 
 # Variables that an agent sets for its ranks. A slot manager is a rank, and a point's agent must not inherit them.
 OF_RANKS = (

@@ -18,11 +18,11 @@ from launcher.reports import words
 from launcher.reports.fabric import Fabric, Unreadable, parse
 from launcher.reports.timeline import Timeline, timeline
 from launcher.runs import unreadable
-from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Run
 from launcher.runs.events import Evaluated, Progress, known
 from launcher.runs.health import remarks, stragglers
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
+from launcher.runs.output import last_state
 
 # -- Reads a run directory into one object. No other module of the report reads files of a run
 # Files may be incomplete, damaged or of another version: the page shows what can be read, and lists what cannot.

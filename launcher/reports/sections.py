@@ -19,8 +19,8 @@ from launcher.reports.fabric_page import fabric_section
 from launcher.reports.figures import POINTS, Figure, axis, clock, colour, legend, timeline_figure, training_figures
 from launcher.reports.page import Code, Section, Table
 from launcher.reports.timeline import attempts_table
-from launcher.runs.bindings import differing, latest
 from launcher.runs.events import Bound, Fault, Met, Progress, every, last
+from launcher.runs.health import differing_bindings, latest_bindings
 from launcher.spec import build
 
 # -- Makes the figure of step times: how long each rank computed for a step, without waiting for other ranks
@@ -230,8 +230,8 @@ def ranks_section(run: RunData) -> Section | None:
     None: there is nothing to show.
     """
     figure = pace_figure(run.paces)
-    bound = next((found for _, events in reversed(run.attempts) if (found := latest(events))), [])
-    notes = [*run.health, *filter(None, [differing(bound), *dict.fromkeys(unbound(each) for each in bound)])]
+    bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
+    notes = [*run.health, *filter(None, [differing_bindings(bound), *dict.fromkeys(unbound(each) for each in bound)])]
     if figure is None and not notes and not bound:
         return None
     rows = [

@@ -7,15 +7,11 @@ It may import spec, failures, files and what is below them.
 - `events`: every kind of event, with its fields, and their conversion to and from JSON
 - `event_file`: reads and appends to event files: files that still grow, damaged lines, limits on size
 - `event_writer`: writes the events of an agent or a rank; a failed write never fails the attempt
-- `journal`: reads what the submitter recorded about a run: job ids, and the run's process on this machine
-- `history`: a run's current job and last attempt, from its record alone (no query to the scheduler)
+- `history`: what happened to a run: its journal on the login node, and the attempts in its directory
 - `lookup`: finds a run or sweep by its id, a prefix of it, `latest` or a path
 - `live_index`: index of the runs that may be live, so that `status` need not read all runs
-- `output`: finds the output of attempts, and reads it in pieces, by rank or while it grows
-- `carriage_returns`: reduces progress bars in the output to their last state
-- `health`: text of preflight results; finds slow ranks (stragglers) in the reported step times
-- `stacks`: groups equal stacks of many ranks, so that each is shown once
-- `bindings`: makes and reads events about the CPUs that ranks are bound to
+- `output`: the output of a run's jobs and ranks: finds the files, follows them, shows rewritten lines once
+- `health`: what the events of a run tell of its nodes: their health, the bindings of ranks, and stacks
 - `saves`: detects progress of a user's program by the times of its checkpoint files
 - `time_left`: seconds left of an attempt's wall time, although clocks of nodes differ
 - `lease`: the lease that keeps two jobs of a run apart: taking it, its heartbeat; whether this attempt still holds it

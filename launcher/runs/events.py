@@ -307,7 +307,7 @@ class Mismatch(Open):
 
 
 class Observation(Open):
-    """What a check has measured or found wrong; `launcher.failures.preflight_text` makes text for the user from it."""
+    """What a check has measured or found wrong; `launcher.failures.text` makes text for the user from it."""
 
     code: codes.CheckCode
     error: str = ""  # message of torch, a library or the system

@@ -3,8 +3,8 @@
     SWEEP/search/           0700, files 0600
       settings.json         what is searched, and how; written by the submitter
       template.json         from which the record of each point is made (launcher/search/points.py)
-      journal.jsonl         Optuna's journal of all trials; written by the jobs (launcher/search/journal.py)
-      lock                  held during each operation on the journal (launcher/search/journal.py)
+      journal.jsonl         Optuna's journal of all trials; written by the jobs (launcher/search/search.py)
+      lock                  held during each operation on the journal (launcher/search/search.py)
 
 Trial N of Optuna is point N of the sweep. Importing Optuna takes 0.2 s, so the journal is parsed here. The numbers of
 its operations are Optuna's format on disk, which does not change between versions.
@@ -66,7 +66,7 @@ class SearchSettings:
     devices: int = 1  # number of GPUs of one point; without GPUs, number of its nodes
     devices_are_gpus: bool = False  # whether `devices` and `gpu_hours` count GPUs; False: nodes
     # number of steps before which no point is pruned; None: derived from the steps that points report, see
-    # `launcher.search.budget.min_steps_of`
+    # `launcher.search.progress.min_steps_of`
     min_steps: int | None = None
     reduction_factor: int = 3  # at each rung, the best 1/reduction_factor of the points continues
 

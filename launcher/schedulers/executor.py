@@ -22,7 +22,7 @@ from launcher.files.run_files import naming, write
 from launcher.files.shared_files import exists, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.events import Started, Submitted, Submitting, every, first
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.schedulers.base import JobState, QueryError, parts
 from launcher.schedulers.run_command import submit_once
 from launcher.spec.plan import JobPlan

@@ -15,7 +15,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep
-from launcher.search.reports import PointReports, missing, seconds_of, value_of
+from launcher.search.progress import PointReports, missing_reports, seconds_of, value_of
 from launcher.search.search import Outcome, Search
 
 # -- Makes the records of points on compute nodes, without Hydra, from a template that the submitter has made
@@ -201,7 +201,7 @@ class SearchPoints:
         run, reports = self._sweep.run(number), self._of(number)
         value = value_of(run, reports) if outcome is Outcome.DONE else None
         if outcome is Outcome.DONE and value is None:
-            cause = missing(reports.objective, run.result() or {})
+            cause = missing_reports(reports.objective, run.result() or {})
             self._search.stop(cause)
         reports.new()
         self._search.finish(number, outcome, value, seconds_of(run, time.time()), reports.steps, cause)

@@ -1,17 +1,228 @@
-"""Progress of a search: best point, hours spent and saved, rungs; and the lines that show it. Works without Optuna."""
+"""How far a search is: its budget, the values that points report, and what it has chosen."""
 
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from launcher.config.search_space import Goal, size
+from launcher.errors import near
+from launcher.runs import event_file
+from launcher.runs.directory import Run
+from launcher.runs.events import Ended, Evaluated, Progress, Started, known
 from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, Trial, TrialState
 from launcher.runs.sweep_directory import Sweep
-from launcher.search.budget import Cost, saved, spent
-from launcher.search.reports import seconds_of
+
+LARGEST_SHUFFLED = 1_000_000  # up to so many combinations are shuffled; more are visited with a stride
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The run time of a point."""
+
+    seconds: float  # how long the point has run, in all its attempts
+    step: int | None = None  # number of steps that the point has done; None: unknown
+    pruned: bool = False  # whether the point was pruned
+    done: bool = False  # whether the point has done all its steps
+
+
+def budget_spent(costs: Iterable[Cost], devices: int) -> float:
+    """Returns the GPU-hours (without GPUs: node-hours) that points have used.
+
+    devices: number of GPUs of one point; without GPUs, number of its nodes.
+    """
+    return sum(each.seconds for each in costs) * devices / 3600
+
+
+def budget_saved(costs: Iterable[Cost], devices: int) -> float | None:
+    """Estimates the GPU-hours (without GPUs: node-hours) that pruning has saved; None: not known yet.
+
+    Each pruned point would have done as many steps as the longest point that is done, at its own seconds per step. So
+    nothing is known before a point that reports steps is done.
+
+    costs, devices: as for `spent`.
+    """
+    known = list(costs)
+    full = max((each.step for each in known if each.done and each.step), default=None)
+    if full is None:
+        return None
+    seconds = sum(each.seconds * (full / each.step - 1) for each in known if each.pruned and each.step)
+    return max(0.0, seconds) * devices / 3600
+
+
+def min_steps_of(total: int, reduction_factor: int, rungs: int) -> int | None:
+    """Returns the number of steps at the first rung, such that the last rung is at 1/reduction_factor of all steps.
+
+    | total | reduction_factor | rungs | result | all rungs |
+    |---|---|---|---|---|
+    | 0: unknown | 3 | 3 | None | |
+    | 270 | 3 | 3 | 10 | 10, 30, 90 |
+    | 20 | 3 | 3 | 1 | 1, 3, 9 |
+
+    total: number of steps of a point; 0: unknown.
+    reduction_factor: ratio of the steps at two successive rungs.
+    """
+    return max(1, total // reduction_factor**rungs) if total > 0 else None
+
+
+def permutation(count: int, place: int, seed: int) -> int:
+    """Returns the element at index `place` of a random permutation of 0 to count - 1, which depends on the seed alone.
+
+    More than LARGEST_SHUFFLED elements are not shuffled, but visited with a random stride.
+    """
+    if count <= LARGEST_SHUFFLED:
+        return _shuffled(count, seed)[place]
+    generator = random.Random(seed)  # noqa: S311
+    stride = generator.randrange(count // 3, count // 2)
+    while math.gcd(stride, count) != 1:
+        stride += 1
+    return (generator.randrange(count) + place * stride) % count
+
+
+@lru_cache(maxsize=1)
+def _shuffled(count: int, seed: int) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)  # noqa: S311
+    return order
+
+
+# -- Reads the objective of a point from its run: reported values, the final value, and how long the point has run
+#
+# The user's code reports with `progress(step, total, **values)`, `evaluated(step, **values)` or the callbacks for
+# Lightning and Transformers, which write events of rank 0. The final value is in the run's result.
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report of a point."""
+
+    step: int  # number of steps that the point has done
+    value: float | None  # objective after these steps; None: the report does not contain it
+    total: int = 0  # total number of steps of the point; 0: unknown
+
+
+def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[Report]:
+    """Returns the reports in the events of rank 0, including those without the objective.
+
+    entries: events of rank 0 as dicts, oldest first.
+    total: total number of steps according to earlier events; 0: unknown.
+    """
+    found: list[Report] = []
+    for event in known(entries):
+        if isinstance(event, Progress):
+            total = int(event.total) or total
+        if isinstance(event, (Progress, Evaluated)):
+            found.append(Report(int(event.step), as_number(event.values, objective), total))
+    return found
+
+
+def as_number(values: Mapping[str, Any] | None, name: str) -> float | None:
+    """Returns a metric as a float, which may be NaN; None: there is no number of this name.
+
+    values: metrics; nested mappings are allowed.
+    name: name of the metric; `val.acc` also finds `acc` in the mapping `val`.
+    """
+    found: Any = values
+    for part in [name] if values and name in values else name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+
+
+def missing_reports(objective: str, known_names: Iterable[str]) -> str:
+    """Returns the error message for a point that is done and has no value of the objective.
+
+    objective: name of the metric (sweep.objective).
+    """
+    names = list(dict.fromkeys(known_names))
+    return (
+        f"sweep.objective={objective}: a point is done and has no such number.{near(objective, names)} "
+        f"It has {', '.join(names) or 'none'}"
+    )
+
+
+class PointReports:
+    """Reads the reports of a point while it runs, each report once.
+
+    objective: name of the metric.
+    last: last reported value of the objective; None: none yet.
+    steps: number of steps that the point has done; None: unknown.
+    """
+
+    def __init__(self, run: Run, objective: str) -> None:
+        self.objective = objective
+        self.last: float | None = None
+        self.steps: int | None = None
+        self._run = run
+        self._attempt = -1
+        self._offset = self._total = 0
+
+    def new(self) -> list[tuple[int, float, int]]:
+        """Returns the reports of the last attempt since the previous call, without those that lack the objective.
+
+        Returns for each report the steps done, the objective, and the total number of steps (0: unknown).
+        Raises UnavailableError: the events cannot be read now.
+        """
+        attempts = self._run.attempts()
+        if not attempts:
+            return []
+        if attempts[-1].number != self._attempt:
+            self._attempt, self._offset = attempts[-1].number, 0
+        valued: list[tuple[int, float, int]] = []
+        before = -1
+        while before != self._offset:  # it reads a bounded number of bytes each time
+            before = self._offset
+            events, self._offset = event_file.read_on(attempts[-1].events_file("rank-0"), before)
+            found = reports_in(events, self.objective, self._total)
+            if found:
+                self._total, self.steps = found[-1].total, found[-1].step
+            valued += [(each.step, each.value, each.total) for each in found if each.value is not None]
+        self.last = valued[-1][1] if valued else self.last
+        return valued
+
+
+def seconds_of(run: Run, now: float) -> float:
+    """Returns the sum of the run times of a point's attempts, in seconds.
+
+    The last attempt, if its end is not recorded, counts until now, and earlier ones until their last event.
+
+    now: present time, in seconds since the epoch.
+    Raises UnavailableError: the events cannot be read now.
+    """
+    total = 0.0
+    attempts = run.attempts()
+    for attempt in attempts:
+        began, ended = 0.0, None
+        for event in known(event_file.read(attempt.events_file("script"))):
+            began = event.time if isinstance(event, Started) else began
+            ended = event.time if isinstance(event, Ended) else ended
+        if ended is None:  # the attempt runs, or was killed with its node
+            ended = (
+                now
+                if attempt is attempts[-1]
+                else max(event["time"] for event in (*attempt.latest_events(), {"time": 0}))
+            )
+        total += max(0.0, ended - began) if began else 0.0
+    return total
+
+
+def value_of(run: Run, reports: PointReports) -> float | None:
+    """Returns the objective of a point that is done: from its result, or else its last report; None: it has none.
+
+    Raises UnavailableError: the result or the events cannot be read now.
+    """
+    value = as_number(run.result(), reports.objective)
+    if value is None:
+        reports.new()
+        return reports.last
+    return value
+
+
+# -- Progress of a search: best point, hours spent and saved, rungs; and the lines that show it. Works without Optuna
 
 
 @dataclass(frozen=True)
@@ -63,13 +274,14 @@ def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int
     states = [each.state for each in journal.trials]
     costs = [_cost(each, seconds) for each in journal.trials]
     done = [each for each in journal.trials if each.state is TrialState.COMPLETE and each.value is not None]
-    hours, most = spent(costs, settings.devices), size(settings.space)
+    hours, most = budget_spent(costs, settings.devices), size(settings.space)
     full = settings.full(len(states)) or (most is not None and len(states) >= most)
     return SearchProgress(
         chosen=len(states), done=states.count(TrialState.COMPLETE),
         pruned=states.count(TrialState.PRUNED), failed=states.count(TrialState.FAIL),
         best=min(done, key=lambda each: (_rank(each.value, settings.goal), each.number), default=None),
-        hours=hours, saved=saved(costs, settings.devices), rungs=rungs_of(settings, journal), stopped=journal.stopped,
+        hours=hours, saved=budget_saved(costs, settings.devices), rungs=rungs_of(settings, journal),
+        stopped=journal.stopped,
         over=full or journal.stopped is not None or (settings.gpu_hours is not None and hours >= settings.gpu_hours),
     )  # fmt: skip
 

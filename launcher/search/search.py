@@ -1,15 +1,24 @@
-"""Chooses the points of a sweep, and decides which of them are pruned, with Optuna's samplers and pruner.
+"""The search of points with Optuna: its journal, the distributions of keys, and what it asks and tells.
 
-The process that calls makes the decision itself, from the content of the journal, while it holds the journal's lock.
-So it does not matter which process calls, and a killed process leaves no half-made decision. The sampler gets a new
-seed for each trial, from the search's seed and the trial's number, so the same journal leads to the same next point.
+It replaces Optuna's JournalFileBackend, with the same file format, for three reasons:
+
+- An operation of a search (choose a point, say) is several records of Optuna. Here they are written together, in one
+  append at the end of the operation, so that a killed process leaves all of them or none.
+- Optuna takes over any lock after 30 s. `launcher.files.locks` takes over only the lock of a dead holder, at once
+  if the holder was on the same node.
+- Optuna stops reading at an incomplete record (a full disk, a killed node). Here such a line is skipped, and the next
+  record starts on a line of its own.
+
+The number of a trial is its index in the order of lines in the file, which is the same for every reader.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +27,22 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from launcher import bounds
 from launcher.config import search_space
-from launcher.config.search_space import Method
+from launcher.config.search_space import Dimension, Method, Space
+from launcher.errors import RunError, UnavailableError
+from launcher.files import locks
+from launcher.files.run_files import naming, open_regular
+from launcher.files.shared_files import retry_read, unwrap
+from launcher.formatting import long_size
 from launcher.runs.search_record import (
     CAUSE,
     MIN_STEPS,
@@ -36,10 +53,149 @@ from launcher.runs.search_record import (
     STEPS,
     STOPPED,
     SearchRecord,
+    entries,
 )
-from launcher.search import distributions
-from launcher.search.budget import Cost, min_steps_of, permutation, spent
-from launcher.search.journal import JournalBackend
+from launcher.search.progress import Cost, budget_spent, min_steps_of, permutation
+
+
+class JournalBackend(BaseJournalBackend):
+    """Optuna backend that reads the journal, and appends to it within `operation`.
+
+    An object serves one JournalStorage, which reads each record once, in order.
+    """
+
+    def __init__(self, record: SearchRecord, waiting: Callable[[], None] = lambda: None) -> None:
+        """waiting: called again and again while another process holds the lock."""
+        self._path, self._lock, self._waiting = record.journal_file, record.lock_file, waiting
+        self._offset = 0  # bytes that have been read
+        self._number = 0  # records that have been read
+        self._open = self._up_to_date = False  # whether an operation is in progress; whether it has read the file
+        self._pending: list[dict[str, Any]] = []  # records of this operation, which are not written yet
+        self._shown = 0  # how many of the pending records have been read
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Yields the records that have not been read yet; in an operation, also those that it has appended.
+
+        log_number_from: number of the first record; must be the next one, because records are read in order.
+        Raises UnavailableError: the file cannot be read now, or another process has taken over the lock.
+        """
+        if log_number_from != self._number:
+            raise ValueError(f"records are read in order: {self._number} is next, not {log_number_from}")
+        if not self._shown:  # else the lock is held, and the file does not grow
+            data = unwrap(retry_read(self._rest, self._path)) or b""
+            if self._up_to_date and b"\n" in data:
+                raise self._lock_lost()
+            self._up_to_date = self._open
+            self._offset += data.rfind(b"\n") + 1
+            for entry in entries(data, self._path):
+                self._number += 1
+                yield entry
+        for entry in self._pending[self._shown :]:
+            self._shown += 1
+            self._number += 1
+            yield entry
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Adds records to the current `operation`, which writes them at the end of its block."""
+        if not self._open:
+            raise ValueError("records are appended within an operation")
+        self._pending += json.loads(json.dumps(logs))  # as they will be read from the file: enums as numbers
+
+    @contextlib.contextmanager
+    def operation(self) -> Iterator[None]:
+        """Holds the journal's lock while the block runs, and writes the block's records at its end.
+
+        After an error nothing is written. Then the caller must make a new JournalStorage and backend, because the old
+        ones have read records that were not written.
+
+        Raises UnavailableError: the file server does not respond, or another process has taken over the lock meanwhile.
+        Raises OSError: the records cannot be written.
+        """
+        with locks.hold(self._lock, waiting=self._waiting):
+            self._open = True
+            try:
+                yield
+                self._write()
+            finally:
+                self._open, self._up_to_date, self._pending, self._shown = False, False, [], 0
+
+    def _lock_lost(self) -> UnavailableError:
+        return UnavailableError(f"{self._path} was written by a process that has taken over its lock")
+
+    def _rest(self) -> bytes:
+        with open_regular(self._path) as file:
+            file.seek(self._offset)
+            return file.read(bounds.SEARCH_BYTES)
+
+    def _write(self) -> None:
+        if not self._pending:
+            return
+        lines = [json.dumps(each, separators=(",", ":")).encode() for each in self._pending]
+        if (longest := max(map(len, lines))) > bounds.SEARCH_LINE_BYTES:
+            raise RunError(
+                f"a line of {self._path} would have {long_size(longest)}, and no more than "
+                f"{long_size(bounds.SEARCH_LINE_BYTES)} are read: give the keys fewer choices"
+            )
+        data = b"\n".join(lines) + b"\n"
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
+                raise self._lock_lost()
+            before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
+            if size + len(before + data) > bounds.SEARCH_BYTES:
+                raise RunError(
+                    f"{self._path} has {long_size(size)}, and no more than {long_size(bounds.SEARCH_BYTES)} are read: "
+                    "continue with another search (sweep.id)"
+                )
+            with naming(self._path):
+                left = before + data
+                try:
+                    while left:
+                        left = left[os.write(descriptor, left) :]
+                    os.fsync(descriptor)
+                except OSError:  # a full disk: half of an operation must not be read
+                    os.ftruncate(descriptor, size)
+                    raise
+        finally:
+            os.close(descriptor)
+        # Only this process's records are new in the file, because it held the lock, and it has read them already.
+        self._offset = size + len(before) + len(data)
+
+
+# -- Converts the keys of a search to Optuna's distributions, and parameter values to text in overrides and back
+
+
+def distributions_of(space: Space) -> dict[str, BaseDistribution]:
+    """Returns for each key of a search the Optuna distribution of its values."""
+    return {key: _distribution(each) for key, each in space.items()}
+
+
+def value_text(dimension: Dimension, value: Any) -> str:
+    """Returns a parameter value of Optuna as the text in an override (`workload.lr=TEXT`)."""
+    return value if dimension.choices else dimension.text(value)
+
+
+def param_of(dimension: Dimension, written: str) -> Any:
+    """Returns the text in an override as a parameter value of Optuna; the inverse of `text`."""
+    return written if dimension.choices else int(written) if dimension.whole else float(written)
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    if dimension.choices:
+        return CategoricalDistribution(dimension.choices)
+    if dimension.whole:
+        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
+        return IntDistribution(low, high, log=dimension.log, step=step)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
+# -- Chooses the points of a sweep, and decides which of them are pruned, with Optuna's samplers and pruner
+#
+# The process that calls makes the decision itself, from the content of the journal, while it holds the journal's lock.
+# So it does not matter which process calls, and a killed process leaves no half-made decision. The sampler gets a new
+# seed for each trial, from the search's seed and the trial's number, so the same journal leads to the same next point.
+
 
 NAME = "search"  # name of Optuna's study
 RUNGS = 3  # number of rungs, unless sweep.asha.min_steps is given
@@ -75,7 +231,7 @@ class Search:
         """
         self._record, self._seconds_of, self._waiting = SearchRecord(sweep), seconds_of, waiting
         self.settings = self._record.settings()
-        self._distributions = distributions.of(self.settings.space)
+        self._distributions = distributions_of(self.settings.space)
         self._size = search_space.size(self.settings.space)
         self._next_rung: dict[int, float] = {}  # by trial: steps at its next rung; reports before it are ignored
         self._opened: tuple[JournalBackend, optuna.Study] | None = None
@@ -95,7 +251,7 @@ class Search:
             params = self._choose(study, trials)
             if params is None:
                 return None
-            values = {key: distributions.text(self.settings.space[key], value) for key, value in params.items()}
+            values = {key: value_text(self.settings.space[key], value) for key, value in params.items()}
             overrides = search_space.overrides(values, self.settings.fixed)
             study.add_trial(
                 create_trial(
@@ -190,7 +346,7 @@ class Search:
             return False
         if settings.gpu_hours is None:
             return True
-        return spent(map(self._cost, trials), settings.devices) < settings.gpu_hours
+        return budget_spent(map(self._cost, trials), settings.devices) < settings.gpu_hours
 
     def _cost(self, trial: FrozenTrial) -> Cost:
         known = trial.user_attrs.get(SECONDS)
@@ -232,10 +388,10 @@ class Search:
 
     def _combination(self, index: int) -> dict[str, Any]:
         values = search_space.combination(self.settings.space, index)
-        return {key: distributions.param(self.settings.space[key], each) for key, each in values.items()}
+        return {key: param_of(self.settings.space[key], each) for key, each in values.items()}
 
     def _index(self, params: dict[str, Any]) -> int | None:
-        values = {key: distributions.text(each, params[key]) for key, each in self.settings.space.items()}
+        values = {key: value_text(each, params[key]) for key, each in self.settings.space.items()}
         return search_space.index_of(self.settings.space, values)
 
     def _min_steps(self, study: optuna.Study, total: int) -> int | None:

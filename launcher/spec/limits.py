@@ -1,20 +1,52 @@
-"""What a plan may ask for, and what it costs."""
+"""Limits that a profile or the user sets: nodes, time, cost and jobs; pools of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.config.schema import Cluster, Limits, ResumeHow
+from launcher.config.scheduler_table import settings_class
+from launcher.config.schema import Cluster, Limits, Pool, ResumeHow, SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.formatting import exact_time, format_size, format_time, number, plural
-from launcher.spec import pools
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_memory, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+def pools_of(cluster: Cluster) -> dict[str, Pool]:
+    """Returns the pools that apply to a job, by name.
+
+    | the job requests | pools that apply |
+    |---|---|
+    | one partition, a queue (also `queue@server`), a QOS | the pool of each |
+    | several partitions | no pool of a partition: the job may start in any of them |
+    """
+    settings = vars(cluster) if isinstance(cluster, SchedulerSettings) else {}
+    keys = cluster.POOLS if isinstance(cluster, SchedulerSettings) else ()
+    names = [(settings[key] or "").partition("@")[0] for key in keys]  # several partitions (`a,b`) match no pool
+    return {name: cluster.pools[name] for name in names if name in cluster.pools}
+
+
+def pools_by_key(plan: JobPlan) -> dict[str, str]:
+    """Returns the partition, queue and QOS that a plan names, by config key (`partition`, `qos`)."""
+    kind = settings_class(plan.cluster.scheduler)
+    return {key: plan.cluster.settings[key] for key in (kind.POOLS if kind else ()) if plan.cluster.settings[key]}
+
+
+def with_pool(cluster: Cluster) -> Cluster:
+    """Returns the cluster with the variables and interface of the pools that apply, where the cluster has none."""
+    environment, interface = dict(cluster.environment), cluster.interface
+    for pool in pools_of(cluster).values():
+        environment = {**pool.environment, **environment}
+        interface = interface or pool.interface
+    return replace(cluster, environment=environment, interface=interface)
+
+
+# -- What a plan may ask for, and what it costs
 
 
 # -- Compares a plan with the limits in the cluster's profile, before it is submitted
@@ -39,13 +71,13 @@ def check_limits(plan: JobPlan, cluster: Cluster) -> None:
     Raises ConfigError: the plan exceeds a limit or is below a minimum, or the profile's limits are not valid.
     """
     _check(plan, cluster.limits, f"the profile of cluster={plan.cluster.name}", "cluster.limits")
-    for name, pool in pools.of(cluster).items():
+    for name, pool in pools_of(cluster).items():
         _check(plan, pool.limits, f"{name} of cluster={plan.cluster.name}", f"cluster.pools.{name}.limits")
 
 
 def limited_jobs(cluster: Cluster) -> dict[str, int]:
     """Returns the most jobs that a user may have, by partition, queue or QOS; the key "" is for all together."""
-    found = {name: pool.limits.jobs for name, pool in pools.of(cluster).items()}
+    found = {name: pool.limits.jobs for name, pool in pools_of(cluster).items()}
     return {name: most for name, most in {"": cluster.limits.jobs, **found}.items() if most is not None}
 
 

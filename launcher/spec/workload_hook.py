@@ -1,7 +1,6 @@
-"""Hooks of workloads: classes that take part in submission on the login node. The key `workload.hook` names the class.
+"""What a workload adds to the checks before a submission, and the data sets that workloads name.
 
-A hook finds the files that a workload needs, refuses configs that could not run, and lists the workload's data sets
-(data_sets.py collects those of all workloads).
+A hook finds the files that a workload needs, refuses configs that could not run, and lists the workload's data sets.
 The launcher has no other code for a particular workload.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import ConfigError, LauncherError
+from launcher.paths import resource, user_config_dir
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config, Workload
     from launcher.spec.plan import JobPlan
+
 
 Progress = Callable[[str, int, int], None]  # file name, bytes so far, total bytes
 
@@ -166,3 +168,37 @@ def _hook_errors(name: str) -> Iterator[None]:
     finally:
         if added:
             sys.path.remove(folder)
+
+
+# -- Collects the data sets that the hooks of all workloads list, ours and the user's, for `launcher data` and `doctor`
+#
+# workload_hook.py defines what a hook lists. If two data sets have the same name, the one of our workloads is used.
+
+
+# The line `hook: module:Class` of a workload's file. Loading a YAML parser would take longer than the whole command.
+_HOOK = re.compile(r"""^hook:[ \t]*(["']?)([^\s"'#]+:[^\s"'#]+)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
+
+
+def data_sets_of_all() -> tuple[dict[str, KnownDataSet], tuple[str, ...]]:
+    """Returns the data sets of all workloads by name, and the errors of hooks that could not be loaded."""
+    known: dict[str, KnownDataSet] = {}
+    problems = []
+    for path in (path for folder in (resource("conf"), user_config_dir()) for path in _files(folder / "workload")):
+        try:
+            for each in load(_hook_in(path)).data_sets():
+                known.setdefault(each.name, each)
+        except LauncherError as error:
+            problems.append(f"{path}: {error}")
+    return known, tuple(problems)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.yaml"))
+
+
+def _hook_in(path: Path) -> str | None:
+    try:
+        found = _HOOK.search(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"it cannot be read: {error}") from None
+    return found[2] if found else None

@@ -21,16 +21,15 @@ from typing import TYPE_CHECKING, Any
 from launcher import __version__, redaction
 from launcher.agent import payload
 from launcher.config.schema import ResumeHow
-from launcher.environment import record_redaction, snapshot
 from launcher.environment import secrets as secret
+from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.shared_files import explain
 from launcher.paths import default_runs_dir
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitting, every
-from launcher.runs.history import read_history
-from launcher.runs.journal import journal_events, process_of
+from launcher.runs.history import journal_events, process_of, read_history
 from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.job_environment import job_environment
@@ -185,11 +184,11 @@ def redacted_record(
     """
     names = prepared.plan.env.secrets
     found = (
-        record_redaction.redact_config(config, prepared.secrets),
-        record_redaction.redact_overrides(overrides, names),
+        secret.redact_config(config, prepared.secrets),
+        secret.redact_overrides(overrides, names),
     )
     secrets = {**redaction.secrets_in(os.environ, names), **prepared.secrets}
-    record_redaction.require_absent({**found[0], "overrides": found[1]}, secrets)
+    secret.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found
 
 

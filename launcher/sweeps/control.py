@@ -31,7 +31,7 @@ from launcher.schedulers.base import AnswerLost, QueryError, parts
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import update_followers
 from launcher.sweeps import pilots
-from launcher.sweeps.grouping import shares
+from launcher.sweeps.prepare import shares
 
 if TYPE_CHECKING:
     from launcher.sweeps.submit import SubmittedSweep
@@ -131,7 +131,7 @@ def _release(run: Run, plan: JobPlan, job: str) -> None:
         submit_released(run, plan, job)
         return
     # Lazily: submitit takes 45 ms, and most cancellations do not need it
-    from launcher.submission.from_overrides import secrets_again
+    from launcher.submission.resume import secrets_again
     from launcher.sweeps.submit import resubmit
 
     with only_submitter(sweep.path):

@@ -16,7 +16,7 @@ from launcher.files import locks
 from launcher.files.shared_files import LONGEST
 from launcher.runs.directory import token_of
 from launcher.runs.events import ProcessStarted, Submitted, last
-from launcher.runs.journal import journal_events, process_of
+from launcher.runs.history import journal_events, process_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.submission.submit import start
 

@@ -27,8 +27,7 @@ from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Kind, PointLog, State
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
-from launcher.runs.history import read_history
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events, read_history
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.run_command import Refused

@@ -1,4 +1,4 @@
-"""Plans and checks all points of a sweep, before anything is written or submitted."""
+"""Plans and checks all points of a sweep, before anything is submitted, and divides them among job arrays."""
 
 from __future__ import annotations
 
@@ -6,25 +6,99 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import redaction
 from launcher.config.schema import Config, ResumeHow
-from launcher.environment import record_redaction
+from launcher.environment import containers
+from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
 from launcher.files import ownership
 from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.spec import limits
 from launcher.spec.build import check_name
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import render
-from launcher.submission.inputs import Inputs
-from launcher.submission.prepare import check_capacity, held_allocation, planned, secrets_of, site_of
-from launcher.sweeps import grouping, pilots
+from launcher.submission.prepare import Inputs, check_capacity, held_allocation, planned, secrets_of, site_of
+from launcher.sweeps import pilots
+
+# Keys and sections of a plan that only ranks read, so that they do not change the job script.
+RANK_KEYS = (
+    "workload", "train", "seed", "preflight", "resume.strict", "checkpoint.every", "checkpoint.every_steps",
+    "checkpoint.keep", "checkpoint.best", "checkpoint.best_is", "checkpoint.background", "checkpoint.verify",
+)  # fmt: skip
+
+
+def array_plan(plan: JobPlan, sweep_id: str, folder: Path) -> JobPlan:
+    """Returns the plan for the job script of a point's array: the point's plan, with the sweep's id and directory.
+
+    Any point of the array can stand for all: their plans differ only in values that are not in the job script (see
+    `RANK_KEYS`), which each element's ranks read from their own point's record.
+    """
+    own = plan.checkpoint.dir == f"{plan.run_dir}/checkpoints"
+    checkpoints = f"{folder}/checkpoints" if own else plan.checkpoint.dir
+    return dataclasses.replace(
+        plan, run_id=sweep_id, run_dir=str(folder), checkpoint=dataclasses.replace(plan.checkpoint, dir=checkpoints)
+    )
+
+
+def groups(
+    plans: Mapping[int, JobPlan], sweep_id: str, folder: Path,
+    naming: Callable[[int], AbstractContextManager[object]] = nullcontext,
+) -> list[tuple[JobPlan, tuple[int, ...]]]:  # fmt: skip
+    """Groups points into arrays; returns for each array its plan and the numbers of its points, in order of `plans`.
+
+    plans: plan of each point, by the point's number.
+    naming: takes a point's number, and returns a context manager that adds the point to errors raised in its block.
+    Raises ConfigError: no job script can be made from a plan (extra options that collide with keys).
+    """
+    texts: dict[tuple[object, ...], str] = {}
+    found: dict[str, tuple[JobPlan, list[int]]] = {}
+    for index, plan in plans.items():
+        shared = array_plan(plan, sweep_id, folder)
+        key = _key(shared)
+        if key not in texts:
+            with naming(index):
+                text = render.rendered(shared, token="", array="0-1", elements=folder / "arrays" / "0")
+                texts[key] = text.script + text.job
+        found.setdefault(texts[key], (shared, []))[1].append(index)
+    return [(shared, tuple(members)) for shared, members in found.values()]
+
+
+def _key(plan: JobPlan) -> tuple[object, ...]:
+    own = (
+        repr(value) if isinstance(value, (Mapping, list)) else value
+        for name, value in keys_of(plan).items()
+        if name not in RANK_KEYS and name.partition(".")[0] not in RANK_KEYS
+    )
+    return (*own, *containers.srun_options(plan))  # these contain folders that RANK_KEYS set
+
+
+def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
+    """Divides the number of points that may run at once among arrays.
+
+    Each array gets at least one, because otherwise it would never end; the rest is divided in proportion to size.
+
+    parallelism: number of points that may run at once; None: no limit.
+    Returns for each array, the number of its points that may run at once; None: no limit.
+    """
+    if parallelism is None:
+        return [None] * len(sizes)
+    rest, total = max(parallelism - len(sizes), 0), sum(sizes)
+    shares = [min(1 + rest * size // total, size) for size in sizes]
+    largest = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    while (left := min(parallelism, total) - sum(shares)) > 0:
+        for index in [index for index in largest if shares[index] < sizes[index]][:left]:
+            shares[index] += 1
+    return list(shares)
+
+
+# -- Plans and checks all points of a sweep, before anything is written or submitted
 
 
 @dataclass(frozen=True)
@@ -87,17 +161,17 @@ def prepare_sweep(
     _refuse_keys_of_one(points)
     ownership.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
     secrets, names = _secrets(points), redaction.all_patterns(first.env.secrets)
-    command = record_redaction.redact_overrides(command, names)
+    command = secret.redact_overrides(command, names)
     points = [
         dataclasses.replace(
-            each, overrides=tuple(record_redaction.redact_overrides(each.overrides, names)),
-            resolved=record_redaction.redact_config(each.resolved, secrets),
+            each, overrides=tuple(secret.redact_overrides(each.overrides, names)),
+            resolved=secret.redact_config(each.resolved, secrets),
         )
         for each in points
     ]  # fmt: skip
     hidden = {**redaction.secrets_in(environ, names), **secrets}
     for each in points:
-        record_redaction.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
+        secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in points) else "sweep"
     sweep_id = id_of(command, check_name("name", name)) if first.sweep.id is None else first.sweep.id
     path = Path(first.runs_dir).expanduser().absolute() / check_name("sweep.id", sweep_id)
@@ -125,7 +199,7 @@ def prepare_sweep(
     sweep_directory.text_of(manifest)  # refused here, before anything is written
     plans, notes = _plans(by_index, manifest, sweep_id, environ)
     keys = sweep_directory.differing(recorded)
-    arrays = grouping.groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
+    arrays = groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
     asking, manifest = _pilots(first, manifest, arrays, plans, Sweep(path))
     packing = manifest.packing
     for _, members in arrays:

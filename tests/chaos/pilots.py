@@ -32,7 +32,7 @@ from launcher.processes.groups import Process
 from launcher.runs.claims import Claims, Kind, PointLog, State, fold
 from launcher.runs.event_file import read
 from launcher.runs.events import ManagerBegan, every
-from launcher.runs.journal import process_of
+from launcher.runs.history import process_of
 from launcher.runs.sweep_directory import Sweep
 from tests.launch import PYTHON, ROOT, Launcher
 

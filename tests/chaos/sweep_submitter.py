@@ -24,7 +24,7 @@ from pathlib import Path
 
 from launcher.own_module import own_module
 from launcher.runs import event_file
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.client import short
 from tests.cluster.slurm_cluster import SlurmCluster

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.directory import Run
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from tests.launch import PYTHON, ROOT, Launcher
 
 pytestmark = pytest.mark.timeout(400)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.directory import Run
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from tests.launch import Launcher
 
 ENDS, FAULTS = "tests.chaos.ends", "tests.chaos.faults"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.directory import Run
-from launcher.runs.journal import process_of
+from launcher.runs.history import process_of
 from tests.contract.schedulers import detached, local, on
 from tests.launch import PYTHON, ROOT, Launcher, Result, command_lines
 from tests.terminal import Terminal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.runs import lookup
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from tests.launch import Launcher
 from tests.pbs.pbs_cluster import PbsCluster
 

@@ -14,7 +14,7 @@ import pytest
 from launcher.runs.claims import Claims, Kind
 from launcher.runs.event_file import read
 from launcher.runs.events import ManagerBegan, every
-from launcher.runs.journal import process_of
+from launcher.runs.history import process_of
 from launcher.runs.sweep_directory import Sweep
 from tests.launch import Launcher, until
 

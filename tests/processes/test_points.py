@@ -15,7 +15,7 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import local_points
 from tests.unit.plans import plan_of

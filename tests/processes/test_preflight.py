@@ -23,7 +23,7 @@ from launcher.agent.control import Control
 from launcher.agent.policy import Limits
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
-from launcher.failures.preflight_text import of_observation
+from launcher.failures.text import of_observation
 from launcher.preflight import attempt, checks, process
 from launcher.preflight import process as preflight_process
 from launcher.preflight.attempt import Preflight

@@ -14,7 +14,7 @@ import pytest
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
 from launcher.runs.events import ProcessStarted, Submitted
-from launcher.runs.journal import process_of
+from launcher.runs.history import process_of
 
 
 @pytest.fixture

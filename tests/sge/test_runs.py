@@ -10,7 +10,7 @@ import pytest
 
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitted, every
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.runs.lookup import all_runs
 from tests.contract.test_runs import processes_of
 from tests.launch import Launcher

@@ -242,7 +242,7 @@ def overrides(place: Place) -> Tried:
 
 
 def search_of(place: Place) -> tuple[SearchRecord, Tried]:
-    journal = pytest.importorskip("launcher.search.journal", reason="pip install 'launcher[optuna]'")
+    journal = pytest.importorskip("launcher.search.search", reason="pip install 'launcher[optuna]'")
     record = SearchRecord(place.folder)
     record.journal_file.parent.mkdir()
 

@@ -12,8 +12,7 @@ import pytest
 
 from launcher.config.keys import WORKLOADS
 from launcher.errors import ConfigError
-from launcher.submission.inputs import Inputs
-from launcher.submission.prepare import planned
+from launcher.submission.prepare import Inputs, planned
 from tests.unit.plans import SITE, hook_of, make_config
 
 OWN = {"program": {"script": "train.py"}, "function": {"target": "json:dumps", "kwargs": {"obj": 1}}}

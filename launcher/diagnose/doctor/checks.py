@@ -18,7 +18,7 @@ from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
 from launcher.schedulers import registry
 from launcher.schedulers.base import ChecksItself, Queue, Scheduler
-from launcher.spec import data_sets
+from launcher.spec import workload_hook
 
 # -- Runs checks concurrently, each in a thread and with a time limit
 
@@ -193,7 +193,7 @@ def _interface(cluster: Cluster, *, queued: bool) -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
-    known, problems = data_sets.of_all_workloads()
+    known, problems = workload_hook.data_sets_of_all()
     for each in problems:
         yield problem("data", each, "correct its key hook, or what it names")
     here, missing = [], []

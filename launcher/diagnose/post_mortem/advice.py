@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from launcher.config.schema import LaunchMode
 from launcher.diagnose.post_mortem.verdict import Verdict
 from launcher.failures.codes import FaultCode
-from launcher.failures.kinds import Kind
+from launcher.failures.symptoms import Kind
 from launcher.formatting import format_hours, rough_size
 from launcher.runs.events import Fault
 from launcher.schedulers import registry

@@ -16,7 +16,6 @@ from launcher.files import run_files
 from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
-from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import (
     Ended,
@@ -32,7 +31,7 @@ from launcher.runs.events import (
     last,
 )
 from launcher.runs.history import first_fault
-from launcher.runs.output import file_names
+from launcher.runs.output import file_names, last_state
 from launcher.schedulers import pending, registry
 from launcher.schedulers.base import JobExecution, Queue, RemembersJobs, Scheduler, WritesNotices
 from launcher.spec.plan import JobPlan

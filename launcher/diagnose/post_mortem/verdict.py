@@ -27,7 +27,7 @@ from launcher import errors
 from launcher.errors import RESUME
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, StopReason
-from launcher.failures.kinds import Kind
+from launcher.failures.symptoms import Kind
 from launcher.formatting import plural, rough_size
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRequested

@@ -14,7 +14,7 @@ from submitit.core import core
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
 from launcher.runs.events import ProcessStarted
-from launcher.runs.journal import process_of
+from launcher.runs.history import process_of
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.job_environment import job_environment
 

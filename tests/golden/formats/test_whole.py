@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.failures.codes import FaultCode
-from launcher.failures.kinds import Kind
+from launcher.failures.symptoms import Kind
 from launcher.monitoring.state import RunState
 from launcher.runs.events import TYPES
 from tests.golden.golden import FORMATS

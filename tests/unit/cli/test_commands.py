@@ -27,8 +27,7 @@ from launcher.paths import PACKAGE
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.history import read_history
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events, read_history
 from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 from workloads import datasets

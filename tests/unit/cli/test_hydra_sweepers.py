@@ -165,7 +165,7 @@ def test_a_point_with_a_secret_is_a_trial_again(
 
 def test_a_trial_that_was_asked_for_is_asked_for_again_to_the_letter(optuna_search: Any) -> None:
     """Or its point would be another one, and run twice."""
-    from launcher.search import distributions
+    from launcher.search.search import distributions_of
 
     optuna = optuna_search.optuna
     space, fixed = space_of(
@@ -174,7 +174,7 @@ def test_a_trial_that_was_asked_for_is_asked_for_again_to_the_letter(optuna_sear
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
 
     def asked() -> tuple[str, ...]:
-        return overrides(optuna_search.written(study.ask(distributions.of(space)).params, space), fixed)
+        return overrides(optuna_search.written(study.ask(distributions_of(space)).params, space), fixed)
 
     before = [asked() for _ in range(20)]
     for each in before:

@@ -23,7 +23,7 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Manifest, Point, Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
-from launcher.submission import from_overrides
+from launcher.submission import resume
 from launcher.submission.prepare import prepare
 from launcher.sweeps import control, submit
 from launcher.sweeps.submit import SubmittedSweep
@@ -321,7 +321,7 @@ def test_rerun_tells_what_was_submitted(call: Call, sweep: Sweep, monkeypatch: p
     asked: list[Any] = []
 
     def resubmit(sweep: Sweep, points: list[int], secrets: object) -> SubmittedSweep:
-        assert secrets is from_overrides.secrets_again
+        assert secrets is resume.secrets_again
         asked.append(points)
         return SubmittedSweep(sweep, (("200", (4,)),), (), (), (5,), "sbatch: submit limit")
 
@@ -379,7 +379,7 @@ def test_many_points_are_told_in_one_line() -> None:
 
 def test_a_point_keeps_its_id_and_its_place_when_it_is_resumed(tmp_path: Path) -> None:
     run = make_sweep(tmp_path / "my runs").run(3)
-    assert from_overrides.place(run) == [f"runs_dir='{tmp_path}/my runs'"]
+    assert resume.place_overrides(run) == [f"runs_dir='{tmp_path}/my runs'"]
     config = make_config(cluster={"scheduler": "local"}, runs_dir=str(tmp_path / "my runs"))
     plan = prepare(config, {}, run_id=run.id).plan
     assert (plan.run_id, plan.run_dir) == ("lr-1/3", str(run.path))
@@ -393,9 +393,9 @@ def test_secrets_come_again_from_where_they_came(tmp_path: Path, monkeypatch: py
     words = ["workload=p2p", "cluster=local", "+cluster.environment.A_TOKEN=${oc.env:MY_TOKEN}"]
     words += ["+cluster.environment.B_TOKEN=${oc.env:B_TOKEN}", "+cluster.environment.PLAIN=x"]
     run.write_record(bare_plan(secret_variables=("A_TOKEN", "B_TOKEN")), {}, {"overrides": words})
-    assert from_overrides.secrets_again(run) == {"A_TOKEN": "mine"}
+    assert resume.secrets_again(run) == {"A_TOKEN": "mine"}
 
 
 def test_a_run_is_resumed_by_its_id(tmp_path: Path) -> None:
     run = make_run(tmp_path, "a", code=1)
-    assert from_overrides.place(run) == ["run_id=a", f"runs_dir='{tmp_path}/runs'"]
+    assert resume.place_overrides(run) == ["run_id=a", f"runs_dir='{tmp_path}/runs'"]

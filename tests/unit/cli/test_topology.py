@@ -12,8 +12,8 @@ from launcher.cli import commands
 from launcher.cli.topology_picture import WIDTH, devices_of, pictures
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
-from launcher.runs.bindings import event_of
 from launcher.runs.events import Bound
+from launcher.runs.health import bindings_event
 from tests.unit.binding import trees
 from tests.unit.cli.test_commands import make
 
@@ -23,7 +23,7 @@ def told(name: str, bind: str = "auto", host: str = "node1", first: int = 0) -> 
     near = masks.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     found = masks.bind(node, allowed, near, parse(bind))
     beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
-    return event_of(host, node, allowed, found.ranks, unbound=found.unbound, first_rank=first), beside
+    return bindings_event(host, node, allowed, found.ranks, unbound=found.unbound, first_rank=first), beside
 
 
 POLARIS = """\

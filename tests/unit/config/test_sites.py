@@ -19,11 +19,10 @@ from launcher.config.compose import typed
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.spec import pools
 from launcher.spec.build import Site
+from launcher.spec.limits import pools_of
 from launcher.submission import configs, render
-from launcher.submission.inputs import Inputs
-from launcher.submission.prepare import planned
+from launcher.submission.prepare import Inputs, planned
 
 FOLDER = resource("conf") / "cluster"
 SITES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - profiles.bases())
@@ -90,7 +89,7 @@ def test_a_profile_renders_for_whole_nodes(name: str, nodes: int, mode: str) -> 
 @pytest.mark.parametrize("name", SITES)
 def test_a_profile_renders_without_gpus_unless_the_site_wants_some(name: str) -> None:
     cluster = profile(name).cluster
-    limits = [cluster.limits, *(pool.limits for pool in pools.of(cluster).values())]
+    limits = [cluster.limits, *(pool.limits for pool in pools_of(cluster).values())]
     if any(limit.min_gpus_per_node for limit in limits):
         with pytest.raises(ConfigError, match=r"gpus_per_node=0: .* wants 1 at least: use gpus_per_node=1"):
             script_of(name)

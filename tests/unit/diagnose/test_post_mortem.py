@@ -18,7 +18,7 @@ from launcher.diagnose.post_mortem.findings import has_saved
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
-from launcher.failures.kinds import Kind
+from launcher.failures.symptoms import Kind
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import pending, registry

@@ -24,7 +24,7 @@ from launcher.cli.submit import show
 from launcher.config import compose
 from launcher.config.points import Composer
 from launcher.config.schema import Env
-from launcher.environment import record_redaction, secrets
+from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
@@ -313,12 +313,12 @@ def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> Non
     ],
 )  # fmt: skip
 def test_overrides_refer_to_the_environment(word: str, written: str) -> None:
-    assert record_redaction.redact_overrides([word], redaction.SECRETS) == [written]
+    assert secrets.redact_overrides([word], redaction.SECRETS) == [written]
 
 
 def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> None:
     words = ["+cluster.environment.API_KEY=abcdefgh", "cluster.environment.API_KEY=null"]
-    written = record_redaction.redact_overrides(words, redaction.SECRETS)
+    written = secrets.redact_overrides(words, redaction.SECRETS)
     assert written == ["+cluster.environment.API_KEY=${oc.env:API_KEY}", words[1]]
 
 
@@ -327,7 +327,7 @@ def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> Non
 )
 def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> None:
     with pytest.raises(ConfigError, match=r"has API_KEY, a secret .* as cluster\.environment\.API_KEY=") as caught:
-        record_redaction.redact_overrides([f"+cluster.environment={section}"], redaction.SECRETS)
+        secrets.redact_overrides([f"+cluster.environment={section}"], redaction.SECRETS)
     assert "abcdefgh" not in str(caught.value)
 
 
@@ -342,11 +342,11 @@ def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> No
 )
 def test_a_secret_where_it_cannot_be_left_out_is_refused(values: dict[str, Any], value: str, where: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{re.escape(where)} has the value of WANDB_API_KEY"):
-        record_redaction.require_absent(values, {"WANDB_API_KEY": value})
+        secrets.require_absent(values, {"WANDB_API_KEY": value})
 
 
 def test_paths_and_short_words_are_no_secrets(tmp_path: Path) -> None:
-    record_redaction.require_absent({"a": f"{tmp_path}/key", "b": "yes"}, {"A_KEY": str(tmp_path), "B_KEY": "yes"})
+    secrets.require_absent({"a": f"{tmp_path}/key", "b": "yes"}, {"A_KEY": str(tmp_path), "B_KEY": "yes"})
 
 
 def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

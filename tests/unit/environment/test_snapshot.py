@@ -19,7 +19,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers.planning import make_plan
 from launcher.spec.build import Site
 from launcher.spec.plan import JobPlan
-from launcher.submission.inputs import Inputs
+from launcher.submission.prepare import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 

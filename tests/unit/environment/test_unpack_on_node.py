@@ -25,7 +25,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan
 from launcher.spec.sections import Archive
-from launcher.submission.inputs import Inputs
+from launcher.submission.prepare import Inputs
 from tests.launch import ROOT
 from tests.unit.plans import SITE, make_config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.failures.codes import CheckCode, MismatchCode
-from launcher.failures.preflight_text import of_observation
+from launcher.failures.text import of_observation
 from launcher.runs.events import Fabric, Mismatch, Observation
 
 IB = Fabric("2.19.3", "IB", devices=("mlx5_0",))

@@ -26,7 +26,7 @@ from launcher.runs.job_file import NAME
 from launcher.schedulers.base import Ending
 from launcher.schedulers.run_command import Refused
 from launcher.submission import prepare, resume
-from launcher.submission.from_overrides import merged
+from launcher.submission.resume import merged_overrides
 from tests.unit.clock import Clock
 from tests.unit.plans import bare_plan, plan_of, with_fields
 
@@ -133,7 +133,7 @@ def test_an_attempt_stops_a_twentieth_before_its_limit(time: str, lead: int) -> 
 def test_a_resumed_run_is_what_it_was_but_for_what_is_said(
     before: list[str], now: list[str], result: list[str]
 ) -> None:
-    assert merged(before, now) == result
+    assert merged_overrides(before, now) == result
 
 
 def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(

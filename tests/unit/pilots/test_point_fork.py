@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.failures import text
 from launcher.pilots import point_fork
-from launcher.pilots.slots import Slot
+from launcher.pilots.point_fork import Slot
 from launcher.rendezvous.protocol import Member
 from launcher.rendezvous.rounds import environment_of
 from launcher.runs.directory import Attempt, Run

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import NO_RETRY
-from launcher.pilots import slots
-from launcher.pilots.slots import TooFewGpus
+from launcher.pilots import point_fork
+from launcher.pilots.point_fork import TooFewGpus
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from launcher.pilots.slots import TooFewGpus
     ],
 )
 def test_the_gpus_of_slots(count: int, per_slot: int, there: int, shares: list[tuple[int, ...]]) -> None:
-    assert [slots.gpus_of(slot, per_slot, there) for slot in range(count)] == shares
+    assert [point_fork.gpus_of(slot, per_slot, there) for slot in range(count)] == shares
 
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 8))
 def test_gpus_are_shared_evenly(count: int, per_slot: int, there: int) -> None:
-    found = [gpu for slot in range(count) for gpu in slots.gpus_of(slot, min(per_slot, there), there)]
+    found = [gpu for slot in range(count) for gpu in point_fork.gpus_of(slot, min(per_slot, there), there)]
     uses = [found.count(gpu) for gpu in range(there)]
     assert max(uses) - min(uses) <= 1
     assert len(found) == count * min(per_slot, there)
@@ -43,18 +43,18 @@ def test_a_slot_sees_its_part_of_what_the_scheduler_shows(
     shown: str | None, places: tuple[int, ...], mask: str
 ) -> None:
     environ = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
-    assert slots.mask(environ, places, "CUDA_VISIBLE_DEVICES") == {"CUDA_VISIBLE_DEVICES": mask}
+    assert point_fork.mask(environ, places, "CUDA_VISIBLE_DEVICES") == {"CUDA_VISIBLE_DEVICES": mask}
 
 
 @pytest.mark.parametrize(("shown", "number"), [("", "0 GPUs"), ("3", "1 GPU"), ("NoDevFiles", "1 GPU")])
 def test_fewer_gpus_than_the_pilot_asked_for_are_refused(shown: str, number: str) -> None:
     with pytest.raises(TooFewGpus, match=rf"CUDA_VISIBLE_DEVICES={shown} shows {number} .*sweep\.gpus") as refused:
-        slots.mask({"CUDA_VISIBLE_DEVICES": shown}, (1,), "CUDA_VISIBLE_DEVICES")
+        point_fork.mask({"CUDA_VISIBLE_DEVICES": shown}, (1,), "CUDA_VISIBLE_DEVICES")
     assert refused.value.exit_code == NO_RETRY
 
 
 def test_slots_have_cpus_that_the_process_may_use() -> None:
-    found = slots.slots_of_node(2, {}, gpus_per_point=0, gpus=0, cpus=1)
+    found = point_fork.slots_of_node(2, {}, gpus_per_point=0, gpus=0, cpus=1)
     assert [slot.number for slot in found] == [0, 1]
     assert all(set(slot.cpus) <= os.sched_getaffinity(0) for slot in found)
     assert all(slot.variables == {} for slot in found)

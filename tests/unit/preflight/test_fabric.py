@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.failures.codes import PreflightReason, PreflightThen
-from launcher.failures.preflight_text import of_mismatch, of_observation
+from launcher.failures.text import of_mismatch, of_observation
 from launcher.preflight import attempt, checks
 from launcher.preflight.attempt import Node
 from launcher.preflight.checks import Check, Level, check

@@ -20,7 +20,7 @@ import torch
 from launcher import errors
 from launcher.failures import text
 from launcher.failures.codes import CheckCode, FaultCode, MismatchCode, PreflightReason, PreflightThen
-from launcher.failures.preflight_text import of_observation
+from launcher.failures.text import of_observation
 from launcher.preflight import checks, process
 from launcher.preflight.attempt import Node, Verdict, decide, nodes_of, verdict_of
 from launcher.preflight.checks import MIB, Check, Level, Problem, check

@@ -30,17 +30,17 @@ NO_BOUNDS = {
     "how much a command shows, or reads of a log of others for it": {
         "agent/output.TAIL", "diagnose/post_mortem/evidence.TAIL", "monitoring/packed.RECENT",
         "reports/collect.LOG_BYTES", "reports/figures.POINTS", "reports/page.MOST_BYTES",
-        "runs/carriage_returns.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
+        "runs/output.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
         "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/nccl_report.MOST",
     },
     "where one way is chosen, or a warning given, instead of another": {
         "checkpoint/saving.SMALL", "checkpoint/saving.SLACK", "diagnose/doctor/folder.FEW_INODES",
-        "diagnose/doctor/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/budget.LARGEST_SHUFFLED",
+        "diagnose/doctor/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
         "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/replicas.BUCKETS",
         "diagnose/doctor/machine.MIB", "diagnose/doctor/machine.GIB",
-        "diagnose/post_mortem/advice.GIB", "failures/preflight_text.MIB", "failures/preflight_text.GIB",
+        "diagnose/post_mortem/advice.GIB", "failures/text.MIB", "failures/text.GIB",
         "preflight/checks.MIB", "preflight/checks.WRITTEN", "preflight/process.ELEMENTS",
         "rendezvous/discovery._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
     },

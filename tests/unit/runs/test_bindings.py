@@ -6,15 +6,15 @@ import dataclasses
 
 from launcher.binding import masks
 from launcher.binding.masks import RankDevices, parse
-from launcher.runs.bindings import differing, event_of, latest
 from launcher.runs.events import Bound, values
+from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
 from tests.unit.binding.test_masks import flat
 
 
 def bound(host: str = "node1", *, first: int = 0, round_number: int = 0, cores: int = 8) -> Bound:
     node = flat(cores, numas=2)
     found = masks.bind(node, range(cores), [RankDevices(), RankDevices()], parse("auto"))
-    return event_of(host, node, range(cores), found.ranks, first_rank=first, round_number=round_number)
+    return bindings_event(host, node, range(cores), found.ranks, first_rank=first, round_number=round_number)
 
 
 def test_an_event_has_the_node_and_each_rank() -> None:
@@ -28,16 +28,16 @@ def test_an_event_has_the_node_and_each_rank() -> None:
 def test_the_last_round_counts_in_the_order_of_ranks() -> None:
     told = [bound("node2", first=2), bound("node1"), bound("node2", round_number=1)]
     entries = [{"event": "bound", **values(each)} for each in told]
-    assert [each.host for each in latest(entries)] == ["node2"]
-    assert [each.host for each in latest(entries[:2])] == ["node1", "node2"]
-    assert latest([]) == []
+    assert [each.host for each in latest_bindings(entries)] == ["node2"]
+    assert [each.host for each in latest_bindings(entries[:2])] == ["node1", "node2"]
+    assert latest_bindings([]) == []
 
 
 def test_nodes_of_several_types_are_named() -> None:
     alike = [bound("node1"), bound("node2")]
-    assert differing(alike) == ""
-    assert differing([*alike, bound("node3", cores=4)]) == (
+    assert differing_bindings(alike) == ""
+    assert differing_bindings([*alike, bound("node3", cores=4)]) == (
         "the nodes differ: 1 socket, 2 NUMA nodes, 8 cores on node1, node2; 1 socket, 2 NUMA nodes, 4 cores on node3"
     )
     unknown = dataclasses.replace(bound("node4"), node="")
-    assert differing([*alike, unknown]).endswith("; unknown on node4")
+    assert differing_bindings([*alike, unknown]).endswith("; unknown on node4")

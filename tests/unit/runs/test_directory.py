@@ -23,7 +23,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, new_id
 from launcher.runs.event_writer import current_attempt
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.runs.lookup import all_runs, find
 from launcher.runs.submitter_lock import only_submitter
 from launcher.worker.reporter import Reporter

@@ -14,7 +14,7 @@ from launcher.runs import event_file, event_writer
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Event, Finished, Met, Resized, Restart
-from launcher.search.reports import PointReports
+from launcher.search.progress import PointReports
 from launcher.worker.reporter import FIRST, INTERVAL, Reporter
 
 

@@ -19,7 +19,7 @@ from launcher.reports.collect import Curve, collect, curves
 from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Evaluated, Event, Pace, Progress, Saved, Started, known
-from launcher.search.reports import PointReports
+from launcher.search.progress import PointReports
 from launcher.worker import reporter
 from launcher.worker.reporter import STEP, Reporter, most_events
 from tests.unit.plans import plan_of, with_fields

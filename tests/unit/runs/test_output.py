@@ -19,16 +19,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
-from launcher.runs.output import (
-    Part,
-    Start,
-    Stream,
-    file_names,
-    lines_of,
-    parts_of,
-    read,
-    start_of_last,
-)
+from launcher.runs.output import Part, Start, Stream, file_names, lines_of, parts_of, read, start_of_last
 
 A, B = Path("/r/output-7.log"), Path("/r/output-8.log")
 

@@ -18,8 +18,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.runs import events as kinds
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
-from launcher.runs.history import history_of
-from launcher.runs.journal import journal_events
+from launcher.runs.history import history_of, journal_events
 from launcher.runs.sweep_directory import (
     Manifest,
     Sweep,

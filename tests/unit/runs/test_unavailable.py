@@ -28,7 +28,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import report_start_failure
 from launcher.runs.events import Stopped
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.runs.lookup import all_runs, find
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import executor as executor_module

@@ -14,11 +14,11 @@ from launcher.config.search_space import Goal, Method
 from launcher.runs import event_file
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, TrialState
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.points import template_of
-from launcher.search.reports import PointReports, Report, missing, number, reports_in, seconds_of
+from launcher.search.progress import PointReports, Report, as_number, missing_reports, reports_in, seconds_of
 from launcher.spec.plan import as_dict
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin
@@ -157,13 +157,13 @@ def test_what_events_report_of_an_objective() -> None:
     ],
 )  # fmt: skip
 def test_a_metric_is_a_number(values: Any, value: float | None) -> None:
-    assert number(values, "a") == value
+    assert as_number(values, "a") == value
 
 
 def test_names_of_metrics_may_have_dots() -> None:
-    assert number({"eval/loss.mean": 1}, "eval/loss.mean") == 1.0
-    assert number({"eval": {"loss": {"mean": 1}}}, "eval.loss.mean") == 1.0
-    assert math.isnan(number({"a": math.nan}, "a") or 0)
+    assert as_number({"eval/loss.mean": 1}, "eval/loss.mean") == 1.0
+    assert as_number({"eval": {"loss": {"mean": 1}}}, "eval.loss.mean") == 1.0
+    assert math.isnan(as_number({"a": math.nan}, "a") or 0)
 
 
 def test_reports_are_read_once_and_those_of_the_last_attempt(tmp_path: Path) -> None:
@@ -200,4 +200,4 @@ def test_the_time_of_a_point_is_that_of_all_its_attempts(tmp_path: Path) -> None
 
 
 def test_what_a_point_lacks_is_said_with_what_it_has() -> None:
-    assert missing("loss", []) == "sweep.objective=loss: a point is done and has no such number. It has none"
+    assert missing_reports("loss", []) == "sweep.objective=loss: a point is done and has no such number. It has none"

@@ -18,8 +18,8 @@ from launcher.config.search_space import Goal, Method
 from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files
 from launcher.runs.search_record import SearchRecord, SearchSettings, TrialState
-from launcher.search import budget
-from launcher.search.budget import Cost
+from launcher.search import progress
+from launcher.search.progress import Cost
 
 optuna = pytest.importorskip("optuna", minversion="4", reason="pip install 'launcher[optuna]'")
 
@@ -149,20 +149,20 @@ def test_a_search_that_was_stopped_chooses_nothing_more(tmp_path: Path) -> None:
     [(0, 3, 3, None), (270, 3, 3, 10), (20, 3, 3, 1), (1, 3, 3, 1), (256, 4, 3, 4), (100, 2, 1, 50)],
 )
 def test_where_the_first_rung_is(total: int, factor: int, rungs: int, first: int | None) -> None:
-    assert budget.min_steps_of(total, factor, rungs) == first
+    assert progress.min_steps_of(total, factor, rungs) == first
 
 
 def test_what_was_spent_and_saved() -> None:
     costs = [Cost(100, 100, done=True), Cost(10, 10, pruned=True), Cost(30, 25, pruned=True), Cost(5)]
-    assert budget.spent(costs, 2) == pytest.approx(2 * 145 / 3600)
-    assert budget.saved(costs, 2) == pytest.approx(2 * (90 + 90) / 3600)
-    assert budget.saved(costs[1:], 2) is None
+    assert progress.budget_spent(costs, 2) == pytest.approx(2 * 145 / 3600)
+    assert progress.budget_saved(costs, 2) == pytest.approx(2 * (90 + 90) / 3600)
+    assert progress.budget_saved(costs[1:], 2) is None
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1000), (2, 1000), (7, 1000), (100, 1000), (7, 6), (100, 6), (101, 6)])
 def test_a_permutation_reaches_every_number_once(count: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "LARGEST_SHUFFLED", most)
-    assert sorted(budget.permutation(count, place, 3) for place in range(count)) == list(range(count))
+    monkeypatch.setattr(progress, "LARGEST_SHUFFLED", most)
+    assert sorted(progress.permutation(count, place, 3) for place in range(count)) == list(range(count))
 
 
 # -- pruning
@@ -364,7 +364,7 @@ def test_an_operation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         real = os.write
-        patch.setattr("launcher.search.journal.os.write", full)
+        patch.setattr("launcher.search.search.os.write", full)
         with pytest.raises(OSError, match="No space left"):
             search.ask()
     assert SearchRecord(tmp_path).journal_file.read_bytes() == before

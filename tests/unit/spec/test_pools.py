@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import Pool
-from launcher.spec import pools
+from launcher.spec import limits
 from tests.unit.plans import make_cluster
 
 POOLS = {
@@ -29,7 +29,7 @@ POOLS = {
     ],
 )
 def test_a_pool_is_found_by_what_the_job_asks_for(keys: dict[str, Any], found: list[str]) -> None:
-    assert list(pools.of(make_cluster(pools=POOLS, **keys))) == found
+    assert list(limits.pools_of(make_cluster(pools=POOLS, **keys))) == found
 
 
 @pytest.mark.parametrize(
@@ -44,5 +44,5 @@ def test_a_pool_is_found_by_what_the_job_asks_for(keys: dict[str, Any], found: l
 def test_what_the_cluster_itself_has_counts_more(
     keys: dict[str, Any], environment: dict[str, Any], interface: str | None
 ) -> None:
-    merged = pools.merged(make_cluster(pools=POOLS, environment={"BOTH": "mine"}, **keys))
+    merged = limits.with_pool(make_cluster(pools=POOLS, environment={"BOTH": "mine"}, **keys))
     assert (merged.environment, merged.interface) == (environment, interface)

@@ -15,8 +15,8 @@ from launcher.runs.job_file import NAME
 from launcher.schedulers import registry
 from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan
-from launcher.submission import custom_template, render
-from launcher.submission.inputs import Inputs
+from launcher.submission import render
+from launcher.submission.prepare import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 
@@ -91,7 +91,7 @@ def test_one_that_extends_none_of_ours_is_refused(tmp_path: Path, text: str, tol
 def test_those_that_it_extends_are_looked_at_as_well(tmp_path: Path) -> None:
     (tmp_path / "base.j2").write_text(f"{EXTENDS}{{% block run %}}{{{{ super() }}}}{{{{ plan.name }}}}{{% endblock %}}")
     path = write(tmp_path, f'{{% extends "{tmp_path}/base.j2" %}}\n')
-    (problem,) = custom_template.problems(Path(path))
+    (problem,) = render.template_problems(Path(path))
     assert str(problem).startswith(f"{tmp_path}/base.j2:2: plan is used outside of")
 
 
@@ -108,11 +108,11 @@ def test_one_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path, monk
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/config/my\.j2 or {tmp_path}/my\.j2"):
-        custom_template.found("my.j2")
+        render.template_file("my.j2")
     (tmp_path / "config").mkdir()
     (tmp_path / "config/my.j2").touch()
     (tmp_path / "my.j2").touch()
-    assert custom_template.found("my.j2") == tmp_path / "config/my.j2"
+    assert render.template_file("my.j2") == tmp_path / "config/my.j2"
 
 
 def test_each_block_does_what_it_is_for(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_command_prints_one_that_changes_nothing(
 ) -> None:
     assert commands.main(["template", "show", "--cluster", cluster]) == 0
     path = write(tmp_path, capsys.readouterr().out)
-    assert list(custom_template.problems(Path(path))) == []
+    assert list(render.template_problems(Path(path))) == []
     scheduler = "slurm" if cluster == "slurm" else "pbs"
     mine = render.script(planned(path, scheduler=scheduler), token="t")
     ours = render.script(make_plan(make_config(cluster={"scheduler": scheduler}), SITE), token="t")

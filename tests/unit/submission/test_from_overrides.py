@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import RunError
 from launcher.runs.directory import Run
-from launcher.submission import configs, from_overrides
+from launcher.submission import configs, resume
 from tests.unit.plans import bare_plan
 
 NAMES = [
@@ -20,7 +20,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_resumed_where_it_is(tmp_path: Path, name: str) -> None:
     run = Run(tmp_path / name / "run-1")
-    composed = configs.composed(["workload=p2p", *from_overrides.place(run)])
+    composed = configs.composed(["workload=p2p", *resume.place_overrides(run)])
     assert composed.config.runs_dir == str(tmp_path / name)
     assert composed.resolved["runs_dir"] == str(tmp_path / name)
 
@@ -45,11 +45,11 @@ def test_another_attempt_begins_where_the_first_one_was_submitted_and_the_caller
     words = ["workload=program", "workload.script=x.py"]
     run.write_record(bare_plan(workdir=str(there)), {}, {"overrides": words})
     monkeypatch.chdir(here)
-    ready = from_overrides.again(run, ["nodes=2"])
+    ready = resume.ready_attempt(run, ["nodes=2"])
     assert (ready.prepared.plan.workdir, ready.prepared.plan.nodes) == (str(there), 2)
     assert Path.cwd() == here
     (there / "x.py").unlink()
     there.rmdir()
     with pytest.raises(RunError, match=f"run-1 was submitted in {there}, which cannot be entered"):
-        from_overrides.again(run, ["nodes=2"])
+        resume.ready_attempt(run, ["nodes=2"])
     assert Path.cwd() == here

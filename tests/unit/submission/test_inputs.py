@@ -10,7 +10,7 @@ import pytest
 
 from launcher.config.schema import Config, DDPMnist, FSDPLm
 from launcher.errors import ConfigError
-from launcher.submission.inputs import Inputs
+from launcher.submission.prepare import Inputs
 from tests.unit.plans import hook_of, make_config
 from workloads import datasets, texts
 

@@ -19,10 +19,9 @@ from launcher.diagnose.doctor import checks
 from launcher.errors import ConfigError
 from launcher.findings import Level
 from launcher.paths import resource
-from launcher.spec import data_sets, workload_hook
+from launcher.spec import workload_hook
 from launcher.spec.plan import JobPlan
-from launcher.submission.inputs import Inputs
-from launcher.submission.prepare import planned
+from launcher.submission.prepare import Inputs, planned
 from tests.launch import ROOT
 from tests.unit.plans import SITE, hook_of, make_config, plan_of
 
@@ -101,7 +100,7 @@ def test_an_error_of_a_hook_has_its_place() -> None:
 
 def test_every_hook_of_ours_is_seen_in_its_file() -> None:
     for path in (resource("conf") / "workload").glob("*.yaml"):
-        assert data_sets._hook_in(path) == hook_of(path.stem)
+        assert workload_hook._hook_in(path) == hook_of(path.stem)
 
 
 def test_the_working_folder_is_searched_last_and_only_for_hooks(
@@ -131,7 +130,7 @@ def test_a_file_whose_hook_is_broken_hides_no_data_set(tmp_path: Path, monkeypat
     for name, text in texts.items():
         (tmp_path / "workload" / f"{name}.yaml").write_text(text)
     (tmp_path / "workload" / "e.yaml").write_bytes(b"\xff")
-    known, problems = data_sets.of_all_workloads()
+    known, problems = workload_hook.data_sets_of_all()
     assert {"mnist", "digits"} <= set(known)
     words = (
         "a.yaml: workload.hook=gone:Hook: Mod",

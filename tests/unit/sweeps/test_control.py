@@ -14,7 +14,7 @@ from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.directory import Run
-from launcher.runs.journal import journal_events
+from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short

@@ -14,7 +14,7 @@ from launcher.config.schema import Env, Program, Runtime, Workload
 from launcher.errors import ConfigError
 from launcher.spec.plan import JobPlan
 from launcher.submission import render
-from launcher.sweeps import grouping
+from launcher.sweeps import prepare
 from tests.unit.plans import plan_of, with_fields
 
 FOLDER = Path("/runs/lr-1")
@@ -35,11 +35,11 @@ def plans(*points: dict[str, Any]) -> dict[int, JobPlan]:
 
 
 def members(*points: dict[str, Any]) -> list[tuple[int, ...]]:
-    return [found for _, found in grouping.groups(plans(*points), "lr-1", FOLDER)]
+    return [found for _, found in prepare.groups(plans(*points), "lr-1", FOLDER)]
 
 
 def script(plan: JobPlan) -> str:
-    return rendered(grouping.array_plan(plan, "lr-1", FOLDER))
+    return rendered(prepare.array_plan(plan, "lr-1", FOLDER))
 
 
 def rendered(plan: JobPlan) -> str:
@@ -90,19 +90,19 @@ KEYS: dict[str, list[Any]] = {
 def test_the_script_of_an_array_is_that_of_each_point_in_it(points: list[dict[str, Any]]) -> None:
     own, texts = plans(*points), set()
     seen: list[int] = []
-    for plan, indices in grouping.groups(own, "lr-1", FOLDER):
+    for plan, indices in prepare.groups(own, "lr-1", FOLDER):
         text = rendered(plan)
         assert {script(own[index]) for index in indices} == {text}
         assert list(indices) == sorted(indices)
         texts.add(text)
         seen += indices
     assert sorted(seen) == list(range(len(points)))
-    assert len(texts) == len(grouping.groups(own, "lr-1", FOLDER))  # two groups never have one script
+    assert len(texts) == len(prepare.groups(own, "lr-1", FOLDER))  # two groups never have one script
 
 
 def keys_for_ranks() -> list[str]:
     """The keys that RANK_KEYS names, of whole sections too."""
-    parts = {name: getattr(plan_of(), name, None) for name in grouping.RANK_KEYS}
+    parts = {name: getattr(plan_of(), name, None) for name in prepare.RANK_KEYS}
     inside = [f"{name}.{key.name}" for name, part in parts.items() if is_dataclass(part) for key in fields(part)]
     return [*(name for name, part in parts.items() if not is_dataclass(part)), *inside]
 
@@ -137,7 +137,7 @@ def test_folders_that_srun_mounts_are_in_the_script(runtime: Runtime, expected: 
 def test_a_shared_folder_of_checkpoints_is_in_the_script() -> None:
     own = plans({}, {})
     elsewhere = {index: with_fields(plan, checkpoint={"dir": f"/scratch/{index}"}) for index, plan in own.items()}
-    assert [found for _, found in grouping.groups(elsewhere, "lr-1", FOLDER)] == [(0,), (1,)]
+    assert [found for _, found in prepare.groups(elsewhere, "lr-1", FOLDER)] == [(0,), (1,)]
     assert f'"checkpoints": "{FOLDER}/checkpoints"' in script(own[0])
 
 
@@ -157,7 +157,7 @@ def test_a_plan_that_cannot_be_written_is_named() -> None:
                 asked.append(-self.index)
 
     with pytest.raises(ConfigError):
-        grouping.groups(own, "lr-1", FOLDER, Naming)
+        prepare.groups(own, "lr-1", FOLDER, Naming)
     assert asked == [0, 1, -1]
 
 
@@ -176,12 +176,12 @@ def test_a_plan_that_cannot_be_written_is_named() -> None:
     ],
 )
 def test_shares(parallelism: int | None, sizes: list[int], expected: list[int | None]) -> None:
-    assert grouping.shares(parallelism, sizes) == expected
+    assert prepare.shares(parallelism, sizes) == expected
 
 
 @given(st.integers(1, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_shares_are_all_of_what_may_run_and_never_more(parallelism: int, sizes: list[int]) -> None:
-    shares = [share for share in grouping.shares(parallelism, sizes) if share is not None]
+    shares = [share for share in prepare.shares(parallelism, sizes) if share is not None]
     assert len(shares) == len(sizes)
     assert all(1 <= share <= size for share, size in zip(shares, sizes, strict=True))
     assert sum(shares) <= max(parallelism, len(sizes))

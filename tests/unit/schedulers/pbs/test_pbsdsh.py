@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.diagnose.post_mortem.verdict import Evidence, classify
 from launcher.errors import ConfigError
 from launcher.failures.codes import FaultCode
-from launcher.failures.kinds import Kind
+from launcher.failures.symptoms import Kind
 from launcher.files.shared_files import IN_A_JOB
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
