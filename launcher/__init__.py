@@ -44,15 +44,13 @@ For changes of the launcher itself: modules that belong to no package.
 - `bounds`: every bound on what is written and read: sizes of files, lines and messages, levels and integers of JSON
 - `errors`: base classes of errors with a text for the user; exit codes of commands and attempts
 - `paths`: locations of conf/, templates/ and the user's configuration, data and cache folders
-- `user_settings`: conversion of user.yaml and the user's profiles, with keys as on the command line, to Hydra configs
 - `own_module`: the command name shown in hints; arguments that start a module of the launcher as a process
+- `user_settings`: conversion of user.yaml and the user's profiles, with keys as on the command line, to Hydra configs
 - `structs`: base class of small immutable classes, which costs nothing at the start
 - `units`: parsing of wall times, sizes and ranges that users write
-- `formatting`: sizes, times, numbers and plurals as text
-- `log_line`: prints `launcher: ...` lines into the output of a job or a rank
+- `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log
 - `findings`: results of checks such as `doctor`: level, subject, what was found, what to do
 - `redaction`: name patterns of secret settings and variables; removal of passwords from URLs
-- `escapes`: removal of terminal control sequences from text
 - `torch_compat`: differences between torch 2.4 and the newest version
 - `torch_compat_dcp`: the same for torch.distributed.checkpoint
 """

@@ -1,9 +1,36 @@
-"""Formats sizes, times, numbers and lists of numbers. `units` parses what users write."""
+"""Text for people: numbers, names, what a terminal must not execute, and a line of the log."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+import sys
 from collections.abc import Iterable
+from typing import TextIO
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_COLOURS = re.compile(r"(\x1b\[[0-9;:]*m|\r)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogates as well
+
+
+def clean(text: str) -> str:
+    """Removes escape sequences and control characters, except line breaks and tabs. For text from other programs."""
+    return _CONTROL.sub("", _ANSI.sub("", text))
+
+
+def coloured(text: str) -> str:
+    """Like `clean`, but keeps colours (SGR) and carriage returns, which are harmless."""
+    return "".join(part if place % 2 else clean(part) for place, part in enumerate(_COLOURS.split(text)))
+
+
+def one_line(text: str) -> str:
+    """Like `clean`, but line breaks and tabs become spaces, so that the text fits into one row of a table."""
+    return clean(text.replace("\n", " ").replace("\t", " "))
+
+
+# -- Formats sizes, times, numbers and lists of numbers. `units` parses what users write
+
 
 _UNITS = ("", "K", "M", "G", "T", "P")  # powers of 1024
 
@@ -97,3 +124,16 @@ def _scaled(size: float) -> tuple[str, str]:
     power = next((each for each in range(len(_UNITS) - 1) if size < 1024 ** (each + 1)), len(_UNITS) - 1)
     value = size / 1024**power
     return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", _UNITS[power]
+
+
+# -- Prints the launcher's own lines, `launcher: ...`, into the output of a job or a rank
+
+
+def log_line(text: str, stream: TextIO | None = None) -> None:
+    """Prints the line `launcher: TEXT`. Errors of writing, such as a full disk, are ignored.
+
+    text: the line, without `launcher: `.
+    stream: the stream to print to; None: sys.stderr.
+    """
+    with contextlib.suppress(OSError):
+        print(f"launcher: {text}", file=stream or sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from launcher.agent.stop_requests import Signals
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, exists
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.rendezvous import discovery
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
 from launcher.rendezvous.discovery import (

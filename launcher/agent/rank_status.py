@@ -23,7 +23,7 @@ from launcher.agent.output import log_name
 from launcher.agent.stop_requests import Signals
 from launcher.attach.request_handler import GONE, Process, RequestHandler
 from launcher.failures import text
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import directory, event_file

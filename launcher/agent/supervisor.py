@@ -37,7 +37,7 @@ from launcher.agent.stop_requests import StopChecker
 from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.attach.request_handler import GONE
 from launcher.failures.codes import FaultCode, StopReason
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import event_file, events

@@ -19,8 +19,7 @@ from launcher import errors
 from launcher.agent.forks import fork, garbage_kept, unsafe_to_fork
 from launcher.agent.output import Forwarder, log_name
 from launcher.files import memory_file, run_files
-from launcher.formatting import ranges
-from launcher.log_line import log_line
+from launcher.formatting import log_line, ranges
 from launcher.processes import groups, limits
 from launcher.rendezvous.rounds import Placement, environment_of, place_variables, placements
 from launcher.worker import hangs, rank_report

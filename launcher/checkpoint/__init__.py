@@ -6,22 +6,16 @@ names does.
 
 - `checkpointer`: `Checkpointer`, the public class: `save`, `load`, `wait`; which checkpoints `load` skips or refuses
 - `resumable`: `Resumable`: what a training loop needs to be stopped and resumed, given once; default generators
-- `saving`: the steps of one save, local and collective, from the state to the published checkpoint
-- `staging`: copies the state to CPU memory, so that training may change it while the copies are written
-- `loading`: reads one checkpoint into the tensors of a state, on all ranks
+- `saving`: the steps of one save, local and collective, from copies of the state to the published checkpoint
+- `loading`: reads one checkpoint into the tensors and objects of a state, on all ranks
 - `format`: the format on disk: names of files and folders, manifest, checksums; verifies a checkpoint
-- `retention`: which checkpoints to keep, by age, metric and lineage; which one is the newest
-- `folder`: the checkpoint folder: lists, publishes, quarantines and removes checkpoints, on rank 0
+- `folder`: the checkpoint folder: lists, publishes, quarantines and removes checkpoints; which of them are kept
 - `files`: writes a checkpoint's files with checksums; reads them without executing anything; does a state fit them
 - `reading`: reads with retries; tells a damaged file from one that cannot be read now
-- `state`: splits a state into tensors by name and all other values, and merges them again
-- `stateful`: objects with `state_dict` and `load_state_dict` in a state, which get all of theirs; what a load fills
-- `replicas`: refuses tensors that differ between ranks under one name
+- `state`: splits a state into tensors by name and all other values; refuses tensors that differ between ranks
 - `agreement`: collective calls of the ranks; an error on one rank is raised on all
-- `storage`: `LauncherWriter` and `LauncherReader` for torch.distributed.checkpoint's own save and load
-- `adopting`: makes a folder that torch.distributed.checkpoint has written one of our checkpoints
-- `inspect`: lists tensors and shards, and extracts a whole state or one shard, without a process group
-- `safetensors`: writes safetensors files
+- `storage`: our checkpoints for code that calls torch.distributed.checkpoint; folders that it wrote become our own
+- `inspect`: lists tensors and shards, and extracts a state or a shard, also as safetensors, without a process group
 """
 
 from __future__ import annotations

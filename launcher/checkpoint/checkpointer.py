@@ -34,12 +34,10 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers, SavesFail
 from launcher.checkpoint.folder import Folder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
-from launcher.checkpoint.loading import Loaded, Opened
-from launcher.checkpoint.saving import Outcome, Save, Writer
-from launcher.checkpoint.staging import Staging
+from launcher.checkpoint.loading import Loaded, Opened, Wanted, expanded
+from launcher.checkpoint.saving import Outcome, Save, Staging, Writer
 from launcher.checkpoint.state import Content, facts, merge, named_part, plain, step_number
-from launcher.checkpoint.stateful import Wanted, expanded
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.worker import devices, heartbeat

@@ -1,26 +1,101 @@
-"""A run's checkpoint folder, for use on rank 0: lists, publishes and removes checkpoints. Works without torch."""
+"""The checkpoint folder: lists, publishes, quarantines and removes checkpoints; which of them are kept.
+
+A lineage is all that one training has saved in all of its attempts: a checkpoint has the lineage id of the checkpoint
+that its training had loaded. The checkpoint with the highest step need not be the newest: a training may have gone back
+to an earlier checkpoint, or to the beginning. So each checkpoint has a sequence number, higher by one than the highest
+in its folder before.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import reading, retention
+from launcher.checkpoint import reading
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Unavailable
 from launcher.files import run_files
 from launcher.files.shared_files import TRANSIENT
 from launcher.runs.directory import RunError, require_private
 
 
+def age_of(manifest: Manifest) -> tuple[int, int]:
+    """Returns the sort key of a checkpoint by its publication. Checkpoints without a sequence (format 1) come first."""
+    return manifest.sequence, manifest.step
+
+
+def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Returns the manifests in the order of publication, newest first."""
+    return sorted(manifests, key=age_of, reverse=True)
+
+
+def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
+    """Returns the checkpoint with the best value of a metric, of several the newest.
+
+    best: name of the metric; None: the result is None.
+    best_is: which value is the best: `max` or `min`.
+    Returns the manifest; None if no checkpoint has a finite value of the metric.
+    """
+    if best is None:
+        return None
+    sign = 1 if best_is == "max" else -1
+    rated = [
+        (sign * value, age_of(each), each)
+        for each in manifests
+        if (value := _number(each.metrics.get(best))) is not None
+    ]
+    return max(rated, key=lambda entry: entry[:2])[2] if rated else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def kept_checkpoints(
+    manifests: Iterable[Manifest], keep: int, best: str | None = None, best_is: str = "max"
+) -> set[int]:
+    """Returns the steps of the checkpoints to keep: the newest `keep`, and the best.
+
+    keep, best, best_is: see `folder.Retention`.
+    """
+    known = newest_first(manifests)
+    champion = best_of(known, best, best_is)
+    return {manifest.step for manifest in known[:keep]} | ({champion.step} if champion else set())
+
+
+def surplus_checkpoints(
+    known: Mapping[Path, Manifest], published: Manifest, keep: int, best: str | None = None, best_is: str = "max"
+) -> set[Path]:
+    """Returns the checkpoints to remove after one was published.
+
+    | the checkpoint | result |
+    |---|---|
+    | could not be read, or is not sound | stays: it is not in `known` |
+    | is of another lineage | stays |
+    | was just published | stays |
+    | is one of the newest `keep` of its lineage, or its best | stays |
+    | any other | is removed |
+
+    keep, best, best_is: see `folder.Retention`.
+    """
+    own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
+    stay = kept_checkpoints(own.values(), keep, best, best_is) | {published.step}
+    return {path for path, manifest in own.items() if manifest.step not in stay}
+
+
+# -- A run's checkpoint folder, for use on rank 0: lists, publishes and removes checkpoints. Works without torch
+
+
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of a lineage to keep; see retention.py."""
+    """Which checkpoints of a lineage to keep; see above."""
 
     keep: int = 2  # number of the newest checkpoints to keep
     # name of a metric; the checkpoint with its best value is kept as well. None: no metric counts
@@ -109,7 +184,7 @@ class Folder:
                 known.append((path, checkpoints.read(path, self._timeout)))
             except Damaged as error:
                 wrong[path] = str(error)
-        known.sort(key=lambda each: retention.age(each[1]), reverse=True)
+        known.sort(key=lambda each: age_of(each[1]), reverse=True)
         self._sequence = max((manifest.sequence for _, manifest in known), default=0)
         return known, wrong
 
@@ -195,7 +270,7 @@ class Folder:
         with contextlib.suppress(OSError, Unavailable):
             known = checkpoints.sound(self.path)
             stays = self._stays
-            for path in retention.surplus(known, published, stays.keep, stays.best, stays.best_is):
+            for path in surplus_checkpoints(known, published, stays.keep, stays.best, stays.best_is):
                 if not _owns_run(fence):
                     return
                 hidden = self.path / checkpoints.temporary(0, self.attempt, "gone")  # nobody finds half a checkpoint

@@ -85,7 +85,7 @@ class Manifest:
     time: float = field(default_factory=time.time)
     torch: str = ""
     launcher: str = ""
-    lineage: str = ""  # id of the training that saved it, the same in all of its attempts; see retention.py
+    lineage: str = ""  # id of the training that saved it, the same in all of its attempts; see folder.py
     sequence: int = 0  # higher by one than the highest in the folder before; the newer checkpoint has the higher one
     parent: int | None = None  # step of the checkpoint before this one in its lineage; None: this is the first
     format: int = FORMAT  # version of the format

@@ -1,14 +1,17 @@
-"""Reads a checkpoint without a process group: lists its tensors, returns the whole state, or one rank's shard of it.
+"""Lists tensors and shards, and extracts a state or a shard, also as safetensors, without a process group.
 
-`path` is the checkpoint's folder, and `manifest` its manifest. `keys` are dotted names (`model.layer.weight`) to read,
-or prefixes of them (`model`); empty: everything.
+See https://github.com/huggingface/safetensors#format. Such a file contains only tensors, and nothing in it is executed
+when it is read. Writing one takes a few lines, so the package safetensors is not needed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
+import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,72 @@ from launcher.checkpoint.reading import RetryingFile
 from launcher.checkpoint.state import is_named, named_part, nested
 from launcher.errors import near
 from launcher.torch_compat_dcp import load_saved
+
+_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
+    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+_ALIGNMENT = 8  # bytes; alignment of the first tensor, so that the file can be mapped into memory
+
+
+def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes CPU tensors into a new safetensors file; an incomplete file is removed.
+
+    tensors: the tensors by dotted name.
+    metadata: text by name for the file's header.
+    Raises CheckpointError: a tensor has a type that the format does not know, or the file cannot be written.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    place = 0
+    for name, tensor in tensors.items():
+        kind = _TYPES.get(str(tensor.dtype).removeprefix("torch."))
+        if kind is None:
+            raise CheckpointError(
+                f"{name} is a {tensor.dtype}, which safetensors does not know: extract it as torch.save"
+            )
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if sys.byteorder != "little":
+        raise CheckpointError("safetensors has little-endian numbers, and this machine is big-endian: use torch.save")
+    try:
+        try:
+            with files.hashed_file(path, {}) as stream:
+                stream.write(len(text).to_bytes(8, "little") + text)
+                for tensor in tensors.values():
+                    if tensor.numel():
+                        stream.write(_bytes_of(tensor.contiguous()))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from None
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def flat_tensors(tree: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
+    """Returns the tensors in the nested dicts `tree`, by dotted name with `prefix`; other values are left out."""
+    found: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        if isinstance(value, Tensor):
+            found[f"{prefix}{key}"] = value
+        elif isinstance(value, Mapping):
+            found |= flat_tensors(value, f"{prefix}{key}.")
+    return found
+
+
+# -- Reads a checkpoint without a process group: lists its tensors, returns the whole state, or one rank's shard of it
+#
+# `path` is the checkpoint's folder, and `manifest` its manifest. `keys` are dotted names (`model.layer.weight`) to
+# read, or prefixes of them (`model`); empty: everything.
+
 
 _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 

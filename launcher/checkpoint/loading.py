@@ -1,21 +1,237 @@
-"""Reads one checkpoint into the tensors of a state, on all ranks."""
+"""Reads one checkpoint into the tensors and objects of a state, on all ranks.
+
+| object | what it gets from a checkpoint |
+|---|---|
+| a module | its own tensors are filled; the checkpoint must have just these, of the same types and shapes |
+| any other | what its state_dict returned at the save, even if it has less now, as a fresh optimizer has |
+
+For the latter, tensors are made after the checkpoint's metadata, so that no optimizer must do a step first (LBFGS needs
+a closure for that, and parameters without a gradient have no state). Where an object has the same tensor already, this
+one is filled: it may be a DTensor, and needs no more memory.
+
+The protocol is `Stateful` of torch.distributed.checkpoint, which is private in torch 2.4.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import random
+import sys
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
+from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.nn.parallel import DistributedDataParallel
 
 from launcher.checkpoint import files
 from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.format import DCP, RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, Damaged, Manifest
-from launcher.checkpoint.state import Kind, fill, is_named, named_part, nested
-from launcher.checkpoint.state import Path as Keys
-from launcher.checkpoint.stateful import Wanted
+from launcher.checkpoint.format import (
+    DCP,
+    RANKS_FILE,
+    SINGLE,
+    STATE_FILE,
+    VALUES_FILE,
+    CheckpointError,
+    Damaged,
+    Manifest,
+)
+from launcher.checkpoint.state import Content, Keys, Kind, dotted, fill, found_in, is_named, named_part, nested
+
+ABSENT = "not in the checkpoint"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that returns its state, and can load it again."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Generator:
+    """The state of a generator of random numbers: torch's, Python's or numpy's."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def state_dict(self) -> dict[str, Any]:
+        if isinstance(self._of, torch.Generator):
+            return {"state": self._of.get_state()}
+        return {"state": self._of.getstate() if isinstance(self._of, random.Random) else self._of.bit_generator.state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = state_dict["state"]
+        if isinstance(self._of, torch.Generator):
+            self._of.set_state(state)
+        elif isinstance(self._of, random.Random):
+            self._of.setstate(state)
+        else:
+            self._of.bit_generator.state = state
+
+
+def stateful(value: Any) -> Stateful | None:
+    """Returns the object that has the state of a value in a state; None for tensors and plain values.
+
+    Models lose the wrappers of DDP and torch.compile, which a later attempt, of one rank for example, may not have.
+    """
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, torch.Generator | random.Random) or (numpy and isinstance(value, numpy.random.Generator)):
+        return Generator(value)
+    if isinstance(value, DistributedDataParallel):
+        return stateful(value.module)
+    if isinstance(value, Mapping | Tensor | type) or not isinstance(value, Stateful):
+        return None
+    return stateful(value._orig_mod) if hasattr(value, "_orig_mod") else value
+
+
+def objects_in(state: Mapping[Any, Any], path: Keys = ()) -> dict[Keys, Stateful]:
+    """Returns the objects in a state, by the keys from the root to each; does not call them."""
+    found: dict[Keys, Stateful] = {}
+    for key, item in state.items():
+        place = (*path, key)
+        if isinstance(item, Mapping):
+            found |= objects_in(item, place)
+        elif (one := stateful(item)) is not None:
+            found[place] = one
+    return found
+
+
+def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Keys, Stateful]]:
+    """Replaces each object in a state by its state_dict; returns the new state, and the objects (`objects_in`)."""
+    found = objects_in(state)
+
+    def expand(value: Any, path: Keys) -> Any:
+        if path in found:
+            return found[path].state_dict()
+        return {key: expand(item, (*path, key)) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+    return expand(state, ()), found
+
+
+def give(path: Keys, item: Stateful, state: dict[str, Any]) -> None:
+    """Calls load_state_dict of the object at `path`; raises CheckpointError if it does not take the state."""
+    try:
+        item.load_state_dict(state)
+    except Exception as error:
+        raise CheckpointError(
+            f"{dotted(path)} ({type(item).__name__}) does not take the state that was saved for it: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if isinstance(item, torch.optim.Optimizer):
+        _keep_types(item, state)
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    # Gives an optimizer's tensors the types that were saved: torch casts them to those of the parameters, so that
+    # float32 averages of bfloat16 parameters would lose bits.
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        mine = optimizer.state.get(parameter, {})
+        for name, saved in state["state"].get(number, {}).items():
+            if isinstance(saved, Tensor) and isinstance(mine.get(name), Tensor) and mine[name].dtype != saved.dtype:
+                mine[name] = saved.to(mine[name].device)
+
+
+class Wanted:
+    """The state that a checkpoint is loaded into: chooses the tensors to fill, and gives objects their state.
+
+    tensors, paths: this rank's tensors, and the keys to each, by name.
+    roots: top-level keys of the state.
+    only: dotted names of what is loaded; empty: everything.
+    """
+
+    def __init__(self, state: Mapping[Any, Any], only: Sequence[str] = ()) -> None:
+        self._state, objects = expanded(state)
+        content = Content.of(self._state)
+        self.tensors = {name: tensor for name, tensor in content.tensors.items() if is_named(name, only)}
+        self.paths, self.roots, self.only = content.paths, {str(key) for key in state}, only
+        self._objects = {path: item for path, item in objects.items() if is_named(dotted(path), only)}
+        self._parameters = {
+            path: [each for group in item.param_groups for each in group["params"]]
+            for path, item in self._objects.items()
+            if isinstance(item, torch.optim.Optimizer)
+        }
+
+    def _owner(self, path: Keys) -> Keys | None:
+        owner = next((path[:end] for end in range(1, len(path) + 1) if path[:end] in self._objects), None)
+        if owner is not None and isinstance(self._objects[owner], nn.Module):
+            return owner if str(path[-1]).endswith("_extra_state") else None
+        return owner
+
+    def to_fill(
+        self, saved: Mapping[str, Kind], paths: Mapping[str, Keys], everyone: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Returns the tensors to fill, by name. saved: type and shape of the checkpoint's tensors, by name."""
+        own = self.tensors
+        chosen = {name: tensor for name, tensor in own.items() if self._owner(self.paths[name]) is None}
+        for name, (dtype, shape) in saved.items():
+            path = paths[name]
+            owner = self._owner(path)
+            if owner is None:
+                continue
+            mine = own.get(name)
+            if mine is not None and (mine.dtype, tuple(mine.shape)) == (dtype, shape):
+                chosen[name] = mine
+                continue
+            parameters = self._parameters.get(owner)
+            index = path[len(owner) + 1] if parameters is not None and len(path) > len(owner) + 1 else None
+            if parameters is not None and isinstance(index, int) and path[len(owner)] == "state":
+                if index < len(parameters):  # else of another stage of a pipeline, or of nobody
+                    chosen[name] = _like(parameters[index], dtype, shape)
+            elif mine is not None or name not in everyone:
+                chosen[name] = torch.empty(shape, dtype=dtype)
+        return chosen
+
+    def misfits(self, values: Mapping[Any, Any], paths: Mapping[str, Keys]) -> list[str]:
+        """Returns a line for each name in `only` and each object that the checkpoint lacks, or that has other parts.
+
+        paths: keys to each of the checkpoint's tensors, by name.
+        """
+        there = {path[:end] for path in paths.values() for end in range(1, len(path) + 1)}
+        named = {dotted(path) for path in there}
+        lines = [f"{name}: {ABSENT}" for name in self.only if name not in named and not named_part(values, [name])]
+        for path, item in self._objects.items():
+            if path not in there and found_in(values, path) is None and dotted(path) not in self.only:
+                lines.append(f"{dotted(path)}: {ABSENT}")
+            elif path in self._parameters:
+                saved = found_in(values, (*path, "param_groups"))
+                groups = list(saved.values() if isinstance(saved, Mapping) else saved or ())
+                before = [len(group.get("params", ())) for group in groups]
+                now = [len(group["params"]) for group in cast(torch.optim.Optimizer, item).param_groups]
+                if before != now:
+                    counts = f"groups of {_counts(before)} parameters in the checkpoint, of {_counts(now)} now"
+                    lines.append(f"{dotted(path)}: {counts}")
+        return lines
+
+    def restore(self, saved: Mapping[Any, Any]) -> None:
+        """Calls load_state_dict of each object with its part of the loaded state `saved`.
+
+        Raises CheckpointError: an object does not take its state.
+        """
+        for path, item in self._objects.items():
+            state, before = found_in(saved, path), found_in(self._state, path)
+            if hasattr(before, "_metadata"):  # versions of a model's layers, which load_state_dict looks at
+                state = OrderedDict(state)
+                state._metadata = before._metadata  # type: ignore[attr-defined]
+            give(path, item, state)
+
+
+def _like(parameter: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if shape and tuple(parameter.shape) == shape:
+        return torch.empty_like(parameter.detach(), dtype=dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def _counts(groups: list[int]) -> str:
+    return " and ".join(map(str, groups)) or "no"
+
+
+# -- Reads one checkpoint into the tensors of a state, on all ranks
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ import torch
 
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import Misfit, SaveFailed
+from launcher.checkpoint.loading import give, objects_in, stateful
 from launcher.checkpoint.state import found_in, merge
-from launcher.checkpoint.stateful import give, objects_in, stateful
 from launcher.errors import RESUME, ConfigError
 from launcher.formatting import plural
 from launcher.runs import lease

@@ -1,20 +1,4 @@
-"""One save, from each rank's state to a published checkpoint; runs in a thread.
-
-Each step is either local or collective. If a local step fails on one rank, all ranks get its error before the next
-collective step. So no rank waits in a collective for a rank that has failed.
-
-| step | on | what it does |
-|---|---|---|
-| offer | each rank | describes to rank 0 what the rank would save, and what is wrong with it |
-| agree | rank 0 | compares the offers, chooses the kind of checkpoint, checks space, makes a temporary folder |
-| compare | all ranks together | at the first save of a process: refuse different tensors of ranks under one name |
-| prepare | each rank | copies what the rank writes (then training may change the state) |
-| write | each rank | writes its tensors, its rank_state, and rank 0 the values that are not tensors |
-| publish | rank 0 | writes metadata and manifest, calls the fence, renames the folder |
-
-With pipeline parallelism ranks have different tensors. Ranks that would save the same are a group, which has the number
-of its lowest rank; that rank tells rank 0 what the group has, so that what is sent grows with the groups.
-"""
+"""The steps of one save, local and collective, from copies of the state to the published checkpoint."""
 
 from __future__ import annotations
 
@@ -24,15 +8,16 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from launcher import __version__
-from launcher.checkpoint import files, replicas
+from launcher.checkpoint import files, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.folder import Folder, fsync_folder
@@ -48,11 +33,146 @@ from launcher.checkpoint.format import (
     Manifest,
     SaveFailed,
 )
-from launcher.checkpoint.staging import Copying
-from launcher.checkpoint.state import Content, owned
+from launcher.checkpoint.state import Content, local_part, owned, size_of
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor
+
+AT_ONCE = 1 << 20  # bytes; tensors of at most this size are copied before `start` returns,
+AT_ONCE_ALL = 1 << 24  # bytes; but not more than this in total
+
+
+class Staging:
+    """Buffers in CPU memory for copies of tensors. The next save reuses them, so the kernel need not find new pages."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, Tensor] = {}
+
+    def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
+        """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
+
+        On a GPU the copies have the values that the tensors have at this point of the current stream.
+
+        tensors: whole and sharded tensors, by name.
+        still: whether nothing changes the tensors until they are written. Contiguous tensors in CPU memory are then not
+            copied.
+        """
+        copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
+        total = 0
+        for name, tensor in tensors.items():
+            size = size_of(local_part(tensor))
+            if name not in copied and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
+                total += size
+                copied[name] = self.copy(name, tensor)
+        ready = {}
+        for device, module in _devices(tensors):
+            with module.device(device):
+                ready[device] = module.Event()
+                ready[device].record(module.current_stream(device))
+        for event in ready.values():
+            event.synchronize()  # so that the small tensors may change
+        return Copying(self, dict(tensors), copied, ready)
+
+    def copy(self, name: str, tensor: Tensor) -> Tensor:
+        """Copies a tensor, or this rank's shard of it, to the buffer for its name, in contiguous CPU memory.
+
+        A copy from a GPU is queued on the current stream of the tensor's device, and may still be running on return.
+
+        Returns the copy; for a DTensor a DTensor whose shard is in CPU memory.
+        """
+        here = local_part(tensor)
+        known = self._copies.get(name)
+        if known is None or known.shape != here.shape or known.dtype != here.dtype:
+            known = torch.empty(here.shape, dtype=here.dtype, pin_memory=_pins(here.device))
+            self._copies[name] = known
+        known.copy_(here, non_blocking=_streams_of(here.device) is not None)
+        # The constructor is used since from_local() would move the copy to the mesh's device.
+        return DTensor(known, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else known
+
+    def forget_all_but(self, names: Iterable[str]) -> None:
+        """Frees the buffers of all names that are not given."""
+        for name in set(self._copies) - set(names):
+            del self._copies[name]
+
+
+@dataclass
+class Copying:
+    """The copies of one save, partly still to be made."""
+
+    staging: Staging  # owner of the buffers
+    tensors: dict[str, Tensor]  # the tensors to copy, by name
+    copied: dict[str, Tensor]  # copies that are complete, by name
+    ready: dict[torch.device, Any]  # for each device the event after which its tensors have the values to save
+
+    def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Completes the copies of the tensors with these names, and returns them. May run in any thread.
+
+        After the first call training may change the tensors. Later calls return the same copies, and must not ask for
+        other names.
+        """
+        # A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream
+        # is made for each device, and made current on that device.
+        self.staging.forget_all_but(names)
+        streams: dict[torch.device, Any] = {}
+        with contextlib.ExitStack() as stack:
+            for device, event in self.ready.items():
+                module = _streams_of(device)
+                stack.enter_context(module.device(device))
+                streams[device] = module.Stream(device)
+                streams[device].wait_event(event)
+            copies = {}
+            for name in names:
+                if name in self.copied:
+                    copies[name] = self.copied[name]
+                    continue
+                device = local_part(self.tensors[name]).device
+                if device in streams:
+                    with _streams_of(device).stream(streams[device]):
+                        copies[name] = self.staging.copy(name, self.tensors[name])
+                else:
+                    copies[name] = self.staging.copy(name, self.tensors[name])
+            for stream in streams.values():
+                stream.synchronize()
+        self.copied.update(copies)
+        return copies
+
+
+def _pins(device: torch.device) -> bool:
+    return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
+
+
+def _streams_of(device: torch.device) -> Any:
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if all(hasattr(module, name) for name in ("Stream", "Event", "device", "current_stream")) else None
+
+
+def _devices(tensors: Mapping[str, Tensor]) -> list[tuple[torch.device, Any]]:
+    found = dict.fromkeys(local_part(tensor).device for tensor in tensors.values())
+    return [(device, module) for device in found if (module := _streams_of(device)) is not None]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    here = local_part(tensor)
+    return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == size_of(here)
+
+
+# -- One save, from each rank's state to a published checkpoint; runs in a thread
+#
+# Each step is either local or collective. If a local step fails on one rank, all ranks get its error before the next
+# collective step. So no rank waits in a collective for a rank that has failed.
+#
+# | step | on | what it does |
+# |---|---|---|
+# | offer | each rank | describes to rank 0 what the rank would save, and what is wrong with it |
+# | agree | rank 0 | compares the offers, chooses the kind of checkpoint, checks space, makes a temporary folder |
+# | compare | all ranks together | at the first save of a process: refuse different tensors of ranks under one name |
+# | prepare | each rank | copies what the rank writes (then training may change the state) |
+# | write | each rank | writes its tensors, its rank_state, and rank 0 the values that are not tensors |
+# | publish | rank 0 | writes metadata and manifest, calls the fence, renames the folder |
+#
+# With pipeline parallelism ranks have different tensors. Ranks that would save the same are a group, which has the
+# number of its lowest rank; that rank tells rank 0 what the group has, so that what is sent grows with the groups.
+
 
 SMALL = 50_000_000  # bytes; a state of at most this size that is the same on all ranks is one file, written by rank 0
 SLACK = 1 << 20  # bytes of free space required beyond the tensors
@@ -147,7 +267,7 @@ class Writer:
         """
         temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's is used
         early: files.SmallFile | None = None
-        table: replicas.Table | None = None
+        table: state.ReplicaTable | None = None
         try:
             offer, table, early = self._offer(save, temporary)
             offers = self._peers.gather(offer)
@@ -163,7 +283,7 @@ class Writer:
                 elsewhere = self._peers.on_first(lambda: _common(firsts))
                 self._peers.on_first(lambda: rest.update(_united(firsts, groups, save.check_values)))
             if agreement.compare:
-                self._compare(table or replicas.Table({}, {}), groups, elsewhere)
+                self._compare(table or state.ReplicaTable({}, {}), groups, elsewhere)
             if agreement.kind == SINGLE:
                 if not self._first:
                     save.staged.set()
@@ -181,7 +301,7 @@ class Writer:
 
     # -- this rank's offer
 
-    def _offer(self, save: Save, temporary: Path) -> tuple[_Offer, replicas.Table | None, files.SmallFile | None]:
+    def _offer(self, save: Save, temporary: Path) -> tuple[_Offer, state.ReplicaTable | None, files.SmallFile | None]:
         # Raises nothing, since rank 0 waits for the offer
         content, copying, early = save.content, save.copying, None
         if content is None or copying is None or save.fault is not None:
@@ -189,7 +309,7 @@ class Writer:
         try:
             table, sums = None, dict[int, int]()
             if save.compare and self._peers.many:
-                table = replicas.Table.of(content.tensors, copying.copied)
+                table = state.ReplicaTable.of(content.tensors, copying.copied)
                 sums = table.differences(self._peers.rank, self._peers.world_size)
             small = not content.sharded and content.size <= SMALL
             if self._first and small:
@@ -224,13 +344,13 @@ class Writer:
         group = groups[self._peers.rank] if groups else 0
         return group, [rank for rank, known in enumerate(groups) if known == group] or range(self._peers.world_size)
 
-    def _compare(self, table: replicas.Table, groups: Sequence[int], elsewhere: Collection[str]) -> None:
+    def _compare(self, table: state.ReplicaTable, groups: Sequence[int], elsewhere: Collection[str]) -> None:
         # The ranks of a group compare by sums, and for some of those that differ by hashes; the groups compare what
         # several of them have (`elsewhere`) by hashes.
         rank, (group, like) = self._peers.rank, self._like(groups)
-        buckets = replicas.unequal(table.differences(like.index(rank), len(like)), self._peers.total)
+        buckets = state.unequal_buckets(table.differences(like.index(rank), len(like)), self._peers.total)
         tables = self._peers.gather(table.only(buckets, elsewhere if rank == group else ()))
-        self._peers.on_first(lambda: _refuse(replicas.conflicts(tables)))
+        self._peers.on_first(lambda: _refuse(state.replica_conflicts(tables)))
 
     # -- agreement
 
@@ -361,7 +481,7 @@ def _common(contents: Mapping[int, dict[str, Any]]) -> dict[str, int]:
 
 
 def _united(contents: Mapping[int, dict[str, Any]], groups: Sequence[int], check: bool) -> dict[str, Any]:
-    values, lines = replicas.merged_values({group: each["values"] for group, each in contents.items()}, groups)
+    values, lines = state.merged_values({group: each["values"] for group, each in contents.items()}, groups)
     if check:
         _refuse(lines)
     joined = {
@@ -373,7 +493,7 @@ def _united(contents: Mapping[int, dict[str, Any]], groups: Sequence[int], check
 
 def _refuse(lines: list[str]) -> None:
     if lines:
-        raise Final(replicas.conflict_error(lines))
+        raise Final(state.conflict_error(lines))
 
 
 def _free(folder: Path) -> int:

@@ -1,6 +1,6 @@
-"""Writer and reader of our checkpoints for code that calls torch.distributed.checkpoint's own functions (torchtitan).
+"""Our checkpoints for code that calls torch.distributed.checkpoint; folders that it wrote become our own.
 
-    dcp.save(state, storage_writer=LauncherWriter(folder, step))
+dcp.save(state, storage_writer=LauncherWriter(folder, step))
     dcp.load(state, storage_reader=LauncherReader(folder))         # the newest checkpoint; or one checkpoint's folder
 
 As with `Checkpointer`, checkpoints are published atomically and with checksums, old checkpoints are removed, and each
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from launcher import __version__
-from launcher.checkpoint import files
+from launcher.checkpoint import files, reading
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.files import HashedFiles, Reader
 from launcher.checkpoint.folder import Folder, Retention, fsync_folder
-from launcher.checkpoint.format import DCP, MANIFEST, SINGLE, CheckpointError, Damaged, File, Manifest
+from launcher.checkpoint.format import DCP, MANIFEST, METADATA_FILE, SINGLE, CheckpointError, Damaged, File, Manifest
 from launcher.checkpoint.state import facts, step_number
 from launcher.runs import lease
 from launcher.runs.event_writer import Events, current_attempt
@@ -218,3 +219,59 @@ class LauncherReader(Reader):
 def _require_none(path: Path, problems: list[str]) -> None:
     if problems:
         raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
+
+
+# -- Makes a folder that torch.distributed.checkpoint has written one of our checkpoints; executes nothing in it
+
+
+_RANK = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+def adopt(path: Path, step: int) -> Path:
+    """Adds checksums and a manifest to a folder of torch.distributed.checkpoint, and renames it to `step-...`.
+
+    The result then counts as the newest checkpoint in its parent folder.
+
+    step: steps of the run that were done when it was written.
+    Raises CheckpointError: the folder is not a complete checkpoint of torch.distributed.checkpoint, is one of our
+        checkpoints already, others can write to it, or the parent folder has a checkpoint of this step.
+    Raises Unavailable: the folder cannot be read now.
+    """
+    folder = Folder(path.parent, 0, Retention(), 0.0)
+    folder.require_private(path)
+    names = reading.entries(path)
+    if MANIFEST in names:
+        raise CheckpointError(f"{path} has a {MANIFEST}: it is one of our checkpoints already")
+    if METADATA_FILE not in names:
+        raise CheckpointError(
+            f"{path} has no {METADATA_FILE}: torch.distributed.checkpoint did not write it, or not all"
+        )
+    target = path.parent / checkpoints.name_of(step)
+    if target != path and target.name in reading.entries(path.parent):
+        raise CheckpointError(f"{target} is there already: give another STEP")
+    needed = files.needed_bytes(files.read_metadata(path))
+    for name, least in needed.items():
+        if "/" in name or reading.size_of_file(path / name) < least:
+            raise CheckpointError(f"{path / name} does not match {METADATA_FILE}: it is cut short, or elsewhere")
+    written = {}
+    for name in names:
+        if not stat.S_ISREG((path / name).lstat().st_mode):
+            raise CheckpointError(f"{path / name} is not a file: move it elsewhere")
+        written[name] = checkpoints.file_of(path / name)
+    ranks = [int(match[1]) for name in needed if (match := _RANK.fullmatch(name))]
+    manifest = folder.describe(
+        Manifest(
+            step=step, kind=DCP, world_size=1 + max(ranks, default=0), attempt=0, identity={}, extra={}, metrics={},
+            files=written, torch=torch.__version__, launcher=__version__,
+        )
+    )  # fmt: skip
+    unfinished = path / f"{MANIFEST}.tmp"
+    unfinished.unlink(missing_ok=True)
+    with files.hashed_file(unfinished, {}) as stream:
+        stream.write(manifest.text().encode())
+    unfinished.rename(path / MANIFEST)
+    fsync_folder(path)
+    if target != path:
+        path.rename(target)
+        fsync_folder(target.parent)
+    return target

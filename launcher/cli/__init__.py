@@ -10,9 +10,8 @@ A module with the name of a command has the command's `run` function.
 - `confirm`: prints the cost of a submission, and asks for confirmation
 - `follow`: follows a run to its end: output, progress, Ctrl-C
 - `status`: chooses between an empty list and `status_view`
-- `status_rows`: selects the runs that `status` shows, and computes the values of their rows
+- `status_rows`: the rows of `status`, and the table that they make
 - `status_view`: what `status` prints: table, notes, details of named runs
-- `status_table`: columns and widths of the table of `status`
 - `watch`: `status --watch`: the updated table, and its lines without a terminal
 - `logs`: prints and follows output; how often files and states are polled
 - `wait`: follows a run or sweep, and exits with its code
@@ -24,9 +23,8 @@ A module with the name of a command has the command's `run` function.
 - `checkpoint`: lists, inspects, verifies, extracts and adopts checkpoints
 - `sweep`: which options go with which action of `sweep`, and their dispatch
 - `sweep_status`: `sweep status`: progress, points that run or have failed
-- `sweep_results`: `sweep results`: points with metrics, the best first; CSV
+- `sweep_results`: `sweep results`, `sweep wait` and `sweep logs`: follows a sweep, and shows what its points gave
 - `sweep_change`: `sweep rerun`, `cancel`, `throttle`
-- `sweep_follow`: follows a sweep to its end
 - `hydra_sweepers`: settings of searching sweepers of Hydra (Optuna, Ax), and the objective of each point for them
 - `optuna_search`: `hydra/sweeper=optuna`: the study, its batches of trials, the best trial
 - `report`: writes the HTML page of runs or of a sweep
@@ -35,8 +33,7 @@ A module with the name of a command has the command's `run` function.
 - `prune`: lists and removes old runs
 - `site`: lists, shows, writes and checks profiles of sites
 - `doctor`: runs the checks of this machine, and prints their findings
-- `topology`: cores, GPUs and network devices of a node, and the ranks bound to them
-- `topology_picture`: the picture of a node's CPUs and ranks
+- `topology`: `topology`: the hardware of this node, and which part of it each rank gets
 - `data`: lists and downloads data sets
 - `env`: packs a venv into an archive
 - `template`: prints a job script template to start from, and checks the user's own

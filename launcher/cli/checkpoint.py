@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import retention
+from launcher.checkpoint.folder import best_of, newest_first
 from launcher.cli.find import find
 from launcher.cli.options import require_action
 from launcher.cli.text import print_columns
@@ -198,11 +198,9 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
             sizes[path] = "unknown" if isinstance(error, checkpoints.Unavailable) else "wrong"
     for path in aside:
         problems[path] = checkpoints.quarantine_reasons(path) or problems[path]
-    good = retention.newest_first(
-        manifest for path, manifest in manifests.items() if path not in aside and not problems[path]
-    )
+    good = newest_first(manifest for path, manifest in manifests.items() if path not in aside and not problems[path])
     newest = {manifest.step for manifest in good[: place.keep]}
-    best = retention.best_of(good, place.best, place.best_is)
+    best = best_of(good, place.best, place.best_is)
     for path, found in problems.items():
         manifest = manifests.get(path)
         step = aside[path] if path in aside else checkpoints.step_of(path.name)
@@ -314,10 +312,10 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
     _require_private(path)
     if plain:
         # Lazily: torch takes a second
-        from launcher.checkpoint import safetensors
+        from launcher.checkpoint import inspect
 
-        tensors = safetensors.flat(checkpoint_read.whole(path, manifest, arguments.keys))
-        safetensors.save(output, tensors, {"format": "pt", "step": str(manifest.step)})
+        tensors = inspect.flat_tensors(checkpoint_read.whole(path, manifest, arguments.keys))
+        inspect.save_safetensors(output, tensors, {"format": "pt", "step": str(manifest.step)})
         print(f"{output}: {long_size(output.stat().st_size)}; {len(tensors)} tensors, by their dotted names")
         return 0
     if shard is None:
@@ -345,7 +343,7 @@ def _adopt(name: str, step: str | None) -> int:
     if not number.isdecimal():
         raise ConfigError(f"{step or path.name!r} contains no step: checkpoint adopt {name} STEP")
     # Lazily: torch takes a second
-    from launcher.checkpoint.adopting import adopt
+    from launcher.checkpoint.storage import adopt
 
     adopted = adopt(path, int(number))
     print(f"{adopted}: step {int(number)}; load it with launcher.checkpoint.Checkpointer or LauncherReader")

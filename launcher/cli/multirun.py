@@ -13,7 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from launcher.cli.confirm import confirm
 from launcher.cli.hydra_sweepers import Search, returned
-from launcher.cli.sweep_follow import follow_to_end
+from launcher.cli.sweep_results import follow_to_end
 from launcher.cli.text import program
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun, require_space, space_of

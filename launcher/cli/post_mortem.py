@@ -12,10 +12,9 @@ from launcher.cli.text import print_unreadable, program
 from launcher.diagnose.post_mortem import findings
 from launcher.diagnose.post_mortem.findings import restarts
 from launcher.errors import DONE, FAILED, RunError
-from launcher.escapes import clean
 from launcher.failures.symptoms import Kind
 from launcher.failures.text import of_unused_gpus
-from launcher.formatting import name_ranks, rough_size
+from launcher.formatting import clean, name_ranks, rough_size
 from launcher.monitoring.run_status import Damaged, JobMonitor, or_damaged, status_of
 from launcher.runs.health import unused_gpus
 

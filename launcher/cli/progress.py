@@ -15,8 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 from launcher.cli.screen import raw
-from launcher.escapes import coloured, one_line
-from launcher.formatting import brief, long_size, number
+from launcher.formatting import brief, coloured, long_size, number, one_line
 from launcher.monitoring.progress import rate_of
 
 if TYPE_CHECKING:

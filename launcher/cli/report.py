@@ -12,7 +12,7 @@ from launcher.errors import ConfigError
 from launcher.formatting import rough_size
 from launcher.monitoring.run_status import all_statuses, status_of
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
-from launcher.reports import comparison, page
+from launcher.reports import page, sections
 from launcher.reports.collect import collect
 from launcher.reports.sweep import SweepPoint, sweep_page
 from launcher.runs.directory import Run
@@ -60,7 +60,7 @@ def _write(path: Path, shown: Page) -> None:
 def _runs(runs: list[Run], baseline: Run | None) -> Page:
     wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
     shown = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values(), strict=True)}
-    return comparison.page([shown[each.path] for each in runs], shown[baseline.path] if baseline else None)
+    return sections.comparison_page([shown[each.path] for each in runs], shown[baseline.path] if baseline else None)
 
 
 def _sweep(sweep: Sweep) -> Page:

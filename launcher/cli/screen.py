@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from launcher.escapes import clean, coloured
+from launcher.formatting import clean, coloured
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,10 +1,11 @@
-"""Selects the runs and sweeps that `status` shows, and computes a row of plain values for each."""
+"""The rows of `status`, and the table that they make."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,28 +13,101 @@ from typing import Any
 from launcher.cli.find import find_either
 from launcher.cli.text import ending, program
 from launcher.files.shared_files import is_transient
+from launcher.formatting import brief, one_line
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
 from launcher.monitoring.progress import progress_of, saved_before
 from launcher.monitoring.run_status import DAMAGE, Damaged, RunStatus, each_status, or_damaged
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import (
-    DAMAGED,
-    LIVE,
-    WAITING,
-    SweepMonitor,
-    counts,
-    done,
-    not_begun,
-    point_statuses,
-)
+from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, done, not_begun, point_statuses
 from launcher.runs import live_index, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Resized, Saved
 from launcher.runs.lookup import may_have, newest
 from launcher.runs.sweep_directory import Sweep
 
+Row = Mapping[str, Any]
+WIDTH = 80  # where the terminal's width is not known
+
+
+def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
+    """Returns the table's lines, the heading first. Columns that are empty, or that do not fit, are left out.
+
+    rows: rows, as `status --json` prints them.
+    width: width of the terminal in characters. Lines are longer only if ids and states are.
+    """
+    columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
+    shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
+    widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
+    for head in DISPENSABLE:
+        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
+            break
+        widths.pop(head, None)
+    lines = [list(widths), *([shown[head][number] for head in widths] for number in range(len(rows)))]
+    return [
+        "  ".join(f"{cell:<{widths[head]}}" for head, cell in zip(widths, line, strict=True)).rstrip() for line in lines
+    ]
+
+
+def state(row: Row) -> str:
+    """Formats the state, with brackets for its last known one (`unknown (running)`), or at a breakpoint."""
+    before = row.get("before")
+    more = before.partition(" ")[0].lower() if before else "breakpoint" if row.get("breakpoints") else ""
+    return f"{row['state']} ({more})" if more else str(row["state"])
+
+
+def _why(row: Row) -> str:
+    if not row.get("kind"):
+        return "-"
+    return f"after {row['kind']}" if row["state"] == "queued" else str(row["kind"])
+
+
+def _step(row: Row) -> str:
+    if row["step"] is None:
+        return "-"
+    return f"{row['step']}" + ("" if row["percent"] is None else f" {row['percent']}%")
+
+
+def _saved(row: Row) -> str:
+    return "-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}"
+
+
+def short_job(job_id: str) -> str:
+    """Shortens a job id to 10 characters. PBS's server name and the prefix of local jobs are removed first."""
+    return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
+
+
+COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "RUN": lambda row: str(row["run"]),
+    "STATE": state,
+    "WHY": _why,
+    "JOB": lambda row: short_job(row["job"] or "-"),
+    "NODES": lambda row: str(row["nodes"] or "-"),
+    "TRY": lambda row: str(row["attempt"] or "-"),
+    "STEP": _step,
+    "TIME": lambda row: brief(row["elapsed"]),
+    "LEFT": lambda row: brief(row["left"]),
+    "NEEDS": lambda row: brief(row["needs"]),
+    "SAVED": _saved,
+}
+ALWAYS = ("RUN", "STATE")
+DISPENSABLE = (
+    "JOB",
+    "NEEDS",
+    "NODES",
+    "TRY",
+    "SAVED",
+    "WHY",
+    "TIME",
+    "LEFT",
+    "STEP",
+)  # in the order in which they are dropped
+
+
+# -- Selects the runs and sweeps that `status` shows, and computes a row of plain values for each
+
+
 RECENT = 20  # runs that are over and are shown without --all
-COLUMNS = (
+KEYS = (
     "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
     "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "reason", "cause", "kind", "code", "stop",
     "stays", "unanswered", "answer_age", "before",
@@ -260,7 +334,7 @@ def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
     also = [state for state in ("failed", "pruned") if state in number]
     others = "".join(f", {number[state]} {state}" for state in also)
     return {
-        **dict.fromkeys(COLUMNS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),
+        **dict.fromkeys(KEYS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),
         "state": f"{number.get('done', 0)}/{sum(number.values())} done{others}", "over": not _unfinished(number),
         "settled": True,
     }  # fmt: skip
@@ -283,7 +357,7 @@ def _unfinished(number: Mapping[str, int]) -> bool:
 def _unreadable(each: Damaged) -> dict[str, Any]:
     # A damaged run is `unreadable`, and counts as over. A run that may be readable later is `unknown`, and does not.
     return {
-        **dict.fromkeys(COLUMNS), "run": each.run.id,
+        **dict.fromkeys(KEYS), "run": each.run.id,
         "state": RunState.UNKNOWN.value if each.is_transient else UNREADABLE,
         "cause": each.message, "directory": str(each.run.path), "over": not each.is_transient, "settled": False,
         "unread": True,
@@ -293,7 +367,7 @@ def _unreadable(each: Damaged) -> dict[str, Any]:
 def _orphaned(orphan: Orphan) -> dict[str, Any]:
     job = f"job {orphan.job} is still {orphan.raw_state} on {orphan.scheduler}"
     return {
-        **dict.fromkeys(COLUMNS), "run": orphan.folder.name, "state": ORPHANED, "job": orphan.job,
+        **dict.fromkeys(KEYS), "run": orphan.folder.name, "state": ORPHANED, "job": orphan.job,
         "cluster": orphan.scheduler, "reason": orphan.raw_state, "directory": str(orphan.folder),
         "cause": f"{orphan.folder} is gone, and {job}: `{program()} cancel {orphan.job}` ends it",
         "over": False, "settled": False,

@@ -7,12 +7,10 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
-from launcher.cli.status_table import WIDTH, brief, short_job, table
+from launcher.cli.status_rows import ORPHANED, WIDTH, Rows, Wanted, brief, plain, short_job, table
 from launcher.cli.text import cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
-from launcher.escapes import one_line
-from launcher.formatting import format_time
+from launcher.formatting import format_time, one_line
 from launcher.runs.events import Ended, Met, Progress, Started, last
 from launcher.runs.health import remarks, stragglers
 from launcher.runs.sweep_directory import Sweep

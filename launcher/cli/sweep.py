@@ -60,9 +60,9 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
         return sweep_results.show(sweep, **options, csv=arguments.csv, as_json=arguments.as_json)
     if action == "wait":
         # Lazily: each action needs its own
-        from launcher.cli import sweep_follow
+        from launcher.cli import sweep_results
 
-        return sweep_follow.follow_to_end(sweep)
+        return sweep_results.follow_to_end(sweep)
     # Lazily: Hydra and submitit take 150 ms, and only a change of a sweep needs them
     from launcher.cli import sweep_change
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.commands import program as program
-from launcher.escapes import clean, one_line
-from launcher.formatting import format_size, format_time, plural, ranges
+from launcher.formatting import clean, format_size, format_time, one_line, plural, ranges
 from launcher.monitoring.state import RunState
 from launcher.runs import unreadable
 from launcher.runs.events import Fault

@@ -1,9 +1,17 @@
-"""`topology`: shows the cores, GPUs and network devices of a node, and which of them each rank gets."""
+"""`topology`: the hardware of this node, and which part of it each rank gets.
+
+The letter is the local rank that is bound to the CPU.
+
+NUMA 3    48-63  0000000011111111  0000:07:00.0, mlx5_0
+        176-191  0000000011111111
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -12,15 +20,153 @@ from launcher.binding import hardware, masks
 from launcher.binding.masks import parse
 from launcher.cli.find import find
 from launcher.cli.text import print_unreadable
-from launcher.cli.topology_picture import devices_of, pictures
 from launcher.errors import ConfigError, RunError
-from launcher.runs.health import bindings_event, latest_bindings
+from launcher.failures.text import of_unbound
+from launcher.formatting import name_ranks, ranges
+from launcher.runs.events import Bound
+from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
+from launcher.units import parse_ranges
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from launcher.binding.node import Node
+
+
+WIDTH = 79
+RANKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # by local rank
+FREE, TAKEN, MANY = ".", "-", "*"
+_SHOWN = 40  # CPUs in a line
+_HOSTS = 6  # hosts that are named
+_PARTS = 4  # most ranges of CPUs that have lines of their own in a NUMA node
+
+
+def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+    """Returns the lines that show the nodes of a run; nodes with the same bindings are drawn once.
+
+    bindings: the `bound` event of each agent, in the order of the agents' ranks.
+    devices: names of GPUs and network devices, by NUMA node; None: those that ranks use.
+    """
+    alike: dict[tuple[object, ...], list[Bound]] = {}
+    for each in bindings:
+        same = (each.node, each.allowed, each.unbound, tuple((rank.cpus, rank.gpu, rank.nic) for rank in each.ranks))
+        alike.setdefault(same, []).append(each)
+    lines = textwrap.wrap(note, WIDTH) if (note := differing_bindings(bindings)) else []
+    for group in alike.values():
+        lines += ["", *_picture(group, devices)] if lines else _picture(group, devices)
+    return lines
+
+
+def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None) -> list[str]:
+    first = group[0]
+    names = list(dict.fromkeys(each.host for each in group))
+    hosts = ", ".join(names[:_HOSTS]) + (f" and {len(names) - _HOSTS} more" if names[_HOSTS:] else "")
+    lines = textwrap.wrap(f"{hosts}: {first.node or 'its hardware is not known'}", WIDTH, subsequent_indent="  ")
+    lines += textwrap.wrap(f"  the job may use CPUs {first.allowed}", WIDTH, subsequent_indent="    ")
+    if first.unbound is not None:
+        lines += textwrap.wrap(f"  no rank is bound: {of_unbound(first.unbound)}", WIDTH, subsequent_indent="    ")
+    lines += [*_map(first, _devices(first) if devices is None else devices), ""] if first.numas else [""]
+    rows = [("rank", "cores", "CPUs", "NUMA", "GPU", "NIC")]
+    shared = len(group) > 1
+    for place, rank in enumerate(first.ranks):
+        name = str(rank.rank) if not shared else f"local {place}"
+        far = rank.gpu_numa is not None and bool(rank.numa) and rank.gpu_numa not in parse_ranges(rank.numa)
+        gpu = f"{rank.gpu} (NUMA {rank.gpu_numa})" if rank.gpu and far else rank.gpu or "-"
+        rows.append((name, str(rank.cores or "-"), rank.cpus, rank.numa or "-", gpu, rank.nic or "-"))
+    lines += _table(rows)
+    if shared:
+        lines.append(f"  local 0 is {name_ranks(each.ranks[0].rank for each in group)}")
+    return lines
+
+
+def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
+    allowed = frozenset(parse_ranges(bound.allowed))
+    owners: dict[int, list[int]] = {}
+    for place, rank in enumerate(bound.ranks if bound.unbound is None else ()):
+        for cpu in parse_ranges(rank.cpus):
+            owners.setdefault(cpu, []).append(place)
+
+    def letter(cpu: int) -> str:
+        mine = owners.get(cpu, [])
+        if len(mine) > 1:
+            return MANY
+        return RANKS[mine[0] % len(RANKS)] if mine else FREE if cpu in allowed else TAKEN
+
+    lines, used = [], set()
+    for numa, listed in (bound.numas or {}).items():
+        rows = [
+            (ranges(cpus) if len(cpus) < len(run) else label, "".join(map(letter, cpus)))
+            for label, run in _runs(listed)
+            for at in range(0, len(run), _SHOWN)
+            if (cpus := run[at : at + _SHOWN])
+        ]
+        room = WIDTH - 24 - max(len(letters) for _, letters in rows)
+        names = _wrapped(devices.get(numa, ()), room)
+        for place in range(max(len(rows), len(names))):
+            label, letters = rows[place] if place < len(rows) else ("", "")
+            used |= set(letters)
+            head = f"  NUMA {numa}" if not place else ""
+            more = names[place] if place < len(names) else ""
+            lines.append(f"{head:<10}{label:>10}  {letters:<{WIDTH - 24 - room}}  {more}".rstrip())
+    meanings = {FREE: "of no rank", TAKEN: "not the job's", MANY: "of several ranks"}
+    legend = ", ".join(f"{sign} {what}" for sign, what in meanings.items() if sign in used)
+    return [*lines, *([f"{'':22}{legend}"] if legend else [])]
+
+
+def _runs(listed: str) -> list[tuple[str, Sequence[int]]]:
+    # A part is a range. If there are more than _PARTS ranges, the whole list is one part.
+    parts = listed.split(",")
+    if len(parts) <= _PARTS:
+        return [(part, parse_ranges(part)) for part in parts]
+    cpus = parse_ranges(listed)
+    return [(f"{cpus[0]},{cpus[1]}..{cpus[-1]}", cpus)]
+
+
+def _wrapped(parts: Sequence[str], width: int) -> list[str]:
+    # A longer part is not split
+    if len(whole := ",".join(parts)) <= width:
+        return [whole]
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f",{part}"
+        else:
+            lines += [part]
+    return [f"{line}," for line in lines[:-1]] + lines[-1:]
+
+
+def _devices(bound: Bound) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for rank in bound.ranks:
+        if rank.gpu is not None and rank.gpu_numa is not None:
+            found.setdefault(str(rank.gpu_numa), []).append(rank.gpu)
+    return found
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths[2] = min(widths[2], WIDTH - 2 - sum(widths[:2]) - sum(widths[3:]) - 2 * (len(widths) - 1))
+    lines = []
+    for row in rows:
+        for at, part in enumerate(_wrapped(row[2].split(","), widths[2])):
+            cells = [part if column == 2 else cell if not at else "" for column, cell in enumerate(row)]
+            lines.append(
+                ("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))).rstrip()
+            )
+    return lines
+
+
+def devices_of(gpus: Sequence[tuple[str, int | None]], nics: Sequence[tuple[str, int | None]]) -> dict[str, list[str]]:
+    """Returns the names of devices by NUMA node. Devices without a NUMA node are left out."""
+    found: dict[str, list[str]] = {}
+    for name, numa in [*gpus, *nics]:
+        if numa is not None:
+            found.setdefault(str(numa), []).append(name)
+    return found
+
+
+# -- `topology`: shows the cores, GPUs and network devices of a node, and which of them each rank gets
 
 
 def run(arguments: Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.cli import sweep_follow
+from launcher.cli import sweep_results
 from launcher.cli.find import find_either
 from launcher.cli.follow import follow_to_end
 from launcher.monitoring.sweep import not_begun
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def run(arguments: Namespace) -> int:
     found = find_either(arguments.name, arguments.runs_dir)
     if isinstance(found, Sweep):
-        return sweep_follow.follow_to_end(found)
+        return sweep_results.follow_to_end(found)
     if (sweep := sweep_of(found)) and not_begun(found):
-        return sweep_follow.follow_to_end(sweep, [int(found.path.name)])
+        return sweep_results.follow_to_end(sweep, [int(found.path.name)])
     return follow_to_end(found, foreground=False, output=not arguments.quiet)

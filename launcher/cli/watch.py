@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.progress import on_terminal, still
 from launcher.cli.screen import raw
-from launcher.cli.status_rows import Rows, View
-from launcher.cli.status_table import brief, state
-from launcher.escapes import one_line
+from launcher.cli.status_rows import Rows, View, brief, state
+from launcher.formatting import one_line
 from launcher.monitoring.sweep import summary
 from launcher.schedulers.query_cache import interval
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from launcher import errors
 from launcher.agent.forks import unsafe_to_fork, use_large_pages
 from launcher.agent.stop_requests import Signals
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.processes.groups import Process, namespace
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, State

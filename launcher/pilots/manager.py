@@ -24,7 +24,7 @@ from launcher.agent.stop_requests import Signals, StopChecker
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.board import Board, JournalWriter, outcome
 from launcher.pilots.point_fork import Slot, slots_of_node

@@ -23,8 +23,7 @@ from launcher.errors import NO_RETRY, LauncherError, UnavailableError
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
-from launcher.formatting import plural
-from launcher.log_line import log_line
+from launcher.formatting import log_line, plural
 from launcher.processes import groups
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run

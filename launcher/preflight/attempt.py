@@ -17,7 +17,7 @@ from launcher import errors
 from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
 from launcher.failures.text import signal_name
 from launcher.files.json_types import from_json
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.preflight import process as processes
 from launcher.preflight.checks import Check, Level
 from launcher.rendezvous import store

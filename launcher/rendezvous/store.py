@@ -43,7 +43,7 @@ from typing import NoReturn
 from torch.distributed import Store
 
 from launcher.files.shared_files import explain
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.processes import groups
 from launcher.torch_compat import store_on
 

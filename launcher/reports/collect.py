@@ -14,9 +14,8 @@ from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import read_json, unwrap
 from launcher.monitoring.run_status import RunStatus
-from launcher.reports import words
 from launcher.reports.fabric import Fabric, Unreadable, parse
-from launcher.reports.timeline import Timeline, timeline
+from launcher.reports.timeline import Timeline, clean, redact_override, timeline
 from launcher.runs import unreadable
 from launcher.runs.directory import Run
 from launcher.runs.events import Evaluated, Progress, known
@@ -80,7 +79,7 @@ class RunData:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The user's overrides, without the values of secrets."""
-        return tuple(words.redact_override(str(each)) for each in self.record.get("overrides") or ())
+        return tuple(redact_override(str(each)) for each in self.record.get("overrides") or ())
 
 
 def collect(seen: RunStatus, cause: str | None) -> RunData:
@@ -160,7 +159,7 @@ def _log(run: Run) -> tuple[str, ...]:
     lines = data.decode(errors="replace").split("\n")[1 if start else 0 :]
     while lines and not lines[-1].strip():
         lines.pop()
-    return tuple(words.clean(last_state(line))[:LONGEST_LINE] for line in lines[-LOG_LINES:])
+    return tuple(clean(last_state(line))[:LONGEST_LINE] for line in lines[-LOG_LINES:])
 
 
 # -- Makes curves of a training's metrics over steps from its events

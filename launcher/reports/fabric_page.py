@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.formatting import long_size, plural
-from launcher.reports import words
 from launcher.reports.collect import RunData
 from launcher.reports.fabric import (
     Fabric,
@@ -25,8 +24,8 @@ from launcher.reports.fabric import (
     positive,
     size_word,
 )
-from launcher.reports.figures import DASHES, Figure, axis, colour
-from launcher.reports.page import Code, Section, Table
+from launcher.reports.page import DASHES, Code, Figure, Section, Table, axis, colour
+from launcher.reports.timeline import change_text, clean, latency_text, plain_text, rate_text
 from launcher.schedulers import registry
 
 # -- Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts
@@ -109,7 +108,7 @@ def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: in
             else:
                 shade, dash = (ops.index(line.op), kinds.index(line.kind)) if len(ops) > 1 else (len(traces), 0)
             traces.append({
-                "type": "scatter", "mode": "lines+markers", "name": words.plain(" ".join(filter(None, words_of))),
+                "type": "scatter", "mode": "lines+markers", "name": plain_text(" ".join(filter(None, words_of))),
                 "x": line.sizes, "y": line.values, "marker": {"size": 5},
                 "line": {"width": 2, "color": colour(shade), "dash": DASHES[dash % len(DASHES)]},
                 "hovertemplate": "%{y:.3s}" + unit,
@@ -136,7 +135,7 @@ def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: in
     }
     single = "" if shown or traces[0]["name"] in title else f" ({traces[0]['name']})"
     legend = 24 + 18 * math.ceil(len(names) * len(found) / 2) if shown else 0
-    return Figure(words.clean(title + single), traces, layout, height=height + legend)
+    return Figure(clean(title + single), traces, layout, height=height + legend)
 
 
 def _log_range(values: Sequence[float]) -> list[float]:
@@ -149,7 +148,7 @@ def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     factors = (1, 2, 5) if max(values) / min(values) < FEW else (1,)
     ticks = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
-    shown = words.rate if unit == "B/s" else words.latency
+    shown = rate_text if unit == "B/s" else latency_text
     return {"tickmode": "array", "tickvals": ticks, "ticktext": [shown(tick) for tick in ticks]}
 
 
@@ -171,7 +170,7 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
         names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
         labels += names
         traces.append({
-            "type": "bar", "orientation": "h", "name": words.plain(name), "y": [words.plain(each) for each in names],
+            "type": "bar", "orientation": "h", "name": plain_text(name), "y": [plain_text(each) for each in names],
             "x": values, "marker": {"color": colour(place)},
             "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
         })  # fmt: skip
@@ -229,7 +228,7 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
     values = coarse(matrix[measure], MOST_CELLS, min if fast else max)
     known = [cell for row in values for cell in row if cell is not None]
     middle = statistics.median(known)
-    labels = [words.plain(name) for name in names]
+    labels = [plain_text(name) for name in names]
     small = len(names) <= NUMBERS_UP_TO
     # The range is never narrow, so that nearly equal links look equal.
     if fast:
@@ -259,7 +258,7 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
     size = f" with {long_size(sent)}" if sent else ""
     heading = f"{run + ': ' if run else ''}{title} of pairs{size}" + (f", {scaled}" if small else "")
     caption = f"Each cell is the worst of {block} x {block} nodes." if block > 1 else ""
-    return Figure(words.clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
+    return Figure(clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
 
 
 def _three(value: float) -> str:
@@ -363,13 +362,13 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) ->
         ("type", lambda row: str(row.get("dtype") or "")),
         ("redop", lambda row: str(row.get("redop") or "")),
         ("place", lambda row: str(row.get("place") or "") + (" async" if row.get("async") else "")),
-        ("median", lambda row: _or_empty(words.latency, median(row))),
+        ("median", lambda row: _or_empty(latency_text, median(row))),
         ("min", lambda row: _seconds(row, "min")),
         ("p99", lambda row: _seconds(row, "p99")),
-        ("latency", lambda row: _or_empty(words.latency, measured(row, "latency"))),
-        ("algbw", lambda row: _or_empty(words.rate, measured(row, "algbw"))),
-        ("busbw", lambda row: _or_empty(words.rate, measured(row, "busbw"))),
-        ("bandwidth", lambda row: _or_empty(words.rate, measured(row, "bandwidth"))),
+        ("latency", lambda row: _or_empty(latency_text, measured(row, "latency"))),
+        ("algbw", lambda row: _or_empty(rate_text, measured(row, "algbw"))),
+        ("busbw", lambda row: _or_empty(rate_text, measured(row, "busbw"))),
+        ("bandwidth", lambda row: _or_empty(rate_text, measured(row, "bandwidth"))),
         ("of roof", lambda row: _share(measured(row, "busbw") or measured(row, "bandwidth"), roof)),
         ("wrong", lambda row: "" if row.get("wrong") is None else str(row["wrong"])),
         ("not measured", lambda row: str(row.get("missing") or "")),
@@ -396,10 +395,17 @@ def differences_table(run: RunData, against: RunData) -> Table:
     found = differences(run.fabric, against.fabric)[:MOST_ROWS]
     rows, marks = [], {}
     for number, each in enumerate(found):
-        shown = words.latency if each.measure in ("time", "latency") else words.rate
+        shown = latency_text if each.measure in ("time", "latency") else rate_text
         size = long_size(each.size) if each.size else ""
         rows.append(
-            (each.what, size, each.measure, shown(each.then), shown(each.now), words.change(each.now, each.then))
+            (
+                each.what,
+                size,
+                each.measure,
+                shown(each.then),
+                shown(each.now),
+                change_text(each.now, each.then),
+            )
         )
         if not 1 - limit <= each.speed <= 1 / (1 - limit):
             marks[number] = "bad" if each.speed < 1 else "good"
@@ -412,8 +418,8 @@ def slow_table(matrix: Mapping[str, Any]) -> Table:
     """Returns the table of the slow pairs of hosts in a matrix; it may have no rows."""
     rows = [
         (
-            f"{each.get('a', '?')} - {each.get('b', '?')}", words.rate(each.get("bandwidth")),
-            words.latency(each.get("latency")), f"{each['ratio']:.2f}" if each.get("ratio") else "-",
+            f"{each.get('a', '?')} - {each.get('b', '?')}", rate_text(each.get("bandwidth")),
+            latency_text(each.get("latency")), f"{each['ratio']:.2f}" if each.get("ratio") else "-",
             str(each.get("against", "")),
         )
         for each in (matrix.get("slow") or ())[:MOST_ROWS]
@@ -432,7 +438,7 @@ def _or_empty(shown: Any, value: float | None) -> str:
 
 def _seconds(row: Row, part: str) -> str:
     seconds = row.get("seconds")
-    return _or_empty(words.latency, positive(seconds.get(part)) if isinstance(seconds, Mapping) else None)
+    return _or_empty(latency_text, positive(seconds.get(part)) if isinstance(seconds, Mapping) else None)
 
 
 def _share(speed: float | None, roof: float | None) -> str:

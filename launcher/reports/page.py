@@ -1,23 +1,220 @@
-"""A page: its data types, and the HTML file that is made of it."""
+"""The page of a report: its figures and its HTML.
+
+A colour that starts with `--` is a custom property of the page's style sheet, so that it follows light and dark mode.
+See https://plotly.com/javascript/reference/ for the keys.
+"""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import importlib.util
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
 from launcher.files import run_files
-from launcher.reports.figures import Figure
+from launcher.reports.collect import Curve, thin
+from launcher.reports.timeline import Timeline, clean, plain_text, span_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+
+SERIES = 8  # number of colours in page.css
+DASHES = ("solid", "dot", "dash", "dashdot")
+DASHED = ("solid", "dotted", "dashed", "dashed and dotted")  # DASHES as text
+POINTS = 20_000  # about so many points are shown of all curves of a figure together
+MOST_MARKS = 300  # about so many moments of one kind are shown in a timeline
+LEAST_SHOWN = 0.002  # a kind of span is left out if each of its spans is shorter than this fraction of the whole time
+SPANS = {"queued": "--queued", "starting": "--starting", "restarting": "--restarting", "running": "--running"}
+MARKS = {
+    "checkpoint": ("circle-open", "--ink"),
+    "stop": ("square", "--warn"),
+    "fault": ("x", "--bad"),
+    "restart": ("triangle-right", "--series-5"),
+    "resized": ("diamond", "--series-5"),
+    "warning": ("triangle-up", "--warn"),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart that plotly draws in the page."""
+
+    title: str  # the heading; may be empty
+    traces: Sequence[Mapping[str, Any]]  # plotly's `data`: a dict for each set of points
+    layout: Mapping[str, Any]  # plotly's `layout`, without the height
+    caption: str = ""  # the text below the chart; may be empty
+    height: int = 320  # the height in CSS pixels
+    wide: bool = False  # whether the chart takes the full width of the page
+
+
+def colour(place: int) -> str:
+    """Returns the colour of series number `place`, from 0; colours repeat after SERIES."""
+    return f"--series-{place % SERIES + 1}"
+
+
+def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    """Returns plotly's keys for an axis: a title, if it is not empty, and `more`."""
+    return {"title": {"text": title}, **more} if title else more
+
+
+# -- timeline
+
+
+def timeline_figure(timeline: Timeline) -> Figure:
+    """Returns the figure of a timeline: a row for each attempt, with bars for its spans and marks for its moments."""
+    numbers = sorted({span.attempt for span in timeline.spans})
+    traces: list[dict[str, Any]] = []
+    begin, end = timeline.begin or 0.0, timeline.end or 0.0
+    margin = max(0.5, 0.01 * (end - begin))
+    for what, shade in SPANS.items():
+        spans = [span for span in timeline.spans if span.what == what]
+        if any(span.end - span.begin > LEAST_SHOWN * (end - begin) for span in spans):
+            traces.append({
+                "type": "bar", "orientation": "h", "name": what, "width": 0.5,
+                "base": [clock(span.begin) for span in spans],
+                "x": [round(1000 * (span.end - span.begin)) for span in spans],
+                "y": [str(span.attempt) for span in spans],
+                "marker": {"color": shade, "line": {"width": 0}},
+                "customdata": [plain_text(_about(what, span.end - span.begin, span.text)) for span in spans],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            })  # fmt: skip
+    for kind, (symbol, shade) in MARKS.items():
+        moments = [moment for moment in timeline.moments if moment.kind == kind]
+        moments = moments[:: max(1, len(moments) // MOST_MARKS)]
+        if moments:
+            traces.append({
+                "type": "scatter", "mode": "markers", "name": kind,
+                "x": [clock(moment.time) for moment in moments], "y": [str(moment.attempt) for moment in moments],
+                "marker": {"symbol": symbol, "size": 9, "color": shade, "line": {"width": 1.5, "color": shade}},
+                "customdata": [plain_text(moment.text) for moment in moments],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            })  # fmt: skip
+    layout = {
+        "barmode": "overlay",
+        "xaxis": axis(type="date", showgrid=True, nticks=6, range=[clock(begin - margin), clock(end + margin)]),
+        "yaxis": axis("attempt", type="category", autorange="reversed", showgrid=False,
+                      categoryorder="array", categoryarray=[str(number) for number in numbers]),
+        "hovermode": "closest",
+    }  # fmt: skip
+    return Figure("", traces, layout, height=min(640, 130 + 34 * len(numbers)), wide=True)
+
+
+def _about(what: str, seconds: float, text: str) -> str:
+    return f"{what} for {span_text(seconds)}" + (f": {text}" if text else "")
+
+
+def clock(time: float) -> str:
+    """Returns seconds since the epoch as local time, in the form that plotly expects (`2026-01-31 12:00:00.000`)."""
+    return datetime.fromtimestamp(time).isoformat(sep=" ", timespec="milliseconds")
+
+
+# -- training
+
+# Groups of curves that share a figure: title, unit, and patterns of the metrics' keys (parts; short ones match whole).
+GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("Loss", "", ("loss",)),
+    ("Accuracy", "", ("accuracy",)),
+    ("Throughput", "per second", ("_per_s",)),
+    ("Learning rate", "", ("lr", "learning_rate")),
+)
+LOG_FROM = 30.0  # from this ratio of the largest to the smallest loss on, the axis is logarithmic
+MOST_FIGURES = 12
+Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
+
+
+def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
+    """Returns a figure for each group of metrics (loss, throughput, ...), with a line for each curve of each run.
+
+    in_colour: only the first so many runs have a colour and a name, the others are grey; None: all have a colour.
+    """
+    names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_group(name), []).append(name)
+    order = [title for title, _, _ in GROUPS]
+    titles = sorted(groups, key=lambda title: order.index(title) if title in order else len(order))
+    return [_training_figure(title, groups[title], runs, in_colour) for title in titles[:MOST_FIGURES]]
+
+
+def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
+    """Returns the (colour, name) pairs of the legend that all `training_figures` share.
+
+    Empty for a single run, because then each figure has its own legend.
+
+    runs, in_colour: as for `training_figures`.
+    """
+    names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
+    places = {name: place for place, (name, _) in enumerate(runs)}
+    return [(colour(places[name]), name) for name in names[:in_colour]] if len(runs) > 1 else []
+
+
+def _group(name: str) -> str:
+    for title, _, parts in GROUPS:
+        if any(name == part if len(part) < 4 else part in name for part in parts):
+            return title
+    return name
+
+
+def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: int | None) -> Figure:
+    traces: list[dict[str, Any]] = []
+    shown = [
+        (place, run, curve)
+        for place, (run, curves) in enumerate(runs)
+        for curve in curves
+        if curve.name in names and len(curve.steps) > 1
+    ]
+    values: list[float] = []
+    for place, run, whole in shown:
+        curve = thin(whole, max(100, POINTS // len(shown)))
+        number = names.index(curve.name)
+        label = " ".join([run] * (len(runs) > 1) + [curve.name] * (len(names) > 1 or len(runs) == 1))
+        line = {"color": colour(place if len(runs) > 1 else number), "width": 2,
+                "dash": DASHES[number % len(DASHES) if len(runs) > 1 else 0]}  # fmt: skip
+        few = len(curve.steps) <= 40 and len(shown) <= 8
+        trace = {
+            "type": "scatter", "mode": "lines+markers" if few else "lines", "name": plain_text(label),
+            "x": curve.steps, "y": curve.values, "line": line, "marker": {"size": 5},
+        }  # fmt: skip
+        if in_colour is not None and place >= in_colour:
+            line |= {"color": "--muted", "width": 1}
+            traces.insert(0, {**trace, "mode": "lines", "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"})
+        else:
+            traces.append(trace)
+        values += curve.values
+        if curve.repeated and len(runs) == 1 and title == "Loss":
+            steps = [step for steps, _ in curve.repeated for step in (*steps, None)]
+            again = [value for _, values in curve.repeated for value in (*values, None)]
+            traces.append({
+                "type": "scatter", "mode": "lines", "name": plain_text(f"{curve.name}, repeated"), "x": steps,
+                "y": again, "line": {"color": "--muted", "width": 1, "dash": "dot"}, "connectgaps": False,
+            })  # fmt: skip
+    log = title == "Loss" and min(values) > 0 and max(values) / min(values) >= LOG_FROM
+    unit = next((unit for known, unit, _ in GROUPS if known == title), "")
+    y = axis(unit, type="log" if log else "linear", tickformat="~g" if log else "~s" if title == "Throughput" else "")
+    if log:
+        y["dtick"] = 1 if max(values) / min(values) > 100 else "D2"
+    elif title == "Throughput":
+        y["rangemode"] = "tozero"
+    own_legend = len(runs) == 1 and len(traces) > 1
+    layout = {"xaxis": axis("step"), "yaxis": y, "hovermode": "x unified", "showlegend": own_legend}
+    across = max(1, 64 // (8 + max(len(str(trace["name"])) for trace in traces)))  # names of the legend in a row
+    rows = math.ceil(len(traces) / across) if own_legend else 0
+    drawn = [f"{DASHED[place % len(DASHES)]}: {name}" for place, name in enumerate(names)]
+    caption = clean(", ".join(drawn)) if len(runs) > 1 and len(names) > 1 else ""
+    single = f" ({names[0]})" if len(names) == 1 and names[0].lower() not in title.lower() else ""
+    return Figure(clean(title + single), traces, layout, caption, height=300 + 18 * rows)
+
+
+# -- A page: its data types, and the HTML file that is made of it
 
 
 # -- The data types that a page consists of: Page, Section, Table, Code. page.html.j2 renders them

@@ -1,4 +1,4 @@
-"""The sections of a run's report, and its table of ranks."""
+"""The sections of the report of a run, and of the comparison of several runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,35 @@ from launcher import __version__
 from launcher.failures import text
 from launcher.formatting import long_size
 from launcher.monitoring.state import RunState
-from launcher.reports import words
 from launcher.reports.collect import Curve, RunData
-from launcher.reports.fabric import finite
+from launcher.reports.fabric import finite, positive
 from launcher.reports.fabric_page import fabric_section
-from launcher.reports.figures import POINTS, Figure, axis, clock, colour, legend, timeline_figure, training_figures
-from launcher.reports.page import Code, Section, Table
-from launcher.reports.timeline import attempts_table
+from launcher.reports.page import (
+    POINTS,
+    Code,
+    Figure,
+    Page,
+    Section,
+    Table,
+    axis,
+    clock,
+    colour,
+    legend,
+    timeline_figure,
+    training_figures,
+)
+from launcher.reports.timeline import (
+    HIDDEN,
+    attempts_table,
+    change_text,
+    clean,
+    flat_values,
+    is_secret,
+    plain_text,
+    shortened,
+    span_text,
+    value_text,
+)
 from launcher.runs.events import Bound, Fault, Met, Progress, every, last
 from launcher.runs.health import differing_bindings, latest_bindings
 from launcher.spec import build
@@ -94,7 +116,7 @@ def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade:
     stride = max(1, len(points) * (MOST_LINES + 1) // POINTS)
     kept = points[::stride]
     return {
-        "type": "scatter", "mode": "lines+markers" if len(kept) < 40 else "lines", "name": words.plain(name),
+        "type": "scatter", "mode": "lines+markers" if len(kept) < 40 else "lines", "name": plain_text(name),
         "x": [None if time is None else clock(time) for time, _ in kept], "y": [value for _, value in kept],
         "line": {"color": shade, "width": 2, "dash": dash}, "marker": {"size": 5},
         "hovertemplate": "%{y:.3s}s",
@@ -143,14 +165,14 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     for key in ("partition", "queue", "qos"):
         where += f", {key} {run.cluster_settings[key]}" if run.cluster_settings.get(key) else ""
     nodes, procs = plan.get("nodes"), plan.get("procs_per_node")
-    pairs = [("cluster", where), ("nodes", words.value(nodes))]
+    pairs = [("cluster", where), ("nodes", value_text(nodes))]
     if isinstance(nodes, int) and isinstance(procs, int):
         pairs.append(("ranks", f"{nodes * procs}"))
     if history.begin is not None and history.end is not None:
         pairs.append(("begun", local_time(history.begin)))
-        pairs.append(("so far" if run.state in LIVE else "took", words.span(history.end - history.begin)))
+        pairs.append(("so far" if run.state in LIVE else "took", span_text(history.end - history.begin)))
         if (waited := history.total("queued")) >= 1:
-            pairs.append(("waited", words.span(waited)))
+            pairs.append(("waited", span_text(waited)))
     if len(run.attempts) > 1:
         pairs.append(("attempts", str(len(run.attempts))))
     if (reached := progress(run)) is not None:
@@ -197,7 +219,7 @@ def timeline_section(run: RunData, name: str = "") -> Section | None:
         return None
     begin = history.begin or 0.0
     moments = [moment for moment in history.moments if moment.kind != "checkpoint"][-MOST_MOMENTS:]
-    events = [(f"+{words.span(moment.time - begin)}", str(moment.attempt), moment.text) for moment in moments]
+    events = [(f"+{span_text(moment.time - begin)}", str(moment.attempt), moment.text) for moment in moments]
     tables = []
     if len(run.attempts) > 1:
         heads = ("attempt", "ranks", "step", "waited", "ran", "ended", "job")
@@ -215,7 +237,7 @@ def traceback_section(run: RunData) -> Section | None:
     if not fault or not trace or "\n" not in trace.strip():  # a single line is the cause, which is shown above
         return None
     rank = "?" if fault.rank is None else fault.rank
-    return Section(f"Traceback of rank {rank}", log=words.clean(trace).strip().split("\n"))
+    return Section(f"Traceback of rank {rank}", log=clean(trace).strip().split("\n"))
 
 
 def training_section(runs: Sequence[RunData]) -> Section | None:
@@ -255,7 +277,7 @@ def result_section(run: RunData) -> Section | None:
     if not run.result:
         return None
     rows = [
-        (str(key), words.value(value) if (number := finite(value)) is None else words.value(number))
+        (str(key), value_text(value) if (number := finite(value)) is None else value_text(number))
         for key, value in run.result.items()
     ]
     folded = len(rows) > 25
@@ -269,7 +291,7 @@ def checkpoints_section(run: RunData) -> Section | None:
     rows = [
         (
             f"{each.step:,}", local_time(each.time), long_size(each.size), str(each.world_size), str(each.attempt),
-            *(words.value(each.metrics.get(name)) for name in metrics),
+            *(value_text(each.metrics.get(name)) for name in metrics),
         )
         for each in run.checkpoints
     ]  # fmt: skip
@@ -293,9 +315,9 @@ def output_section(run: RunData, *, folded: bool) -> Section | None:
 
 
 def config_section(run: RunData) -> Section | None:
-    values = words.flat(dict(run.config))
+    values = flat_values(dict(run.config))
     chosen = {override.lstrip("+~").partition("=")[0] for override in run.overrides}
-    rows = [(key, words.value(value)) for key, value in values.items()]
+    rows = [(key, value_text(value)) for key, value in values.items()]
     marks = {number: "chosen" for number, (key, _) in enumerate(rows) if key in chosen}
     table = Table(("key", "value"), rows, frozenset({0, 1}), marks)
     return Section("Configuration", tables=[table], folded=True) if rows else None
@@ -315,10 +337,111 @@ def environment_section(run: RunData, name: str = "") -> Section:
     pairs |= {"hosts": ", ".join(map(str, known["hosts"]))} if known.get("hosts") else {}
     pairs |= {f"environment: {key}": value for key, value in dict(known.get("environment") or {}).items()}
     pairs |= {"working directory": plan.get("workdir"), "directory": run.path}
-    rows = [
-        (key, words.HIDDEN if words.is_secret(key) else words.value(value))
-        for key, value in pairs.items()
-        if value is not None
-    ]
+    rows = [(key, HIDDEN if is_secret(key) else value_text(value)) for key, value in pairs.items() if value is not None]
     title = "Environment" + (f" of {name}" if name else "")
     return Section(title, tables=[Table(("what", "value"), rows, frozenset({0, 1}))], folded=True)
+
+
+# -- Makes the page about one run, or about several runs side by side
+
+
+NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "wait", "baseline"}
+
+
+def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
+    """Returns the page about one run, or about several runs side by side.
+
+    baseline: the run with which the others are compared; None: the first of several runs.
+    """
+    everything = [*runs, *([baseline] if baseline is not None and baseline.id not in {run.id for run in runs} else [])]
+    first = everything[0]
+    against = baseline or (first if len(everything) > 1 else None)
+    if len(everything) == 1:
+        return Page(
+            first.id,
+            f"Run of {first.plan.get('workload', {}).get('name', '?')}",
+            first.state,
+            first.cause or "",
+            facts(first),
+            [command(first)],
+            single(first),
+            made(first),
+        )
+    return Page(
+        f"{first.id} and {everything[1].id}" if len(everything) == 2 else f"{len(everything)} runs",
+        "Runs side by side",
+        "",
+        f"compared with {against.id}" if against else "",
+        (),
+        (),
+        [section for section in comparison_sections(everything, against) if section is not None],
+        made(first),
+    )
+
+
+def comparison_sections(runs: Sequence[RunData], against: RunData | None) -> list[Section | None]:
+    """Returns the sections of a page about several runs, in order; None stands for an empty section.
+
+    against: the baseline; None: nothing is compared.
+    """
+    return [
+        notes_section(runs),
+        runs_section(runs),
+        training_section(runs),
+        metrics_section(runs, against),
+        fabric_section(runs, against),
+        config_differences(runs),
+        *(timeline_section(run, run.id) for run in runs),
+        *(environment_section(run, run.id) for run in runs),
+    ]
+
+
+def runs_section(runs: Sequence[RunData]) -> Section:
+    """Returns the section with a row of facts for each run: state, size, time, step, overrides."""
+    names = list(dict.fromkeys(name for run in runs for name, _ in facts(run) if name not in ("begun", "waited")))
+    rows = [
+        (run.id, run.state, *(dict(facts(run)).get(name, "-") for name in names), " ".join(run.overrides))
+        for run in runs
+    ]
+    return Section(
+        "Runs", tables=[Table(("run", "state", *names, "overrides"), rows, frozenset({0, 1, 2, len(names) + 2}))]
+    )
+
+
+def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:
+    """Returns the section with each run's metrics, and their changes in percent from the baseline's.
+
+    None: no run has metrics.
+
+    against: the baseline; None: the metrics are shown without changes.
+    """
+    names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
+    if not names:
+        return None
+    rows = []
+    for name in names:
+        before = positive((against.result or {}).get(name)) if against else None
+        cells = []
+        for run in runs:
+            value = (run.result or {}).get(name)
+            text, now = shortened(value_text(value)), positive(value)
+            if run is not against and now and before and now != before:
+                text += f" ({change_text(now, before)})"
+            cells.append(text)
+        rows.append((name, *cells))
+    return Section("Results", tables=[Table(("metric", *(run.id for run in runs)), rows)], folded=len(rows) > 40)
+
+
+def config_differences(runs: Sequence[RunData]) -> Section | None:
+    """Returns the section with the config keys that differ between runs; None: no key differs."""
+    values = [flat_values(dict(run.config)) for run in runs]
+    keys = [key for key in dict.fromkeys(key for each in values for key in each) if key not in NOT_COMPARED]
+    rows = [
+        (key, *(value_text(each.get(key)) for each in values))
+        for key in keys
+        if len({str(each.get(key)) for each in values}) > 1
+    ]
+    if not rows:
+        return None
+    table = Table(("key", *(run.id for run in runs)), rows, frozenset(range(len(runs) + 1)))
+    return Section("Configuration that differs", tables=[table])

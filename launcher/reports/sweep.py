@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.formatting import plural
-from launcher.reports import words
 from launcher.reports.collect import Curve, RunData
 from launcher.reports.fabric import finite
-from launcher.reports.figures import Figure, legend, training_figures
-from launcher.reports.page import Code, Page, Section, Table
+from launcher.reports.page import Code, Figure, Page, Section, Table, legend, training_figures
 from launcher.reports.sections import PROGRAM, made
+from launcher.reports.timeline import override_value, plain_text, redact_override, value_text
 from launcher.runs.search_record import SearchSettings
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
 from launcher.search.progress import SearchProgress, described, rung_lines
@@ -65,7 +64,10 @@ def sweep_page(
     codes: list[Code] = []
     best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
     if best is not None and goal is not None:
-        facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, words.value(best.metric(goal)))]
+        facts += [
+            ("best point", f"{best.name}: {label(best.overrides, keys)}"),
+            (goal, value_text(best.metric(goal))),
+        ]
         codes.append(Code("repeat the best point with", _command(best.overrides)))
     sections = [_points_section(ranked, keys, objective, best)]
     if figure := parallel_coordinates(ranked, keys, goal):
@@ -119,8 +121,8 @@ def _points_section(
     for point in ranked:
         values, result = values_of(point.overrides, keys), (point.run.result if point.run else None) or {}
         rows.append((
-            point.name, point.state, *(words.override_value(key, values.get(key, "-")) for key in keys),
-            *(words.value(result.get(key)) for key in metrics),
+            point.name, point.state, *(override_value(key, values.get(key, "-")) for key in keys),
+            *(value_text(result.get(key)) for key in metrics),
         ))  # fmt: skip
     marks = {place: "good" for place, point in enumerate(ranked) if point is best}
     marks |= {place: "bad" for place, row in enumerate(rows) if row[1] in ("failed", "lost")}
@@ -138,7 +140,7 @@ def _points_section(
 
 
 def _command(overrides: Sequence[str]) -> str:
-    return build.command(PROGRAM, [words.redact_override(each) for each in canonical(overrides)])
+    return build.command(PROGRAM, [redact_override(each) for each in canonical(overrides)])
 
 
 def _left_out(count: int) -> str:
@@ -204,7 +206,7 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
 
     def values(point: SweepPoint) -> list[str]:
         own = values_of(point.overrides, keys)
-        return [*(words.override_value(key, own.get(key, "default")) for key in keys), _goal(point, goal)]
+        return [*(override_value(key, own.get(key, "default")) for key in keys), _goal(point, goal)]
 
     table = [values(point) for point in done]
     axes = [axis_of(name, [row[place] for row in table]) for place, name in enumerate(columns)]
@@ -218,13 +220,13 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
     traces.append(_lines(table[:1], axes, {"color": "--good", "width": 3}, 1.0))
     ticks = [
         {"x": place, "y": height, "xanchor": "right" if place else "left", "xshift": -6 if place else 6,
-         "showarrow": False, "text": words.plain(text[:16]), "bgcolor": "--surface",
+         "showarrow": False, "text": plain_text(text[:16]), "bgcolor": "--surface",
          "font": {"size": 11, "color": "--muted"}}
         for place, axis in enumerate(axes) for height, text in axis.ticks
     ]  # fmt: skip
     layout = {
         "xaxis": {"tickmode": "array", "tickvals": list(range(len(axes))), "showgrid": False, "zeroline": False,
-                  "ticktext": [words.plain(_short(axis.name)) for axis in axes], "range": [-0.15, len(axes) - 0.9]},
+                  "ticktext": [plain_text(_short(axis.name)) for axis in axes], "range": [-0.15, len(axes) - 0.9]},
         "yaxis": {"visible": False, "range": [-0.06, 1.06]},
         "showlegend": False,
         "hovermode": "closest",
@@ -250,7 +252,7 @@ def _lines(
         label = ", ".join(f"{_short(axis.name)} {value}" for axis, value in zip(axes, row, strict=True))
         x += [*range(len(axes)), None]
         y += [*(round(axis.places[value], 4) for axis, value in zip(axes, row, strict=True)), None]
-        text += [words.plain(label)] * (len(axes) + 1)
+        text += [plain_text(label)] * (len(axes) + 1)
     return {
         "type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "opacity": opacity, "connectgaps": False,
         "customdata": text, "hovertemplate": "%{customdata}<extra></extra>",

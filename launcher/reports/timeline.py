@@ -1,14 +1,16 @@
-"""Makes the timeline of a run (spans and moments) from its journal and the events of its attempts."""
+"""What happened when: the spans of a run, and the words and numbers in which reports tell them."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.failures import text as texts
-from launcher.formatting import long_size, plural
-from launcher.reports import words
+from launcher.formatting import clean, long_size, plural
+from launcher.formatting import number as number_text
+from launcher.redaction import HIDDEN, is_secret, public
 from launcher.runs.events import (
     Continues,
     Ended,
@@ -31,6 +33,103 @@ from launcher.runs.events import (
     known,
     last,
 )
+
+
+def value_text(anything: Any) -> str:
+    """Returns a value of a config or of a result as text; `-` for None."""
+    if anything is None:
+        return "-"
+    if isinstance(anything, bool):
+        return str(anything).lower()
+    if isinstance(anything, float):
+        return number_text(anything)
+    return str(anything)
+
+
+def shortened(text: str, most: int = 24) -> str:
+    """Returns a text cut to at most `most` characters; a cut text ends with `…`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def span_text(seconds: float) -> str:
+    """Returns a duration as text: `0.4 s`, `12 s`, `3 min 20 s`, `5 h 02 min`, `2 d 03 h`."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    for size, unit, small, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small:02} {name}"
+    return f"{whole} s"
+
+
+def latency_text(seconds: float | None) -> str:
+    """Returns a short time as text: `850 ns`, `12.3 µs`, `4.56 ms`, `1.2 s`; `-` for None."""
+    if seconds is None:
+        return "-"
+    for unit, factor in (("ns", 1e9), ("µs", 1e6), ("ms", 1e3)):
+        if seconds * factor < 999.5:
+            return f"{_three(seconds * factor)} {unit}"
+    return f"{_three(seconds)} s"
+
+
+def rate_text(bytes_per_s: float | None) -> str:
+    """Returns a data rate as text: `1.23 GB/s`; `-` for None. Units are powers of 1000, as in speeds of links."""
+    if bytes_per_s is None:
+        return "-"
+    for unit, factor in (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9)):
+        if bytes_per_s < 999.5 * factor:
+            return f"{_three(bytes_per_s / factor)} {unit}"
+    return f"{_three(bytes_per_s / 1e12)} TB/s"
+
+
+def change_text(now: float, before: float) -> str:
+    """Returns the relative change from `before` to `now` as text: `+3.1 %`, `-12 %`."""
+    percent = 100 * (now / before - 1)
+    text = f"{abs(percent):.1f}" if abs(percent) < 9.95 else f"{abs(percent):,.0f}"
+    return f"{'-' if percent < 0 else '+'}{text} %"
+
+
+def _three(value: float) -> str:
+    if value == int(value):
+        return str(int(value))
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def plain_text(text: Any) -> str:
+    """Returns text with HTML escaped, because plotly interprets some HTML in names, ticks and hover texts."""
+    return html.escape(clean(str(text)), quote=False)
+
+
+def redact_override(override: str) -> str:
+    """Returns an override (`KEY=VALUE`); if a pattern of secrets matches it, with a placeholder for the value."""
+    key, equals, text = override.partition("=")
+    return f"{key}={HIDDEN if is_secret(override) else public(key, text)}" if equals else override
+
+
+def override_value(key: str, text: str) -> str:
+    """Returns the value (`text`) of the override of a key, or a placeholder if the key names a secret."""
+    return public(key, text)
+
+
+def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested dicts by dotted key (`a.b.c`). Secrets are replaced by a placeholder.
+
+    prefix: the dotted key of `values`; empty at the top.
+    """
+    if not isinstance(values, dict) or not values:
+        name = prefix.rpartition(".")[2]
+        if isinstance(values, str):
+            return {prefix: public(name, values)}
+        return {prefix: HIDDEN if values is not None and is_secret(name) else values}
+    return {
+        key: each
+        for name, inner in values.items()
+        for key, each in flat_values(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+    }
+
+
+# -- Makes the timeline of a run (spans and moments) from its journal and the events of its attempts
+
 
 Entry = Mapping[str, Any]
 
@@ -146,7 +245,7 @@ def _mark(event: Event) -> tuple[str, str] | None:
     if isinstance(event, Saved):
         return (
             "checkpoint",
-            f"checkpoint of step {event.step}, {long_size(event.bytes)}, {words.latency(event.seconds)}",
+            f"checkpoint of step {event.step}, {long_size(event.bytes)}, {latency_text(event.seconds)}",
         )
     if isinstance(event, Restart):
         return "restart", f"restart in place{_at(event.step)}, round {event.round}: {texts.of_fault(event)}"
@@ -189,7 +288,7 @@ def attempts_table(timeline: Timeline, attempts: Iterable[tuple[int, Sequence[En
         if how != "0" and why is not None:
             how += f": {texts.of_fault(why) if isinstance(why, Fault) else texts.of_stop(why)}"
         rows.append((
-            str(number), words.value(met.ranks if met else None), words.value(progress.step if progress else None),
-            words.span(times["waited"]), words.span(times["ran"]), how, started.job if started else "-",
+            str(number), value_text(met.ranks if met else None), value_text(progress.step if progress else None),
+            span_text(times["waited"]), span_text(times["ran"]), how, started.job if started else "-",
         ))  # fmt: skip
     return rows

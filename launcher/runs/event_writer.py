@@ -14,7 +14,7 @@ from launcher import errors
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import is_transient
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.runs import directory, event_file
 from launcher.runs.events import Event, Fault
 from launcher.structs import replace

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from launcher.escapes import clean
+from launcher.formatting import clean
 
 
 class Interrupted(KeyboardInterrupt):

@@ -29,7 +29,7 @@ from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
-from launcher import bounds, errors, escapes
+from launcher import bounds, errors, formatting
 from launcher.failures.symptoms import LOG_LINES, LOST_PEER, last_error
 from launcher.files import run_files
 from launcher.worker import script
@@ -247,7 +247,7 @@ def last_words(text: str, code: int) -> WorkerError | None:
     | any | a traceback | printed: its last line |
     | any | others | printed: the last line |
     """
-    lines = [line for each in text.splitlines() if (line := escapes.clean(each).rstrip(BOX))]
+    lines = [line for each in text.splitlines() if (line := formatting.clean(each).rstrip(BOX))]
     usage = code == errors.BAD_INPUT and any(line.lstrip(BOX)[:6].lower() == "usage:" for line in lines)
     message = "" if usage else last_error("\n".join(lines[-LOG_LINES:]))
     message = (message or "".join(lines[-1:]).lstrip(BOX))[:LONGEST_LINE]

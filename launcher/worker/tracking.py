@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 from launcher.redaction import public
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.topology import hosts_in

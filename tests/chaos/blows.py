@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint import folder
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import retention
 from launcher.checkpoint.format import Manifest
 from launcher.runs.directory import Run
 from launcher.schedulers.topology import expand
@@ -305,8 +305,8 @@ def missing(before: Mapping[Path, Manifest], after: Mapping[Path, Manifest], dam
     if not before:
         return []
     known = {**before, **after}
-    last = max(known.values(), key=retention.age)
-    may_go = retention.surplus(known, last, KEEP)
+    last = max(known.values(), key=folder.age_of)
+    may_go = folder.surplus_checkpoints(known, last, KEEP)
     return sorted(
         path.name
         for path, manifest in before.items()

@@ -15,10 +15,11 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from launcher import Env, errors
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import reading, retention
+from launcher.checkpoint import reading
 from launcher.checkpoint import saving as module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.files import combined_error
+from launcher.checkpoint.folder import surplus_checkpoints
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, Unavailable
 from launcher.worker import main as rank
 from tests.fakes import faulty_files
@@ -303,7 +304,7 @@ def manifest(step: int, sequence: int, lineage: str = "a", **metrics: Any) -> Ma
 def test_what_goes_when_one_is_published(known: list[Any], published: int, keep: int, gone: set[int]) -> None:
     all_of_them = {Path(str(each[0])): manifest(*each) for each in known}
     new = all_of_them[Path(str(published))]
-    assert {int(path.name) for path in retention.surplus(all_of_them, new, keep)} == gone
+    assert {int(path.name) for path in surplus_checkpoints(all_of_them, new, keep)} == gone
 
 
 def test_a_steady_file_reads_like_any_other(tmp_path: Path) -> None:

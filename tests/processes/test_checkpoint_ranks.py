@@ -20,10 +20,17 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
 from launcher.checkpoint.agreement import SavesFail
 from launcher.checkpoint.format import CheckpointError, SaveFailed
-from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_values
-from launcher.checkpoint.staging import Staging
-from launcher.checkpoint.state import Content, local_part, plain
-from launcher.checkpoint.stateful import Generator
+from launcher.checkpoint.loading import Generator
+from launcher.checkpoint.saving import Staging
+from launcher.checkpoint.state import (
+    Content,
+    ReplicaTable,
+    hash_of,
+    local_part,
+    merged_values,
+    plain,
+    replica_conflicts,
+)
 from launcher.paths import PACKAGE
 from launcher.torch_compat import (
     DTensor,
@@ -427,20 +434,26 @@ A, B = {(0,): 1}, {(0,): 2}
 @pytest.mark.parametrize(
     ("tables", "lines"),
     [
-        ([Table({"w": "f"}, {"w": A}), Table({"w": "f"}, {"w": A})], []),
-        ([Table({"w": "f"}, {"w": A}), Table({"v": "f"}, {"v": B})], []),
-        ([Table({"w": "f"}, {"w": A}), Table({"w": "f"}, {"w": B})], ["w: other values on each of rank 0 / rank 1"]),
+        ([ReplicaTable({"w": "f"}, {"w": A}), ReplicaTable({"w": "f"}, {"w": A})], []),
+        ([ReplicaTable({"w": "f"}, {"w": A}), ReplicaTable({"v": "f"}, {"v": B})], []),
         (
-            [Table({"w": "f"}, {"w": each}) for each in (A, B, A, A)],
+            [ReplicaTable({"w": "f"}, {"w": A}), ReplicaTable({"w": "f"}, {"w": B})],
+            ["w: other values on each of rank 0 / rank 1"],
+        ),
+        (
+            [ReplicaTable({"w": "f"}, {"w": each}) for each in (A, B, A, A)],
             ["w: other values on each of ranks 0,2-3 / rank 1"],
         ),
-        ([Table({"w": "f"}, {"w": A}), Table({"w": "i"}, {"w": A})], ["w: f on rank 0, i on rank 1"]),
-        ([Table({"w": "f"}, {"w": {(0,): 1}}), Table({"w": "f"}, {"w": {(4,): 2}})], []),  # parts of a DTensor
-        ([Table({"w": "f"}, {}), Table({"w": "f"}, {})], []),  # parts that are nowhere twice
+        ([ReplicaTable({"w": "f"}, {"w": A}), ReplicaTable({"w": "i"}, {"w": A})], ["w: f on rank 0, i on rank 1"]),
+        (
+            [ReplicaTable({"w": "f"}, {"w": {(0,): 1}}), ReplicaTable({"w": "f"}, {"w": {(4,): 2}})],
+            [],
+        ),  # parts of a DTensor
+        ([ReplicaTable({"w": "f"}, {}), ReplicaTable({"w": "f"}, {})], []),  # parts that are nowhere twice
     ],
 )
-def test_what_ranks_may_hold(tables: list[Table], lines: list[str]) -> None:
-    assert conflicts(tables) == lines
+def test_what_ranks_may_hold(tables: list[ReplicaTable], lines: list[str]) -> None:
+    assert replica_conflicts(tables) == lines
 
 
 def test_the_running_statistics_of_a_batch_norm_may_differ_between_ranks() -> None:
@@ -450,8 +463,8 @@ def test_the_running_statistics_of_a_batch_norm_may_differ_between_ranks() -> No
         layer = torch.nn.BatchNorm1d(2)
         layer(torch.full((4, 2), float(rank)))
         tensors = {f"model.{name}": tensor for name, tensor in layer.state_dict().items()}
-        tables.append(Table.of(tensors, {}))
-    assert conflicts(tables) == []
+        tables.append(ReplicaTable.of(tensors, {}))
+    assert replica_conflicts(tables) == []
 
 
 def test_a_hash_tells_tensors_apart() -> None:

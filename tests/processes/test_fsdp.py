@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from launcher import Env
+from launcher.checkpoint.loading import expanded
 from launcher.checkpoint.state import Content
-from launcher.checkpoint.stateful import expanded
 from launcher.config.schema import FSDPLm, Precision
 from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import RankResult, run_ranks

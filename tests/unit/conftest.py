@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import status_rows, sweep_follow, sweep_status, watch
+from launcher.cli import status_rows, sweep_results, sweep_status, watch
 from launcher.monitoring import run_status, sweep
 from launcher.runs import event_file
 from launcher.schedulers import query_cache
@@ -48,5 +48,5 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that the test sets, for the modules that determine and show the states of runs, and write events."""
     return Clock(
-        monkeypatch, query_cache, event_file, run_status, status_rows, sweep_follow, sweep, sweep_status, watch
+        monkeypatch, query_cache, event_file, run_status, status_rows, sweep_results, sweep, sweep_status, watch
     )

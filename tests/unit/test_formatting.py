@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.formatting import (
+from launcher.formatting import (  # fmt: skip
     brief,
     exact_time,
     format_hours,
@@ -16,7 +16,7 @@ from launcher.formatting import (
     plural,
     ranges,
     rough_size,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(59, "00:00:59"), (5400, "01:30:00"), (129600, "1-12:00:00")])

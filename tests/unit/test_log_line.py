@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from launcher.log_line import log_line
+from launcher.formatting import log_line
 
 
 def test_a_line_goes_to_the_errors_unless_another_stream_is_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.schema import Cluster, Config
-from launcher.diagnose.doctor import folder, machine, software
+from launcher.diagnose.doctor import machine
 from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
@@ -130,9 +130,9 @@ ASK = 8.0  # seconds for one query to a scheduler
 def first() -> list[Check]:
     """Returns the first checks of the report, which need no configuration."""
     return [
-        Check("launcher", software.launcher),
+        Check("launcher", machine.launcher_findings),
         Check("python", _python),
-        Check("packages", lambda: software.packages(software.installed)),
+        Check("packages", lambda: machine.package_findings(machine.installed_version)),
         Check("machine", machine.probe_machine),
     ]
 
@@ -146,20 +146,22 @@ def rest(config: Config) -> list[Check]:
         Check("host", machine.probe_host),
         Check("ports", lambda: _ports(cluster)),
         Check("interface", lambda: _interface(cluster, queued=queued)),
-        Check("runs_dir", lambda: folder.probe(Path(config.runs_dir).expanduser().absolute(), queued=queued), 15.0),
+        Check(
+            "runs_dir", lambda: machine.probe_folder(Path(config.runs_dir).expanduser().absolute(), queued=queued), 15.0
+        ),
         Check("tmp", machine.probe_temporary),
         Check("data", _data),
-        Check("gpus", software.probe_nvidia),
+        Check("gpus", machine.probe_nvidia),
     ]
 
 
 def torch() -> Check:
     """Returns the check of torch, which takes the longest: it imports torch in another process."""
-    return Check("torch", lambda: software.probe_torch(TORCH), TORCH + 5)
+    return Check("torch", lambda: machine.probe_torch(TORCH), TORCH + 5)
 
 
 def _python() -> Iterator[Finding]:
-    yield from software.python(sys.version_info[:3], sys.executable)
+    yield from machine.python_findings(sys.version_info[:3], sys.executable)
 
 
 def _profile(cluster: Cluster) -> Iterator[Finding]:

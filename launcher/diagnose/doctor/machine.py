@@ -1,24 +1,37 @@
-"""Checks this machine: environment, limits, host name, ports, interface, temporary folder.
+"""What `doctor` looks at on this machine: itself, its software, and the folder of runs.
 
 Each check is a function of facts. The functions `probe_*` collect the facts and call the check.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import platform
 import re
 import resource
 import shutil
 import socket
+import stat
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from launcher import __version__, paths
 from launcher.errors import ConfigError
+from launcher.files.shared_files import LOCAL, NOT_ON_PATH, kind_of
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, long_size
 from launcher.redaction import HIDDEN, is_secret, without_password
+from launcher.schedulers import run_command
 from launcher.schedulers.allocation import allocation
 
 MIB, GIB = 2**20, 2**30
@@ -237,3 +250,360 @@ def probe_machine() -> Iterator[Finding]:
     yield from limits(probe_limits())
     yield from environment(os.environ)
     yield from proxies(os.environ)
+
+
+# -- Checks Python, the libraries, torch and the NVIDIA driver on this machine
+
+
+OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
+# The range of versions of each package that works (pyproject.toml): the lowest, and the first too new; None: any.
+NEEDED: Mapping[str, tuple[str, str] | None] = {
+    "hydra-core": ("1.3.4", "1.4"), "omegaconf": ("2.3", "2.4"), "submitit": ("1.5.4", "1.6"), "jinja2": None,
+    "rich": None, "numpy": None,
+}  # fmt: skip
+OPTIONAL = ("optuna", "tensorboard", "mlflow", "mlflow-skinny", "wandb", "lightning", "transformers")
+OLDEST_TORCH = (2, 4)  # as in pyproject.toml; of a vendor's 2.9.0a0+50eac811a6 only 2.9 counts
+TORCH = f"torch>={'.'.join(map(str, OLDEST_TORCH))}"
+SLOW_IMPORT = 15.0  # seconds for `import torch` above which its file system counts as slow
+LOOK_AT_TORCH = """
+import json, time
+began = time.perf_counter()
+import torch
+took = time.perf_counter() - began
+import torch.distributed as d
+def has(name):
+    there = getattr(d, "is_" + name + "_available", None)
+    return bool(d.is_available() and there is not None and there())
+names = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if has(name)]
+gpus = []
+for kind in (torch.cuda, torch.xpu):
+    if kind.is_available():
+        gpus += [kind.get_device_name(n) for n in range(kind.device_count())]
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "took": took,
+                  "xpu": torch.xpu._is_compiled(), "backends": names, "gpus": gpus, "file": torch.__file__}))
+"""
+
+
+def python_findings(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
+    """Checks that the version of this Python, which jobs use too, is one that the libraries work with."""
+    text = ".".join(map(str, version[:3]))
+    known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    if OLDEST <= version[:2] <= NEWEST:
+        yield ok("python", f"{text}, {executable}")
+    else:
+        yield problem("python", f"{text}, {executable}", f"use Python {known}: the libraries are known to work with it")
+
+
+def package_findings(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
+    """Checks the versions of the libraries, and lists the installed optional ones.
+
+    version_of: returns the installed version of a package; None: it is not installed.
+    """
+    versions, wrong = [], []
+    for name, span in NEEDED.items():
+        version = version_of(name)
+        versions.append(f"{name} {version or 'missing'}")
+        if version is None:
+            wrong.append(f"pip install {name}")
+        elif span is not None and not _parts(span[0]) <= _parts(version) < _parts(span[1]):
+            wrong.append(f"pip install '{name}>={span[0]},<{span[1]}'")
+    if wrong:
+        yield problem("packages", ", ".join(versions), "; ".join(wrong))
+    else:
+        yield ok("packages", ", ".join(versions))
+    extra = [f"{name} {version}" for name in OPTIONAL if (version := version_of(name))]
+    yield ok("extras", ", ".join(extra) if extra else f"none of {', '.join(OPTIONAL)}")
+
+
+def installed_version(name: str) -> str | None:
+    """Returns the installed version of a package; None: it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    # A part without digits ends them
+    numbers = []
+    for part in version.split(".")[:4]:
+        digits = "".join(each for each in part if each.isdigit())
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def launcher_findings() -> Iterator[Finding]:
+    """Reports the launcher's version and folder, and the kernel and the number of CPUs of this machine."""
+    where = "a checkout" if paths.code_root() else "installed"
+    yield ok("launcher", f"{__version__}, {paths.PACKAGE.parent} ({where})")
+    yield ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs")
+
+
+def torch_findings(found: Mapping[str, Any] | str) -> Iterator[Finding]:
+    """Checks torch: its version, its backends, and how long its import took.
+
+    found: the output of LOOK_AT_TORCH as a dict; if torch cannot be imported, the error as a string.
+    """
+    if isinstance(found, str):
+        yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
+        return
+    build = "XPU" if found["xpu"] else "CPU only"
+    build = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else build
+    backends = ", ".join(found["backends"]) or "no backend of torch.distributed"
+    gpus = found["gpus"]
+    text = f"{found['version']} ({build}), {backends}; {len(gpus)} GPU{'' if len(gpus) == 1 else 's'} here"
+    text += f"; import took {found['took']:.1f} s"
+    if not found["backends"]:
+        yield problem("torch", text, "install a torch with gloo")
+    elif _parts(found["version"])[:2] < OLDEST_TORCH:
+        yield problem("torch", text, f"pip install '{TORCH}'")
+    elif found["took"] > SLOW_IMPORT:
+        yield warning(
+            "torch", text, "its file system is slow: every rank reads it; put the environment on a faster one, or into "
+            "an image",
+        )  # fmt: skip
+    else:
+        yield ok("torch", text)
+
+
+def probe_torch(limit: float) -> Iterator[Finding]:
+    """Imports torch in another process, which is killed after `limit` seconds, and checks what it printed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK_AT_TORCH], cwd="/", capture_output=True, text=True, timeout=limit, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        yield from torch_findings(f"its import took more than {limit:g} s: a slow file system, or one that hangs")
+        return
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        yield from torch_findings(lines[-1] if lines else f"exit code {done.returncode}")
+        return
+    yield from torch_findings(json.loads(done.stdout.splitlines()[-1]))
+
+
+def driver_findings(answer: str | None) -> Iterator[Finding]:
+    """Reports the GPUs of this machine.
+
+    answer: the output of nvidia-smi, a line `name, memory in MiB, driver` for each GPU; None: there is no nvidia-smi.
+    """
+    if answer is None:
+        yield ok("gpus", "no nvidia-smi here; login nodes often have none")
+        return
+    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
+    if not rows or any(len(row) != 3 for row in rows):
+        text = " ".join(answer.split())[:200] or "nothing"
+        yield warning("gpus", f"nvidia-smi says {text}", "the driver may not be loaded: ask the administrators")
+        return
+    counts: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        counts[tuple(row)] = counts.get(tuple(row), 0) + 1
+    text = ", ".join(
+        f"{number} x {name}, {memory} MiB, driver {driver}" for (name, memory, driver), number in counts.items()
+    )
+    yield ok("gpus", text)
+
+
+def probe_nvidia() -> Iterator[Finding]:
+    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = run_command.run(words, timeout=8)
+    except NOT_ON_PATH:
+        yield from driver_findings(None)
+        return
+    except subprocess.TimeoutExpired:
+        yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask the administrators")
+        return
+    except run_command.OutputTooLong as error:
+        yield problem("gpus", str(error), "it is not NVIDIA's nvidia-smi: check PATH")
+        return
+    yield from driver_findings(done.stdout if done.returncode == 0 else done.stdout + done.stderr)
+
+
+# -- Checks the folder of runs (runs_dir): its file system, free space, and the file operations that runs need
+
+
+LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: below LEAST is an error, below ENOUGH a warning
+FEW_INODES = 10_000  # free inodes below this are a warning
+SKEW = 5.0  # seconds by which the file server's clock may differ from this machine's
+
+
+@dataclass(frozen=True)
+class Space:
+    """The file system of a folder."""
+
+    kind: str  # the type of the file system (`nfs4`); empty: not known
+    free: int  # free bytes
+    inodes: int | None  # free inodes; None: the file system does not count inodes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The results of trying file operations in the folder of runs."""
+
+    failed: tuple[tuple[str, str], ...]  # (name, error) of each operation that failed
+    skew: float  # seconds by which the file server's clock is ahead of this machine's
+    took: float  # seconds that all operations took together
+
+
+def space_findings(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
+    """Checks the free space of the folder of runs, and that its file system is of a type that machines share.
+
+    folder: the folder as the report shows it: runs_dir, or the parent in which it will be made.
+    queued: whether the profile's scheduler starts runs on other machines.
+    """
+    inodes = "" if found.inodes is None else f", {found.inodes} inodes"
+    text = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
+    if found.free < LEAST:
+        yield problem("runs_dir", text, "make room there, or set runs_dir to another folder")
+    elif found.free < ENOUGH:
+        yield warning("runs_dir", text, "checkpoints need more: make room there, or set runs_dir")
+    elif found.inodes is not None and found.inodes < FEW_INODES:
+        yield warning("runs_dir", text, "each run has dozens of files: remove what is not needed, or set runs_dir")
+    elif queued and found.kind in LOCAL:
+        yield warning(
+            "runs_dir", f"{text}: this type is usually local to a machine, and all nodes must see the folder",
+            "fine if it is exported to the nodes; else set runs_dir (or LAUNCHER_RUNS_DIR) to a shared folder",
+        )  # fmt: skip
+    else:
+        yield ok("runs_dir", text)
+
+
+def trial_findings(folder: str, tried: Trial) -> Iterator[Finding]:
+    """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends.
+
+    tried: the results of `try_out` there.
+    """
+    if tried.failed:
+        text = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
+        only_locks = all(what.endswith("lock") for what, _ in tried.failed)
+        if only_locks:
+            yield warning(
+                "files", f"{folder}: {text}", "only the scheduler can then detect two simultaneous submissions of one "
+                "run id; mount it with locks (NFS: without nolock)",
+            )  # fmt: skip
+        else:
+            yield problem("files", f"{folder}: {text}", "set runs_dir (or LAUNCHER_RUNS_DIR) to another folder")
+    elif abs(tried.skew) > SKEW:
+        yield warning(
+            "files", f"{folder}: its clock differs from this machine's by {tried.skew:.0f} s",
+            "times of events and heartbeats come from both: have the clocks set (NTP)",
+        )  # fmt: skip
+    else:
+        yield ok("files", f"private folders, atomic renames, links and locks work ({tried.took * 1000:.0f} ms)")
+
+
+def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
+    """Checks the folder of runs or, if it does not exist, its nearest existing parent. Removes the files it makes.
+
+    folder: runs_dir as an absolute path.
+    queued: whether the profile's scheduler starts runs on other machines.
+    """
+    there = folder
+    while not there.is_dir() and there != there.parent:
+        there = there.parent
+    shown = str(there) if there == folder else f"{there} (for {folder}, which the first run makes)"
+    try:
+        yield from space_findings(shown, probe_space(there), queued=queued)
+        if there == folder and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o022:
+            yield warning(
+                "runs_dir", f"others can write to {folder} (mode {mode:04o}): they could put runs there",
+                f"chmod go-w {folder}",
+            )  # fmt: skip
+        yield from trial_findings(shown, try_out(there))
+    except OSError as error:
+        yield problem(
+            "runs_dir", f"{shown}: {error.strerror or error}",
+            "set runs_dir (or LAUNCHER_RUNS_DIR) to a folder that you can write to and that all nodes share",
+        )  # fmt: skip
+
+
+def probe_space(folder: Path) -> Space:
+    """Returns the type and the free space of a folder's file system. Raises OSError: the folder cannot be read."""
+    found = os.statvfs(folder)
+    return Space(kind_of(folder), shutil.disk_usage(folder).free, found.f_favail if found.f_files else None)
+
+
+def try_out(folder: Path) -> Trial:
+    """Tries the file operations that runs need in a temporary folder inside `folder`, and removes it.
+
+    Raises OSError: the temporary folder cannot be made.
+    """
+    began = time.monotonic()
+    place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))
+    failed: list[tuple[str, str]] = []
+    skew = 0.0
+    try:
+        for what, attempt in _ATTEMPTS.items():
+            try:
+                attempt(place)
+            except OSError as error:
+                failed.append((what, error.strerror or str(error)))
+        with contextlib.suppress(OSError):
+            (place / "clock").touch()
+            skew = (place / "clock").stat().st_mtime - time.time()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Trial(tuple(failed), skew, time.monotonic() - began)
+
+
+def _private(place: Path) -> None:
+    (place / "private").mkdir(mode=0o700)
+    mode = stat.S_IMODE((place / "private").stat().st_mode)
+    if mode & 0o077:
+        raise OSError(0, f"a folder made 0700 is {mode:04o}")
+
+
+def _rename(place: Path) -> None:
+    (place / "old").write_text("old")
+    (place / "new").write_text("new")
+    (place / "new").replace(place / "old")
+    if (place / "old").read_text() != "new":
+        raise OSError(0, "a renamed file has its old content")
+
+
+def _link(place: Path) -> None:
+    (place / "target").write_text("x")
+    (place / "link").symlink_to("target")
+    os.link(place / "target", place / "hard")  # a run's lease is taken by making a hard link
+
+
+def _once(place: Path) -> None:
+    (place / "once").mkdir()
+    try:
+        (place / "once").mkdir()
+    except FileExistsError:
+        return
+    raise OSError(0, "a folder can be made twice")
+
+
+def _append(place: Path) -> None:
+    for word in ("a\n", "b\n"):
+        with open(os.open(place / "lines", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
+            file.write(word)
+            file.flush()
+            os.fsync(file.fileno())
+    if (place / "lines").read_text() != "a\nb\n":
+        raise OSError(0, "lines that were appended are missing")
+
+
+def _locked(lock: Callable[[int, int], None], name: str) -> Callable[[Path], None]:
+    def attempt(place: Path) -> None:
+        with open(place / name, "w") as file:
+            lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    return attempt
+
+
+_ATTEMPTS: dict[str, Callable[[Path], None]] = {
+    "a private folder": _private,
+    "an atomic rename": _rename,
+    "links": _link,
+    "making a folder once": _once,
+    "appending": _append,
+    "flock": _locked(fcntl.flock, "flock"),
+    "lockf lock": _locked(fcntl.lockf, "lockf"),
+}

@@ -11,8 +11,15 @@ from typing import Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.diagnose.post_mortem import evidence as known
-from launcher.diagnose.post_mortem import traces
 from launcher.diagnose.post_mortem.advice import Case, Step, advice
+from launcher.diagnose.post_mortem.evidence import (
+    before_crash,
+    before_traceback,
+    crash_lines,
+    last_traceback,
+    main_frames,
+    own_frames,
+)
 from launcher.diagnose.post_mortem.verdict import LEFT, Codes, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
@@ -122,7 +129,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     rank, trace = fault.rank, (fault.traceback or "").strip()
     host = fault.accused[0].host if fault.accused else fault.host
     if rank is not None and not trace and fault.code in LEFT:  # a program of the user
-        trace = traces.last_traceback(_errors(attempt, rank))
+        trace = last_traceback(_errors(attempt, rank))
     same, followed, others = _others(attempt, rank, trace)
     files = _files(seen, attempt, rank)
     case = Case(
@@ -133,7 +140,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     return Findings(
         attempt.number, verdict, time=(event.time if event else 0) or _ended(evidence, events), rank=rank, host=host,
         by=_user([past.by] if past else []), same=same, followed=followed, others=others, restarts=restarts(events),
-        traceback=traces.own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
+        traceback=own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
         stacks=_stacks(attempt) if fault.code is FaultCode.HANG or fault.hang else _crash(attempt, rank),
         files=files, memory=evidence.memory, todo=tuple(advice(case)), codes=evidence.codes, fault=fault,
     )  # fmt: skip
@@ -201,8 +208,8 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
 def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
     shown: list[str] = []
     for path in known.rank_logs(attempt, rank):
-        lines = traces.before_crash(known.tail(path))
-        lines = traces.before_traceback(lines) if trace else lines
+        lines = before_crash(known.tail(path))
+        lines = before_traceback(lines) if trace else lines
         shown += [line for line in lines if line.strip()][-LAST_LINES:]
     return tuple(shown[-LAST_LINES:])
 
@@ -215,7 +222,7 @@ def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
     if rank is None:
         return ()
     lines = _errors(attempt, rank)
-    return (Stack((rank,), frames),) if (frames := traces.crash(lines)) else ()
+    return (Stack((rank,), frames),) if (frames := crash_lines(lines)) else ()
 
 
 def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
@@ -228,7 +235,7 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, (number, path) in sorted(newest.items()):
         if number == last:
-            groups.setdefault(traces.main_frames("\n".join(known.tail(path))), []).append(rank)
+            groups.setdefault(main_frames("\n".join(known.tail(path))), []).append(rank)
     return tuple(Stack(tuple(ranks), frames) for frames, ranks in groups.items())
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import retention
-from launcher.checkpoint.folder import Folder, Retention
+from launcher.checkpoint.folder import Folder, Retention, kept_checkpoints
 from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
 from launcher.paths import PACKAGE
 from tests.unit.operations import operations
@@ -238,8 +237,8 @@ def test_what_is_kept(keep: int, best: str | None, best_is: str, stay: set[int])
         manifest(step, metrics={"accuracy": accuracy, "ties": tie})
         for step, (accuracy, tie) in enumerate(zip(accuracies, ties, strict=True), 1)
     ]
-    assert retention.kept(known, keep, best, best_is) == stay
-    assert retention.kept([], keep, best, best_is) == set()
+    assert kept_checkpoints(known, keep, best, best_is) == stay
+    assert kept_checkpoints([], keep, best, best_is) == set()
 
 
 def test_the_newest_step_is_that_of_the_newest_sound_one(tmp_path: Path) -> None:

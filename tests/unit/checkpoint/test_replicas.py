@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from launcher.checkpoint import replicas
-from launcher.checkpoint.replicas import Table, conflicts
+from launcher.checkpoint import state
+from launcher.checkpoint.state import ReplicaTable, replica_conflicts
 
 
-def tables(ranks: int, shards: int, changed: dict[tuple[int, int], int], names: int = 3) -> list[Table]:
+def tables(ranks: int, shards: int, changed: dict[tuple[int, int], int], names: int = 3) -> list[ReplicaTable]:
     """Returns tables of a tensor that all ranks have, and others that are divided by `shards` and copied else."""
     copies = ranks // shards
     found = []
@@ -19,11 +19,11 @@ def tables(ranks: int, shards: int, changed: dict[tuple[int, int], int], names: 
         values = {name: changed.get((rank, number), 7) for number, name in enumerate(kinds)}
         parts = {name: {(0 if name == "w0" else rank % shards,): value} for name, value in values.items()}
         places = {name: (rank // shards, copies) for name in kinds if name != "w0"}
-        found.append(Table(kinds, parts, places))
+        found.append(ReplicaTable(kinds, parts, places))
     return found
 
 
-def sums(found: list[Table]) -> list[dict[int, int]]:
+def sums(found: list[ReplicaTable]) -> list[dict[int, int]]:
     return [table.differences(rank, len(found)) for rank, table in enumerate(found)]
 
 
@@ -33,7 +33,7 @@ def test_the_sum_is_zero_where_no_rank_has_another_part_than_its_copies(
 ) -> None:
     found = tables(8, shards, changed)
     total = sum(value for each in sums(found) for value in each.values()) % (1 << 64)
-    assert (total == 0) == (conflicts(found) == [])
+    assert (total == 0) == (replica_conflicts(found) == [])
 
 
 def test_only_what_differs_is_sent() -> None:
@@ -41,14 +41,14 @@ def test_only_what_differs_is_sent() -> None:
     each = sums(found)
 
     def total(mine: Tensor) -> Tensor:
-        assert len(mine) == replicas.BUCKETS
+        assert len(mine) == state.BUCKETS
         for other in each[1:]:
             for bucket, value in other.items():
                 mine[bucket] += value - (value >> 63 << 64)
         return mine
 
-    buckets = replicas.unequal(each[0], total)
+    buckets = state.unequal_buckets(each[0], total)
     sent = [table.only(buckets, ()) for table in found]
-    assert conflicts(sent) == conflicts(found) == ["w900: other values on each of rank 1 / rank 3"]
+    assert replica_conflicts(sent) == replica_conflicts(found) == ["w900: other values on each of rank 1 / rank 3"]
     assert all(1 <= len(table.kinds) < 10 for table in sent)
     assert [*found[0].only([], ["w5"]).parts] == ["w5"]

@@ -14,9 +14,8 @@ from launcher import Env
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
-from launcher.checkpoint.adopting import adopt
 from launcher.checkpoint.format import CheckpointError, Misfit
-from launcher.checkpoint.storage import LauncherReader, LauncherWriter
+from launcher.checkpoint.storage import LauncherReader, LauncherWriter, adopt
 from launcher.cli import commands
 
 # torch 2.4 has no `no_dist`, and newer ones warn without it.

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.cli import commands, status_view
 from launcher.cli.options import ACTIONS
-from launcher.cli.status_table import short_job
+from launcher.cli.status_rows import short_job
 from launcher.errors import LauncherError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status

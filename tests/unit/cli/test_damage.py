@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.status_rows import UNREADABLE, Rows, plain
-from launcher.cli.status_table import table
+from launcher.cli.status_rows import UNREADABLE, Rows, plain, table
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import FORMAT, Run

@@ -21,8 +21,7 @@ from launcher import bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
 from launcher.cli.follow import outcome
-from launcher.cli.status_rows import Rows, plain
-from launcher.cli.status_table import table
+from launcher.cli.status_rows import Rows, plain, table
 from launcher.cli.text import cause, print_unreadable
 from launcher.diagnose.post_mortem.evidence import of
 from launcher.diagnose.why import as_json, explain
@@ -30,7 +29,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
-from launcher.reports import collect, comparison, page
+from launcher.reports import collect, page, sections
 from launcher.runs import event_file, unreadable
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -151,7 +150,7 @@ def a_post_mortem(run: Run) -> None:
 
 def a_report(run: Run) -> None:
     seen = all_statuses([run], strict=True)[0]
-    print(page.render(comparison.page([collect.collect(seen, cause(seen))], None)))
+    print(page.render(sections.comparison_page([collect.collect(seen, cause(seen))], None)))
 
 
 def a_wait(run: Run) -> None:

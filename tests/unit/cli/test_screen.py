@@ -12,7 +12,7 @@ from launcher.__main__ import main
 from launcher.cli import screen
 from launcher.cli.progress import Bars
 from launcher.cli.screen import Cleaned, Screen, raw, write_output
-from launcher.escapes import clean, coloured, one_line
+from launcher.formatting import clean, coloured, one_line
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.schedulers.base import JobState, SchedulerJob

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.cli import commands, status_rows, status_view, watch
-from launcher.cli.status_rows import Rows, Wanted
-from launcher.cli.status_table import COLUMNS, table
+from launcher.cli.status_rows import COLUMNS, Rows, Wanted, table
 from launcher.config.schema import Debug
 from launcher.diagnose.why import explain, of_why
 from launcher.errors import ConfigError, RunError
@@ -161,7 +160,7 @@ def test_the_newest_checkpoint_in_a_folder(tmp_path: Path) -> None:
 
 
 def row(**values: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(status_rows.COLUMNS), "run": ID, "state": "running", "job": "4711", "nodes": 16, **values}
+    return {**dict.fromkeys(status_rows.KEYS), "run": ID, "state": "running", "job": "4711", "nodes": 16, **values}
 
 
 FULL = row(

@@ -9,7 +9,7 @@ import pytest
 from launcher.binding import hardware, masks
 from launcher.binding.masks import parse
 from launcher.cli import commands
-from launcher.cli.topology_picture import WIDTH, devices_of, pictures
+from launcher.cli.topology import WIDTH, devices_of, pictures
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
 from launcher.runs.events import Bound

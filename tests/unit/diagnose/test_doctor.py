@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from launcher.cli import commands
 from launcher.cli.doctor import line
 from launcher.config.schema import Cluster
-from launcher.diagnose.doctor import checks, folder, machine, software
+from launcher.diagnose.doctor import checks, machine
 from launcher.diagnose.doctor.checks import Check, run_all, start
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
@@ -142,15 +142,15 @@ def test_facts_of_this_machine_are_judged(found: Iterator[Finding], level: list[
     ("version", "level"), [((3, 9, 1), PROBLEM), ((3, 10, 0), OK), ((3, 13, 2), OK), ((3, 14, 0), PROBLEM)]
 )
 def test_pythons_that_work_are_known(version: tuple[int, ...], level: Level) -> None:
-    assert only(software.python(version, "/usr/bin/python3")).level is level
+    assert only(machine.python_findings(version, "/usr/bin/python3")).level is level
 
 
 def test_missing_and_wrong_packages_come_with_the_command() -> None:
-    versions: dict[str, str | None] = dict.fromkeys(software.NEEDED, "99")
+    versions: dict[str, str | None] = dict.fromkeys(machine.NEEDED, "99")
     versions |= {"hydra-core": "1.3.8", "omegaconf": "2.3.1", "submitit": "1.5.4", "tensorboard": "2.2"}
-    first, extras = software.packages(versions.get)
+    first, extras = machine.package_findings(versions.get)
     assert (first.level, extras.says) == (OK, "tensorboard 2.2")
-    first, _ = software.packages({**versions, "hydra-core": "1.4.0", "rich": None}.get)
+    first, _ = machine.package_findings({**versions, "hydra-core": "1.4.0", "rich": None}.get)
     assert first.level is PROBLEM
     assert first.do == "pip install 'hydra-core>=1.3.4,<1.4'; pip install rich"
 
@@ -182,7 +182,7 @@ TORCH = {
     ],
 )
 def test_torch_is_judged(changes: dict[str, object], level: Level, words: str) -> None:
-    found = only(software.torch({**TORCH, **changes}))
+    found = only(machine.torch_findings({**TORCH, **changes}))
     assert (found.level, words in found.says) == (level, True)
 
 
@@ -194,12 +194,12 @@ def test_the_package_asks_for_the_same_torch_as_the_doctor(version: str, enough:
     """Pre-releases that are installed count for pip."""
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     (asked,) = re.findall(r'^  "torch(.*)",$', project, re.MULTILINE)
-    assert f"torch{asked}" == software.TORCH
+    assert f"torch{asked}" == machine.TORCH
     assert SpecifierSet(asked).contains(version, prereleases=True) is enough
 
 
 def test_a_torch_that_is_not_there_is_a_problem() -> None:
-    assert only(software.torch("No module named 'torch'")).level is PROBLEM
+    assert only(machine.torch_findings("No module named 'torch'")).level is PROBLEM
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_torch_that_is_not_there_is_a_problem() -> None:
     ],
 )
 def test_gpus_are_counted_by_kind(answer: str | None, level: Level, words: str) -> None:
-    found = only(software.nvidia(answer))
+    found = only(machine.driver_findings(answer))
     assert (found.level, words in found.says) == (level, True)
 
 
@@ -220,7 +220,7 @@ def test_an_nvidia_smi_that_may_not_be_run_is_none(tmp_path: Path, monkeypatch: 
     """Starting it fails as where a folder of PATH may not be searched."""
     (tmp_path / "nvidia-smi").touch(0o600)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no nvidia-smi" in only(software.probe_nvidia()).says
+    assert "no nvidia-smi" in only(machine.probe_nvidia()).says
 
 
 # -- the folder of runs
@@ -231,37 +231,37 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("space", "queued", "level"),
     [
-        (folder.Space("nfs4", 100 * GIB, 10**7), True, OK),
-        (folder.Space("ext4", 100 * GIB, 10**7), False, OK),
-        (folder.Space("ext4", 100 * GIB, 10**7), True, WARNING),
-        (folder.Space("lustre", GIB, None), True, WARNING),
-        (folder.Space("lustre", 1000, None), True, PROBLEM),
-        (folder.Space("nfs4", 100 * GIB, 12), True, WARNING),
+        (machine.Space("nfs4", 100 * GIB, 10**7), True, OK),
+        (machine.Space("ext4", 100 * GIB, 10**7), False, OK),
+        (machine.Space("ext4", 100 * GIB, 10**7), True, WARNING),
+        (machine.Space("lustre", GIB, None), True, WARNING),
+        (machine.Space("lustre", 1000, None), True, PROBLEM),
+        (machine.Space("nfs4", 100 * GIB, 12), True, WARNING),
     ],
 )
-def test_space_is_judged(space: folder.Space, queued: bool, level: Level) -> None:
-    assert only(folder.space("/runs", space, queued=queued)).level is level
+def test_space_is_judged(space: machine.Space, queued: bool, level: Level) -> None:
+    assert only(machine.space_findings("/runs", space, queued=queued)).level is level
 
 
 @pytest.mark.parametrize(
     ("tried", "level"),
     [
-        (folder.Trial((), 0.0, 0.1), OK),
-        (folder.Trial((), 90.0, 0.1), WARNING),
-        (folder.Trial((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
-        (folder.Trial((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
+        (machine.Trial((), 0.0, 0.1), OK),
+        (machine.Trial((), 90.0, 0.1), WARNING),
+        (machine.Trial((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
+        (machine.Trial((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
     ],
 )
-def test_what_a_folder_does_is_judged(tried: folder.Trial, level: Level) -> None:
-    assert only(folder.trial("/runs", tried)).level is level
+def test_what_a_folder_does_is_judged(tried: machine.Trial, level: Level) -> None:
+    assert only(machine.trial_findings("/runs", tried)).level is level
 
 
 def test_a_folder_is_tried_out_and_left_as_it_was(tmp_path: Path) -> None:
-    found = list(folder.probe(tmp_path / "not/there", queued=False))
+    found = list(machine.probe_folder(tmp_path / "not/there", queued=False))
     assert [each.level for each in found] == [OK, OK]
     assert f"{tmp_path} (for {tmp_path}/not/there" in found[0].says
     assert list(tmp_path.iterdir()) == []
-    assert folder.try_out(tmp_path).failed == ()
+    assert machine.try_out(tmp_path).failed == ()
 
 
 def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,9 +269,9 @@ def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert folder.try_out(tmp_path).failed == (("links", "Operation not supported"),)
+    assert machine.try_out(tmp_path).failed == (("links", "Operation not supported"),)
     tmp_path.chmod(0o777)
-    assert any("others can write" in each.says for each in folder.probe(tmp_path, queued=False))
+    assert any("others can write" in each.says for each in machine.probe_folder(tmp_path, queued=False))
 
 
 def test_the_longest_mount_point_tells_the_file_system() -> None:
@@ -279,7 +279,7 @@ def test_the_longest_mount_point_tells_the_file_system() -> None:
         "/dev/a / ext4 rw 0 0\nsrv:/x /home nfs4 rw 0 0\nl@tcp:/s /home/big lustre rw 0 0\nx /my\\040disk xfs rw 0 0\n"
     )
     for path, kind in (("/home/me", "nfs4"), ("/home/big/runs", "lustre"), ("/homes", "ext4"), ("/my disk/x", "xfs")):
-        assert folder.kind_of(Path(path), mounts) == kind
+        assert machine.kind_of(Path(path), mounts) == kind
 
 
 # -- the scheduler
@@ -336,7 +336,7 @@ def test_the_scheduler_of_the_profile_must_be_there(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without torch, whose import takes long, and with a folder and a PATH of its own."""
-    monkeypatch.setattr(software, "LOOK_AT_TORCH", f"print({json.dumps(json.dumps(TORCH))})")
+    monkeypatch.setattr(machine, "LOOK_AT_TORCH", f"print({json.dumps(json.dumps(TORCH))})")
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -391,6 +391,6 @@ def test_a_profile_with_a_mistake_is_a_problem_that_names_it(
 
 
 def test_what_takes_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "LOOK_AT_TORCH", "import time; time.sleep(600)")
-    assert only(software.probe_torch(0.2)).level is PROBLEM
+    monkeypatch.setattr(machine, "LOOK_AT_TORCH", "import time; time.sleep(600)")
+    assert only(machine.probe_torch(0.2)).level is PROBLEM
     assert checks.torch().limit > checks.TORCH

@@ -12,8 +12,15 @@ import pytest
 import torch
 
 from launcher.config.schema import Env
-from launcher.diagnose.post_mortem import evidence, traces
+from launcher.diagnose.post_mortem import evidence
 from launcher.diagnose.post_mortem.advice import Case, advice
+from launcher.diagnose.post_mortem.evidence import (
+    before_crash,
+    before_traceback,
+    crash_lines,
+    last_traceback,
+    own_frames,
+)
 from launcher.diagnose.post_mortem.findings import has_saved
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms, text
@@ -714,7 +721,7 @@ ModuleNotFoundError: No module named 'flash_attn'"""
 
 
 def test_the_import_machinery_is_not_shown() -> None:
-    assert traces.own_frames(IMPORT).splitlines() == [
+    assert own_frames(IMPORT).splitlines() == [
         "Traceback (most recent call last):",
         '  File "/home/me/train.py", line 3, in <module>',
         "    import flash_attn",
@@ -727,23 +734,23 @@ def test_of_a_long_traceback_runs_of_library_frames_are_a_line() -> None:
         f'  File "/venv/lib/python3.11/site-packages/torch/{n}.py", line {n}, in f\n    x\n' for n in range(9)
     )
     trace = f'Traceback (most recent call last):\n  File "/home/me/a.py", line 1, in main\n    go()\n{library}E: no'
-    assert traces.own_frames(trace).splitlines() == [
+    assert own_frames(trace).splitlines() == [
         "Traceback (most recent call last):", '  File "/home/me/a.py", line 1, in main', "    go()",
         "  ... 8 frames of libraries",
         '  File "/venv/lib/python3.11/site-packages/torch/8.py", line 8, in f', "    x", "E: no",
     ]  # fmt: skip
     short = trace.replace(library, library[: library.index('  File "/venv/lib/python3.11/site-packages/torch/3')])
-    assert traces.own_frames(short) == short
+    assert own_frames(short) == short
 
 
 def test_a_log_up_to_its_last_chain_of_tracebacks() -> None:
     head = "Traceback (most recent call last):"
     log = ["a", head, "  x", "K: 1", "b", head, "  y", "", "During handling of the above exception, another exception "
            "occurred:", "", head, "  z", "E: 2"]  # fmt: skip
-    assert traces.before_traceback(log) == log[:5]
-    assert traces.before_traceback(["a"]) == ["a"]
-    assert traces.last_traceback([*log, "words after it"]) == "\n".join(log[5:])
-    assert traces.last_traceback(["a"]) == ""
+    assert before_traceback(log) == log[:5]
+    assert before_traceback(["a"]) == ["a"]
+    assert last_traceback([*log, "words after it"]) == "\n".join(log[5:])
+    assert last_traceback(["a"]) == ""
 
 
 def test_where_a_rank_crashed() -> None:
@@ -752,9 +759,9 @@ def test_where_a_rank_crashed() -> None:
            "Current thread 0x2 (most recent call first):", '  File "/home/me/a.py", line 9 in load',
            '  File "/src/launcher/worker/main.py", line 88 in _run_workload', '  File "/x.py", line 1 in run', "",
            "Extension modules: numpy (total: 1)"]  # fmt: skip
-    assert traces.crash(log) == ('File "/home/me/a.py", line 9 in load',)
-    assert traces.before_crash(log) == ["step 1"]
-    assert traces.crash(["all is well"]) == ()
+    assert crash_lines(log) == ('File "/home/me/a.py", line 9 in load',)
+    assert before_crash(log) == ["step 1"]
+    assert crash_lines(["all is well"]) == ()
 
 
 # -- the memory of a node

@@ -21,24 +21,24 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 NO_BOUNDS = {
     "how much is read, written, copied or hashed at once; the rest follows": {
         "agent/output.READ", "agent/output.MOST", "checkpoint/files._PIECE", "checkpoint/format.BLOCK",
-        "checkpoint/format._BUFFER", "checkpoint/replicas._PIECE", "checkpoint/staging.AT_ONCE",
-        "checkpoint/staging.AT_ONCE_ALL", "environment/unpack_on_node.PIECE", "files/checksum.PIECE",
+        "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
+        "checkpoint/saving.AT_ONCE_ALL", "environment/unpack_on_node.PIECE", "files/checksum.PIECE",
         "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
         "runs/event_file._PIECE_BYTES",
         "runs/output.BLOCK",
     },
     "how much a command shows, or reads of a log of others for it": {
         "agent/output.TAIL", "diagnose/post_mortem/evidence.TAIL", "monitoring/packed.RECENT",
-        "reports/collect.LOG_BYTES", "reports/figures.POINTS", "reports/page.MOST_BYTES",
+        "reports/collect.LOG_BYTES", "reports/page.POINTS", "reports/page.MOST_BYTES",
         "runs/output.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
         "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/nccl_report.MOST",
     },
     "where one way is chosen, or a warning given, instead of another": {
-        "checkpoint/saving.SMALL", "checkpoint/saving.SLACK", "diagnose/doctor/folder.FEW_INODES",
+        "checkpoint/saving.SMALL", "checkpoint/saving.SLACK", "diagnose/doctor/machine.FEW_INODES",
         "diagnose/doctor/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
-        "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/replicas.BUCKETS",
+        "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
         "diagnose/doctor/machine.MIB", "diagnose/doctor/machine.GIB",
         "diagnose/post_mortem/advice.GIB", "failures/text.MIB", "failures/text.GIB",
         "preflight/checks.MIB", "preflight/checks.WRITTEN", "preflight/process.ELEMENTS",

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.checkpoint import resumable, staging
+from launcher.checkpoint import resumable, saving
 from launcher.failures.codes import CheckCode
 from launcher.preflight import checks
 from launcher.runs.events import Observation
@@ -142,7 +142,7 @@ def test_the_hosts_memory_is_pinned_where_torch_can(
     monkeypatch: pytest.MonkeyPatch, kind: str, old: bool, pins: bool
 ) -> None:
     xpu.install(monkeypatch, old=old)
-    assert staging._pins(torch.device(kind)) is pins
+    assert saving._pins(torch.device(kind)) is pins
 
 
 def test_what_a_rank_can_allocate_is_its_xpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
