@@ -27,9 +27,8 @@ from benchmarks.ranks import in_ranks, slowest
 from launcher import Env
 from launcher.checkpoint.resumable import seed_generators
 from launcher.worker.global_batch import share
-from workloads.buckets import GradientBuckets
 from workloads.ddp import Net
-from workloads.invariant import InvariantGradients
+from workloads.invariant import GradientBuckets, InvariantGradients
 
 TARGET = 1.15
 LEAVES = 8

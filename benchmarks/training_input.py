@@ -27,8 +27,8 @@ from benchmarks.measure import Result, interleaved, report
 from launcher import Env, init
 from launcher.config.schema import DDPMnist
 from workloads import datasets
-from workloads.data import Data, Split, load
 from workloads.ddp import Net, Trainer
+from workloads.training import Data, Split, load
 
 TARGET = 2.5  # least ratio of images per second
 LEAST = 10_000  # least number of images in one turn

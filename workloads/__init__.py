@@ -2,49 +2,34 @@
 
 Collectives:
 
-- `collective`: `workload=collective`: runs the chosen operations; output, metrics, comparison with a baseline
-- `operations`: each collective operation: its buffers, its torch call, its expected result
-- `sweep`: one operation over all sizes: whether it fits into memory and the backend has it; the rows of results.json
-- `timing`: the runs of one size: warm-up, number of iterations, timing, verification
-- `redops`: input of each rank and exact result of reductions
-- `formulas`: algbw, busbw, and the spread of times
-- `tables`: the lines of the printed table
+- `collective`: measures and verifies collective operations over many sizes: the workload `collective`
+- `operations`: the collective operations: for each, its buffers on a rank, its torch call, and its expected result
+- `sweep`: measures one collective operation over many sizes: warm-up, timing and verification of each
+- `bench`: shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank, tables
 
 Point-to-point transfers:
 
 - `p2p`: `workload=p2p`: runs the chosen patterns; output, metrics, comparison with a baseline
-- `patterns`: checks of the workload's config
-- `pairs`: the patterns of two ranks: pingpong, bandwidth, bidirectional
-- `exchanges`: the patterns of all ranks: send, isend, batched, ring, fanout
+- `keys`: what the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes; free of torch
+- `exchanges`: the transfers of p2p: between two ranks, and the patterns of all ranks
 - `transfers`: times and verifies one pattern at one size; the rows of results.json
-- `matrix`: measures the link between each two nodes, again if it is slow; comparison with a baseline
-- `links`: decides in which order links are measured, which ones are slow, and which nodes are suspects
-- `matrix_text`: the printed lines about the matrix: slow links, suspects, how to exclude them
-- `heat`: the heat map of the matrix for a terminal
+- `matrix`: the matrix of p2p: measures the link between each two nodes, and finds slow links and the suspects
+- `matrix_text`: the printed lines about the matrix of links: heat map, slow links, suspects, how to exclude them
 
 Training:
 
 - `ddp`: `workload=ddp_mnist`: the model and the training loop
 - `datasets`: the image data sets of ddp_mnist: finds, verifies and downloads their files
-- `data`: loads a data set of ddp_mnist as tensors
+- `training`: parts of a training loop that do not depend on the model, and image data sets as tensors
 - `fsdp`: `workload=fsdp_lm`: the training loop
-- `gpt`: the model of fsdp_lm, sharded by FSDP2
+- `gpt`: a GPT-like language model over bytes, sharded over the ranks by FSDP2, and its windows of text
 - `texts`: the text files of fsdp_lm: finds and reads them, and checks the settings against their length
-- `text`: loads a text of fsdp_lm as tokens, and cuts the text into windows
-- `training`: parts that both trainings share: learning rate, losses, evaluation, seeds, threads
-- `buckets`: averages gradients in buckets, without DistributedDataParallel
-- `invariant`: `train.invariant`: sums gradients so that weights are bitwise the same at any number of ranks
+- `invariant`: averages gradients over ranks: in buckets, or bitwise the same at any world size
 - `function`: `workload=function`: calls the user's function in every rank
 
 Shared:
 
-- `bench`: test values, comparison, timing and tables of both benchmarks
 - `ranks`: helpers of all workloads: gather, print, raise an error of one rank on all ranks
-- `names`: names of operations, patterns, groups, types in a config; which backends have an operation
-- `sizes`: parses sizes of messages, and time budgets
-- `groups`: parses groups of ranks
-- `roof`: measures the hardware's speed without a communication library: a TCP stream, a copy in memory
-- `memory`: how much memory a rank can still allocate
-- `results`: writes and reads results.json and results.csv; compares two of them
-- `baselines`: reads the results of an earlier run on rank 0, for all ranks
+- `roof`: the limits of the hardware: the speed of a TCP stream and of a copy in memory, and how much memory is left
+- `results`: writes and reads the results of a benchmark; compares them with those of an earlier run
 """

@@ -1,18 +1,22 @@
-"""Measures and verifies collective operations over many sizes, on all ranks or on groups of ranks: the workload
-`collective`."""
+"""Measures and verifies collective operations over many sizes: the workload `collective`.
+
+The columns are those of nccl-tests. Values that are equal in all rows of a table (type, redop, root) are in its title.
+"""
 
 from __future__ import annotations
 
 import os
+import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher import formatting, progress, run_dir
 from launcher.runs.events import Fabric
 from launcher.worker import devices, nccl_report
-from workloads import baselines, results, roof, tables
+from workloads import results, roof
+from workloads.keys import REDUCING
 from workloads.operations import BY_NAME
 from workloads.ranks import WorkloadError, gather, introduce, say
 from workloads.sweep import Groups, Row, Settings, Sweep, make_groups
@@ -20,6 +24,92 @@ from workloads.sweep import Groups, Row, Settings, Sweep, make_groups
 if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import Collective
+
+
+TableRow = Mapping[str, Any]
+
+
+def table_title(operation: str, kind: str, ranks: str, dtype: str, redop: str, root: int | None, async_op: bool) -> str:
+    """Returns the title of a table: `all_reduce: world (4 ranks), float32, sum`.
+
+    `kind` is the kind of the groups, and `ranks` the number of ranks, and of groups if there are several (`2 x 3`).
+    `redop` and `root` are printed only if the operation has them.
+    """
+    words = [f"{operation}: {kind} ({ranks} {'rank' if ranks == '1' else 'ranks'})"]
+    if operation != "barrier":
+        words.append(dtype)
+    if operation in REDUCING:
+        words.append(redop)
+    if root is not None:
+        words.append(f"root {root}")
+    return ", ".join(words + (["async"] if async_op else []))
+
+
+def table_head() -> list[str]:
+    """Returns two header lines: out-of-place and in-place, and below them the columns; speeds in 10^9 bytes/s."""
+    columns = f"{'time(us)':>8} {'algbw':>5} {'busbw':>5} {'#wrong':>6}"
+    return [f"{'':20} {'out-of-place, GB/s':^27} {'in-place, GB/s':^27}".rstrip(),
+            f"{'size(B)':>10} {'count':>9} {columns} {columns}"]  # fmt: skip
+
+
+def table_line(out: TableRow | None, in_place: TableRow | None) -> str:
+    """Returns the line of one size.
+
+    out: the row of the out-of-place operation; None: not measured.
+    in_place: the row of the in-place operation; None: not measured.
+    """
+    row = out or in_place
+    assert row is not None
+    size = (row["size"], row["count"]) if row["size"] else ("-", "-")
+    return f"{size[0]:>10} {size[1]:>9} {_cells(out)} {_cells(in_place)}".rstrip()
+
+
+def _cells(row: TableRow | None) -> str:
+    if row is None:
+        return f"{'-':>8} {'-':>5} {'-':>5} {'-':>6}"
+    wrong = "-" if row["wrong"] is None else row["wrong"]
+    time = _microseconds(row["seconds"]["median"])
+    return f"{time:>8} {_speed(row['algbw']):>5} {_speed(row['busbw']):>5} {wrong:>6}"
+
+
+def _microseconds(seconds: float) -> str:
+    value = seconds * 1e6
+    return f"{value:.1f}" if value < 1e6 - 1 else f"{value:.0f}"
+
+
+def _speed(value: float | None) -> str:
+    if value is None:
+        return "-"
+    speed = value / 1e9
+    for limit, digits in ((9.9995, 3), (99.995, 2), (999.95, 1)):
+        if speed < limit:
+            return f"{speed:.{digits}f}"
+    return f"{speed:.0f}"
+
+
+def table_summary(rows: Sequence[TableRow], roof: float | None, of: str) -> str:
+    """Returns the last line of a table: `average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`.
+
+    With one row the line is `busbw is 43 % of the socket's 2.4 GB/s`; empty if no row has a busbw.
+
+    roof: speed of the hardware in bytes/s; None: not measured.
+    of: the hardware that `roof` is the speed of: socket or memory.
+    """
+    speeds = [row["busbw"] for row in rows if row.get("busbw")]
+    if not speeds:
+        return ""
+    best, average = max(speeds), statistics.fmean(speeds)
+    text = f"average busbw {average / 1e9:.3g} GB/s"
+    if not roof:
+        return text
+    part = f"is {best / roof * 100:.0f} % of the {of}'s {roof / 1e9:.3g} GB/s"
+    return f"busbw {part}" if len(speeds) == 1 else f"{text}; the best {part}"
+
+
+# -- Measures and verifies collective operations over many sizes, on all ranks or on groups of ranks: the workload
+#
+# `collective`.
+
 
 WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
 FAULTS = 10  # most wrong results that an error lists; the table has all of them
@@ -51,21 +141,21 @@ class Report:
         are printed for the first table only."""
         settings, row = self.settings, sweep.identity(0, "")
         if len(settings.sizes) > 1 or not self.headed:
-            self.say(*[""] * self.headed, *tables.head())
+            self.say(*[""] * self.headed, *table_head())
         self.headed, self.table = True, []
         of = (row["dtype"], settings.redop, row["root"], settings.async_op)
-        self.say(tables.title(row["op"], row["group"], row["ranks"], *of))
+        self.say(table_title(row["op"], row["group"], row["ranks"], *of))
 
     def add(self, rows: tuple[Row, ...]) -> None:
         """Prints the rows of one size, and adds them to the results."""
         self.table += rows
         self.results.add(*rows)
         where = {row["place"]: row for row in rows}
-        self.say(tables.line(where.get("out"), where.get("in")))
+        self.say(table_line(where.get("out"), where.get("in")))
 
     def end(self, groups: Groups) -> None:
         """Prints the last line of a table: the average busbw, compared with the hardware's speed."""
-        if text := tables.summary(self.table, *self._roof_of(groups)):
+        if text := table_summary(self.table, *self._roof_of(groups)):
             self.say(text)
 
     def _roof_of(self, groups: Groups) -> tuple[float | None, str]:
@@ -104,7 +194,7 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
         settings = Settings.of(config)
         introduce(env)
         gather(None, env)
-        baseline = baselines.read(config.baseline, env)
+        baseline = results.read_baseline(config.baseline, env)
         report = Report(config, settings, env)
         faults: list[str] = []
         total = len(settings.kinds) * len(settings.operations)

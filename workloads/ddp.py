@@ -17,10 +17,9 @@ from launcher.checkpoint.resumable import generators, restore_generators, seed_g
 from launcher.worker.global_batch import GlobalBatchSampler
 from launcher.worker.settings import Settings, settings
 from workloads import datasets, training
-from workloads.buckets import GradientBuckets
-from workloads.data import Data, load
-from workloads.invariant import InvariantGradients
+from workloads.invariant import GradientBuckets, InvariantGradients
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
+from workloads.training import Data, load
 
 if TYPE_CHECKING:
     from launcher import Env

@@ -22,7 +22,7 @@ from launcher.errors import ConfigError
 from launcher.torch_compat import DTensor, fsdp_computes_on
 from launcher.worker.global_batch import GlobalBatchSampler, share
 from launcher.worker.settings import Settings, settings
-from workloads import gpt, text, texts, training
+from workloads import gpt, texts, training
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Trainer:
         training.be_deterministic(env.device)
         self.build()
 
-    def load(self) -> tuple[texts.Text, text.Corpus]:
+    def load(self) -> tuple[texts.Text, gpt.Corpus]:
         """Checks all settings, loads and returns the text, and checks that the text is the same on every rank.
 
         Raises WorkloadError: a setting is not valid, or the text is missing, damaged, or different on some rank.
@@ -76,7 +76,7 @@ class Trainer:
         try:
             found = texts.find(self.config.text)
             texts.check(self.config, found, self.settings.train.invariant)
-            corpus = text.load(found, self.config.context, self.env.device)
+            corpus = gpt.load_text(found, self.config.context, self.env.device)
         except ConfigError as failure:
             error = str(failure)
         raise_together(error, self.env)
@@ -170,7 +170,7 @@ class Trainer:
         self.optimizer.step()
         self.losses.add(step, total)
 
-    def summed_loss(self, part: text.Part, chosen: Tensor) -> Tensor:
+    def summed_loss(self, part: gpt.Part, chosen: Tensor) -> Tensor:
         """Returns the sum of the losses of all tokens of some windows; 0 if there are none. All ranks must call it.
 
         FSDP averages the gradients of the ranks. Multiplied by `self.weight`, the gradients of these sums become the
@@ -271,7 +271,7 @@ class Trainer:
         self.model.train()
         self.model.reshard()
         if self.env.rank == 0:
-            say(f"the model writes:\n{text.printable(written)}")
+            say(f"the model writes:\n{gpt.printable(written)}")
 
     def run(self) -> dict[str, float | int | str]:
         """Trains for all remaining steps; returns the metrics of the run (see `main`)."""

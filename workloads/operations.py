@@ -1,23 +1,19 @@
 """The collective operations: for each, its buffers on a rank, its torch call, and its expected result.
 
-In the table, the n ranks of a group are 0 to n-1 (as torch.distributed's group ranks), `root` is one of them, and x(i)
-is the input of rank i. `count` is the number of elements of the operation's size; a block has count / n elements.
+The input of rank i starts at position i of one random stream r: x(i)[k] = r[k + i]. So the inputs of all ranks differ,
+and computing a result takes one stream and n slices of it, not n streams. The values are so small, or so sparse, that
+no order of additions or multiplications rounds or overflows.
 
-| operation | input | output |
+| redop | r | result at k |
 |---|---|---|
-| all_reduce | x(i), count | reduction of all x, on every rank |
-| broadcast | x(root), count | x(root), on every rank |
-| reduce | x(i), count | reduction of all x, on the root |
-| all_gather | x(i), a block | all x in the order of ranks, on every rank |
-| gather | x(i), a block | all x in the order of ranks, on the root |
-| scatter | n blocks on the root | block i, on rank i |
-| reduce_scatter | x(i), n blocks | block i of the reduction of all x, on rank i |
-| all_to_all | x(i), n blocks | block i of every x in the order of ranks, on rank i |
-| all_to_all_v | x(i), count in uneven parts | part i of every x in the order of ranks, on rank i |
-| send_recv | x(i), count | x(i-1): each rank sends to the next and receives from the one before |
-| barrier | nothing | nothing: no rank returns before all have called it |
+| sum | 0 to limit/n; if n is larger than the type's limit, 0 at most positions | r[k] + ... + r[k+n-1] |
+| prod | 1 to 4, at most 3 of n neighbours not 1 | r[k] * ... * r[k+n-1] |
+| min, max | 0 to limit | least or greatest of r[k] ... r[k+n-1] |
 
-Data is made and compared in pieces, so that verifying needs hardly any memory besides the buffers.
+`limit` is the largest whole number up to which the type represents all whole numbers exactly.
+
+avg: x(i) = base + d(i/2) for even i and base - d(i/2) for odd i (base for the last rank if n is odd), so the average
+is base. NCCL multiplies floats by 1/n first, which rounds. So a float is right if it is nearest to base.
 """
 
 from __future__ import annotations
@@ -32,9 +28,108 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.torch_compat import all_gather_single, reduce_scatter_single
-from workloads import redops
 from workloads.bench import Values
-from workloads.names import REDUCING
+from workloads.keys import REDUCING
+
+REDOPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
+_COMBINE: dict[str, Callable[..., object]] = {
+    "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+}  # fmt: skip
+Key = tuple[object, ...]  # makes the data of one case different from that of others
+
+
+def put_operands(values: Values, redop: str, key: Key, rank: int, n: int, start: int, count: int) -> Tensor:
+    """Returns elements `start` to `start + count - 1` of a rank's input, [count].
+
+    redop: reduction: sum, prod, min, max or avg.
+    rank: the rank, as index in its group.
+    start: index of the first element.
+    """
+    if redop != "avg":
+        return _stream(values, redop, key, n, start + rank, count)
+    base = _base(values, key, n, start, count)
+    if rank == n - 1 and n % 2:
+        return base
+    pairs = n // 2
+    most = max(1, values.limit // (4 * pairs))
+    apart = _sparse(values.make(count, *key, "apart", start=start + rank // 2, most=most),
+                    start + rank // 2, -(-4 * pairs // values.limit), 0)  # fmt: skip
+    return base - apart if rank % 2 else base + apart
+
+
+def exact_result(values: Values, redop: str, key: Key, n: int, start: int, count: int) -> Tensor:
+    """Returns elements `start` to `start + count - 1` of the result over n ranks, [count]. See `put_in` for the
+    arguments."""
+    if redop == "avg":
+        return _base(values, key, n, start, count)
+    stream = _stream(values, redop, key, n, start, count + n - 1)
+    result = stream[:count].clone()
+    combine = _COMBINE[redop]
+    for rank in range(1, n):
+        combine(result, stream[rank : rank + count], out=result)
+    return result
+
+
+def wrong_elements(redop: str, got: Tensor, expected: Tensor) -> int:
+    """Returns the number of wrong elements in an output. NaN is always wrong.
+
+    redop: reduction; empty: the operation does not reduce.
+    """
+    if redop == "avg" and got.is_floating_point():
+        return int((~((got - expected).abs() < 0.5)).sum())
+    return int((got != expected).sum())
+
+
+def _base(values: Values, key: Key, n: int, start: int, count: int) -> Tensor:
+    # At most 2**24, since torch divides integers as float32 where it divides them itself.
+    return values.make(count, *key, "base", start=start, most=min(values.limit, 2**24) // (2 * n))
+
+
+def _stream(values: Values, redop: str, key: Key, n: int, start: int, count: int) -> Tensor:
+    if redop in ("min", "max"):
+        return values.make(count, *key, start=start)
+    if redop == "prod":
+        return _sparse(values.make(count, *key, start=start, most=3) + 1, start, -(-n // 3), 1)
+    most = max(1, values.limit // n)
+    return _sparse(values.make(count, *key, start=start, most=most), start, -(-n // values.limit), 0)
+
+
+def _sparse(stream: Tensor, start: int, every: int, otherwise: int) -> Tensor:
+    # Returns the stream with `otherwise` at all positions that are no multiple of `every`
+    if every == 1:
+        return stream
+    places = torch.arange(start, start + len(stream), device=stream.device)
+    return torch.where(places % every == 0, stream, torch.full_like(stream, otherwise))
+
+
+# -- The collective operations: for each, its buffers on a rank, its torch call, and its expected result
+#
+# In the table, the n ranks of a group are 0 to n-1 (as torch.distributed's group ranks), `root` is one of them, and
+# x(i) is the input of rank i. `count` is the number of elements of the operation's size; a block has count / n
+# elements.
+#
+# | operation | input | output |
+# |---|---|---|
+# | all_reduce | x(i), count | reduction of all x, on every rank |
+# | broadcast | x(root), count | x(root), on every rank |
+# | reduce | x(i), count | reduction of all x, on the root |
+# | all_gather | x(i), a block | all x in the order of ranks, on every rank |
+# | gather | x(i), a block | all x in the order of ranks, on the root |
+# | scatter | n blocks on the root | block i, on rank i |
+# | reduce_scatter | x(i), n blocks | block i of the reduction of all x, on rank i |
+# | all_to_all | x(i), n blocks | block i of every x in the order of ranks, on rank i |
+# | all_to_all_v | x(i), count in uneven parts | part i of every x in the order of ranks, on rank i |
+# | send_recv | x(i), count | x(i-1): each rank sends to the next and receives from the one before |
+# | barrier | nothing | nothing: no rank returns before all have called it |
+#
+# Data is made and compared in pieces, so that verifying needs hardly any memory besides the buffers.
+
 
 PIECE = 2**18  # elements that are made or compared at once
 Call = Callable[[], object]
@@ -153,7 +248,7 @@ class Operation:
         for due in self.gives(case):
             for start, got in _pieces(buffers.out[at : at + due.length]):
                 expected = _element(case, due.source, due.offset + start, len(got))
-                wrong += redops.wrong(case.redop if self.reduces else "", got, expected)
+                wrong += wrong_elements(case.redop if self.reduces else "", got, expected)
             at += due.length
         return wrong, at
 
@@ -176,8 +271,8 @@ def _element(case: Case, source: int | None, start: int, count: int, *, put_in: 
         return case.values.make(count, *case.key, case.ranks[source], start=start)
     key = (*case.key, case.ranks)
     if put_in:
-        return redops.put_in(case.values, case.redop, key, case.me, case.n, start, count)
-    return redops.answer(case.values, case.redop, key, case.n, start, count)
+        return put_operands(case.values, case.redop, key, case.me, case.n, start, count)
+    return exact_result(case.values, case.redop, key, case.n, start, count)
 
 
 def _bound(function: Work, wait: bool, *arguments: object, **options: object) -> Call:
@@ -221,7 +316,7 @@ def _my_block(case: Case, whole: Tensor) -> Tensor:
 
 
 def _all_reduce(case: Case, buffers: Buffers, wait: bool) -> Call:
-    return _bound(dist.all_reduce, wait, buffers.data, redops.REDOPS[case.redop], case.group)
+    return _bound(dist.all_reduce, wait, buffers.data, REDOPS[case.redop], case.group)
 
 
 def _broadcast(case: Case, buffers: Buffers, wait: bool) -> Call:
@@ -229,7 +324,7 @@ def _broadcast(case: Case, buffers: Buffers, wait: bool) -> Call:
 
 
 def _reduce(case: Case, buffers: Buffers, wait: bool) -> Call:
-    return _bound(dist.reduce, wait, buffers.data, case.ranks[case.root], redops.REDOPS[case.redop], case.group)
+    return _bound(dist.reduce, wait, buffers.data, case.ranks[case.root], REDOPS[case.redop], case.group)
 
 
 def _all_gather(case: Case, buffers: Buffers, wait: bool) -> Call:
@@ -238,7 +333,7 @@ def _all_gather(case: Case, buffers: Buffers, wait: bool) -> Call:
 
 def _reduce_scatter(case: Case, buffers: Buffers, wait: bool) -> Call:
     return _bound(
-        reduce_scatter_single, wait, buffers.out, buffers.data, redops.REDOPS[case.redop], case.group
+        reduce_scatter_single, wait, buffers.out, buffers.data, REDOPS[case.redop], case.group
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launcher import progress, run_dir
 from launcher.worker import devices
 from launcher.worker.node_exclusion import how_to_exclude
-from workloads import baselines, matrix, matrix_text, pairs, patterns, results, roof
+from workloads import exchanges, keys, matrix, matrix_text, results, roof
 from workloads.ranks import WorkloadError, introduce, say
 from workloads.transfers import TABLE, Transfers
 
@@ -28,7 +28,7 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
     | bidirectional | twice one TCP stream | twice a copy in memory | not known |
     | any other | not known | not known | not known |
     """
-    if pattern not in pairs.PATTERNS:
+    if pattern not in exchanges.PATTERNS:
         return None
     within = env.node_of(pair[0]) == env.node_of(pair[1])
     on_stream = env.backend in devices.ON_STREAM
@@ -56,12 +56,12 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
     try:
-        patterns.check(vars(config), env.node_ranks)
-        chosen = patterns.chosen(vars(config), env.node_ranks)
+        keys.check_patterns(vars(config), env.node_ranks)
+        chosen = keys.chosen_patterns(vars(config), env.node_ranks)
     except ValueError as error:
         raise WorkloadError(str(error)) from error
     introduce(env)
-    baseline = baselines.read(config.baseline, env)
+    baseline = results.read_baseline(config.baseline, env)
     measured = roof.measure(env)
     this = Transfers(config, env)
     folder = run_dir() if env.rank == 0 else None
@@ -69,11 +69,11 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     write = say if env.rank == 0 else _silent
     for line in measured.lines():
         write(line)
-    ordered = [pattern for pattern in chosen if pattern != patterns.MATRIX]
+    ordered = [pattern for pattern in chosen if pattern != keys.MATRIX]
     if ordered:
         write(TABLE.head())
     faults: list[str] = []
-    done, total = 0, len(ordered) * len(this.counts()) + (patterns.MATRIX in chosen)
+    done, total = 0, len(ordered) * len(this.counts()) + (keys.MATRIX in chosen)
     for pattern in ordered:
         top = top_of(pattern, this.pair, measured, env)
         for count in this.counts():
@@ -88,8 +88,8 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
             if env.rank == 0:
                 progress(done, total, pattern=pattern, size=found.row["size"])
     links = None
-    if patterns.MATRIX in chosen:
-        if missing := this.missing(patterns.MATRIX, max(this.counts())):
+    if keys.MATRIX in chosen:
+        if missing := this.missing(keys.MATRIX, max(this.counts())):
             _stop(f"matrix is left out at {missing}", written, write)
         else:
             links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
@@ -101,7 +101,7 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
                     say(line)
             faults += matrix.faults(links, this.hosts)
             if env.rank == 0:
-                progress(total, total, pattern=patterns.MATRIX)
+                progress(total, total, pattern=keys.MATRIX)
     written.complete = not written.reason
     written.write()
     _judge(faults, written, links, baseline, config, env)

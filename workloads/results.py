@@ -1,4 +1,4 @@
-"""Writes and reads the results of a benchmark, RUN/results.json and RUN/results.csv; compares them with another run's.
+"""Writes and reads the results of a benchmark; compares them with those of an earlier run.
 
 results.json is one JSON object: `format`, `workload`, `conditions` (everything that a number depends on), `roof`,
 `rows`, `matrix` (of p2p; all pairs of a large one are in matrix.npy), `complete` and `reason`. Times are in seconds,
@@ -24,10 +24,12 @@ import numpy as np
 from launcher import run_dir
 from launcher.files import run_files
 from launcher.worker import devices
+from workloads.ranks import gather, raise_together
 
 if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import P2P, Collective
+
 
 FORMAT = 1
 JSON, CSV = "results.json", "results.csv"
@@ -299,3 +301,24 @@ def against(
 
 def _sizes_in_words(rows: Sequence[Row]) -> str:
     return ", ".join(dict.fromkeys(label(row) for row in rows[:3])) + (", ..." if len(rows) > 3 else "")
+
+
+# -- Reads the results of an earlier run, with which a benchmark is compared, on all ranks
+
+
+def read_baseline(path: str | None, env: Env) -> Results | None:
+    """Returns the results of an earlier run on all ranks. Only rank 0 reads the file. All ranks must call it.
+
+    path: results.json or the run directory; None: there is no baseline, and the result is None.
+    Raises WorkloadError: the file does not exist, cannot be read, or has another format.
+    """
+    if path is None:
+        return None
+    found, problem = None, None
+    if env.rank == 0:
+        try:
+            found = read(Path(path))
+        except ValueError as error:
+            problem = f"baseline={path}: {error}"
+    raise_together(problem, env)
+    return gather(found, env)[0]

@@ -1,13 +1,13 @@
-"""Measures one collective operation over many sizes: whether the backend has it and memory suffices, times, results.
-
-All ranks decide together, before the operation starts, whether the backend has it, whether a size fits into memory, and
-how many iterations a time budget allows. So no rank waits for another one that has decided otherwise.
-"""
+"""Measures one collective operation over many sizes: warm-up, timing and verification of each."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,16 +16,130 @@ import torch.distributed as dist
 from launcher.formatting import format_size, plural
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices
-from workloads import bench, formulas, memory, names
-from workloads.groups import Members, in_words, members_of, parse_groups
-from workloads.operations import Buffers, Case, Operation, count_of
+from workloads import bench, roof
+from workloads.keys import (
+    DTYPES,
+    OPERATIONS,
+    PLACES,
+    REDOPS,
+    Members,
+    backends_for,
+    choose,
+    choose_one,
+    chooses_all,
+    groups_text,
+    members_of,
+    parse_groups,
+    parse_seconds,
+    parse_sizes,
+    places_of,
+)
+from workloads.operations import Buffers, Call, Case, Operation, count_of
 from workloads.ranks import WorkloadError, gather, name_ranks
-from workloads.sizes import parse_seconds, parse_sizes
-from workloads.timing import Run
 
 if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import Collective
+
+
+LATE = 0.01  # seconds by which the root comes late to a verified barrier; a rank that does not wait for it is found
+MOST_ITERATIONS = 100_000  # most iterations with a time budget
+_met: Counter[str] = Counter()  # number of verified barriers by name: each needs a key of its own in the store
+
+
+class Run:
+    """The runs of one operation at one size, in place or out of place, on this rank.
+
+    case: the operation's case; None: this rank is in no group, and only joins the gathers of all ranks.
+    buffers: the case's buffers; None: there is no case.
+    checked: number of elements compared so far.
+    wrong: number of wrong elements; for a barrier, number of ranks that had not arrived; None: unknown.
+    """
+
+    def __init__(
+        self, settings: Settings, operation: Operation, env: Env, case: Case | None, buffers: Buffers | None
+    ) -> None:
+        self.settings, self.operation, self.env, self.case, self.buffers = settings, operation, env, case, buffers
+        self.checked = 0
+        self.wrong: int | None = 0
+        on_stream = devices.ON_STREAM.get(env.backend) == env.device.type
+        self._time: Callable[[Call, Call, int], list[float]] = (
+            partial(bench.time_on_device, device=env.device) if on_stream else bench.time_calls
+        )
+        if case is not None and buffers is not None:
+            self._meet: Call = partial(dist.barrier, group=case.group)
+            call = operation.bind(case, buffers, settings.async_op)
+            self._call = self._until_done(call) if env.device.type != "cpu" and not on_stream else call
+
+    def _until_done(self, call: Call) -> Call:
+        def call_and_finish() -> None:
+            call()
+            devices.synchronize(self.env.device)
+
+        return call_and_finish
+
+    def warm_up(self) -> int:
+        """Makes the warm-up iterations; returns the number of iterations to time, the same on all ranks."""
+        settings = self.settings
+        count = max(settings.warmup, 1) if settings.budget else settings.warmup
+        began = time.perf_counter()
+        self.times(count)
+        if settings.budget is None:
+            return settings.iterations
+        cost = bench.slowest([(time.perf_counter() - began) / count], self.env)[0]
+        return max(2, min(MOST_ITERATIONS, int(settings.budget / max(cost, 1e-7))))
+
+    def timed(self, iterations: int) -> list[float]:
+        """Returns the seconds of each iteration. The first and the last one use new data, which is verified after the
+        timing."""
+        seconds = self._verified("first")
+        if iterations > 1:
+            seconds += self.times(iterations - 2)
+            seconds += self._verified("last")
+        return seconds
+
+    def times(self, count: int) -> list[float]:
+        """Runs `count` iterations on the current data; returns the seconds of each; 0 if this rank is in no group."""
+        return self._time(self._call, self._meet, count) if self.case is not None and count else [0.0] * count
+
+    def _verified(self, when: str) -> list[float]:
+        if self.case is None or self.buffers is None:
+            return [0.0]
+        operation, case = self.operation, self.case.again(when)
+        if operation.name == "barrier":
+            seconds = self.times(1)
+            missing = _missing_at_barrier(case, self._call)
+            self.wrong = None if missing is None or self.wrong is None else self.wrong + missing
+            return seconds
+        operation.fill(case, self.buffers)
+        seconds = self.times(1)
+        devices.synchronize(self.env.device)
+        wrong, checked = operation.check(case, self.buffers)
+        self.wrong = (self.wrong or 0) + wrong
+        self.checked += checked
+        return seconds
+
+
+def _missing_at_barrier(case: Case, barrier: Call) -> int | None:
+    # The root arrives LATE seconds late.
+    # None: unknown, since there is no store in which ranks are counted (MPI).
+    store = dist.distributed_c10d._get_default_store()
+    name = f"barrier/{case.key}/{case.ranks}"
+    _met[name] += 1
+    key = f"{name}/{_met[name]}"
+    if case.is_root:
+        time.sleep(LATE)
+    if store:
+        store.add(key, 1)
+    barrier()
+    return case.n - store.add(key, 0) if store else None
+
+
+# -- Measures one collective operation over many sizes: whether the backend has it and memory suffices, times, results
+#
+# All ranks decide together, before the operation starts, whether the backend has it, whether a size fits into memory,
+# and how many iterations a time budget allows. So no rank waits for another one that has decided otherwise.
+
 
 Row = dict[str, Any]
 
@@ -57,14 +171,14 @@ class Settings:
                 "and 0 to warm up"
             )
         return cls(
-            operations=names.choose("operation", config.op, names.OPERATIONS),
-            everything=names.chooses_all(config.op),
+            operations=choose("operation", config.op, OPERATIONS),
+            everything=chooses_all(config.op),
             kinds=parse_groups(config.groups),
             sizes=parse_sizes(config.sizes),
-            dtype=names.choose_one("dtype", config.dtype, names.DTYPES),
-            redop=names.choose_one("redop", config.redop, names.REDOPS),
+            dtype=choose_one("dtype", config.dtype, DTYPES),
+            redop=choose_one("redop", config.redop, REDOPS),
             root=config.root,
-            place=names.choose_one("place", config.place, names.PLACES),
+            place=choose_one("place", config.place, PLACES),
             async_op=config.async_op,
             iterations=config.iterations,
             warmup=config.warmup,
@@ -77,7 +191,7 @@ class Settings:
 class Groups:
     """All groups of one kind."""
 
-    kind: str  # the kind (see `workloads.groups`)
+    kind: str  # the kind (see `workloads.keys`)
     members: Members  # the ranks of each group
     mine: dist.ProcessGroup | None  # process group of this rank; None: this rank is in no group
     ranks: tuple[int, ...]  # ranks of this rank's group
@@ -88,7 +202,7 @@ class Groups:
         return min(map(len, self.members))
 
     def __str__(self) -> str:
-        return in_words(self.members)
+        return groups_text(self.members)
 
 
 @dataclass(frozen=True)
@@ -103,7 +217,7 @@ class Measured:
 def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
     """Creates the process groups of a kind. All ranks must call it, for the same kinds in the same order.
 
-    kind: the kind (see `workloads.groups`).
+    kind: the kind (see `workloads.keys`).
     anew: whether to create a new group for `world`, too, and not to return the default group.
     Raises ValueError: a rank does not exist.
     """
@@ -142,7 +256,7 @@ class Sweep:
     def __init__(self, settings: Settings, operation: Operation, groups: Groups, env: Env) -> None:
         self.settings, self.operation, self.groups, self.env = settings, operation, groups, env
         self.values = bench.Values(bench.torch_dtype(settings.dtype), env.device, settings.seed)
-        self.places = names.places_of(operation.name, settings.place)
+        self.places = places_of(operation.name, settings.place)
         if settings.root >= groups.n and operation.rooted:
             raise WorkloadError(
                 f"workload.root={settings.root}: the smallest group of {groups.kind} has {plural(groups.n, 'rank')}, "
@@ -168,11 +282,7 @@ class Sweep:
             problem = self._try(place)
             if problem is not None:
                 self.groups = _remade(self.groups, self.env)
-                can = [
-                    each
-                    for each in names.backends_for(name, settings.dtype, settings.redop)
-                    if each != self.env.backend
-                ]
+                can = [each for each in backends_for(name, settings.dtype, settings.redop) if each != self.env.backend]
                 have = f"; {' and '.join(can)} {'have' if len(can) > 1 else 'has'} it" if can else ""
                 of = f" for {settings.dtype}" + (f" {settings.redop}" if self.operation.reduces else "")
                 return f"{self.env.backend} lacks it{of} ({problem}){have}"
@@ -240,8 +350,8 @@ class Sweep:
             if wrong
         )
         unknown = any(wrong is None for _, _, wrong in tallies)
-        spread = formulas.spread(bench.slowest(seconds, env))
-        algbw, busbw = formulas.bandwidths(name, groups.n, size, spread["median"])
+        spread = bench.spread(bench.slowest(seconds, env))
+        algbw, busbw = bench.bandwidths(name, groups.n, size, spread["median"])
         row = {
             **self.identity(size, place),
             "iterations": len(seconds),
@@ -287,7 +397,7 @@ class Sweep:
         # On a CPU the kernel would kill the rank, in place of an error of the allocation
         both, larger = self.operation.elements(case, place)
         need = (both + larger) * self.values.dtype.itemsize  # the library may need as much as the larger one
-        have = memory.available(self.env)
+        have = roof.available_memory(self.env)
         if have is None or need <= have:
             return ""
         return f"needs {need / 2**30:.2f} GiB of memory, and {have / 2**30:.2f} GiB is left for it"

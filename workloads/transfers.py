@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from launcher.formatting import format_size, long_size
-from workloads import bench, formulas, matrix, memory, pairs, patterns, results
+from workloads import bench, exchanges, keys, matrix, results, roof
 from workloads.exchanges import AT_ONCE, EXCHANGES, Case
+from workloads.keys import parse_seconds, parse_sizes
 from workloads.ranks import gather, name_ranks
-from workloads.sizes import parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -51,7 +51,7 @@ class Transfers:
     def __init__(self, config: P2P, env: Env) -> None:
         self.config, self.env = config, env
         self.values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
-        self.pair = patterns.pair_of(config.pair, env.node_ranks)
+        self.pair = keys.pair_of(config.pair, env.node_ranks)
         self.budget = None if config.budget is None else parse_seconds(config.budget)
         self.sizes = parse_sizes(config.sizes)
         self.hosts = gather(env.host, env)
@@ -66,28 +66,28 @@ class Transfers:
         if pattern in EXCHANGES:
             messages = min(AT_ONCE, self.env.world_size - 1)
         else:
-            room = matrix.ROOM if pattern == patterns.MATRIX else pairs.ROOM
-            messages = max(1, min(room // size, max(pairs.BURST, self.config.window)))
+            room = matrix.ROOM if pattern == keys.MATRIX else exchanges.ROOM
+            messages = max(1, min(room // size, max(exchanges.BURST, self.config.window)))
         need = 3 * messages * size + 12 * count + size  # sent, received, expected; and to make and compare values
-        there = [free for free in gather(memory.available(self.env), self.env) if free is not None]
+        there = [free for free in gather(roof.available_memory(self.env), self.env) if free is not None]
         if not there or need < min(there):
             return ""
         return f"{format_size(size)}: it needs {long_size(need)} a rank, and {long_size(min(there))} are free"
 
     def measure(self, pattern: str, count: int) -> Measured:
         """Measures one pattern with messages of `count` elements, and returns the result."""
-        return self._pair(pattern, count) if pattern in pairs.PATTERNS else self._exchange(pattern, count)
+        return self._pair(pattern, count) if pattern in exchanges.PATTERNS else self._exchange(pattern, count)
 
     def _pair(self, pattern: str, count: int) -> Measured:
         config, env = self.config, self.env
         a, b = self.pair
-        timed = pairs.Timed()
+        timed = exchanges.Timed()
         if env.rank in self.pair:
-            runs = pairs.Runs(config.iterations, config.warmup, self.budget, config.window)
-            timed = pairs.PATTERNS[pattern](pairs.Pair(env.rank, a, b, count, self.values, pattern), runs)
+            runs = exchanges.Runs(config.iterations, config.warmup, self.budget, config.window)
+            timed = exchanges.PATTERNS[pattern](exchanges.Pair(env.rank, a, b, count, self.values, pattern), runs)
         everyone = gather(timed, env)
         seconds = everyone[a].seconds
-        size, median = count * self.values.dtype.itemsize, formulas.spread(seconds)["median"]
+        size, median = count * self.values.dtype.itemsize, bench.spread(seconds)["median"]
         messages = {"pingpong": 2, "bandwidth": config.window, "bidirectional": 2 * config.window}[pattern]
         latency = median / 2 if pattern == "pingpong" else None
         row = self._row(pattern, count, messages, seconds)
@@ -102,7 +102,7 @@ class Transfers:
             took.append(sum(self._run(pattern, count, run, {})[0]))
         iterations = config.iterations
         if self.budget is not None:
-            iterations = gather(max(1, min(pairs.MOST, int(self.budget / took[-1]))), env)[0]
+            iterations = gather(max(1, min(exchanges.MOST, int(self.budget / took[-1]))), env)[0]
         seconds: list[float] = []
         wrong: dict[int, int] = {}
         messages = checked = 0
@@ -135,8 +135,8 @@ class Transfers:
     def _row(self, pattern: str, count: int, messages: int, seconds: Sequence[float]) -> dict[str, Any]:
         return {
             "pattern": pattern, "size": count * self.values.dtype.itemsize, "count": count, "dtype": self.config.dtype,
-            "ranks": list(self.pair) if pattern in pairs.PATTERNS else self.env.world_size, "messages": messages,
-            "iterations": len(seconds), "seconds": formulas.spread(seconds),
+            "ranks": list(self.pair) if pattern in exchanges.PATTERNS else self.env.world_size, "messages": messages,
+            "iterations": len(seconds), "seconds": bench.spread(seconds),
         }  # fmt: skip
 
     def _measured(self, row: dict[str, Any], checked: int, wrong: dict[tuple[int, int], int]) -> Measured:

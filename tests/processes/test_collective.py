@@ -18,8 +18,8 @@ from launcher import Env
 from launcher.config.schema import Collective
 from launcher.torch_compat import reduce_scatter_single
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import collective, memory, operations, results, roof, timing
-from workloads.names import OPERATIONS, REDOPS, REDUCING, places_of
+from workloads import collective, operations, results, roof, sweep
+from workloads.keys import OPERATIONS, REDOPS, REDUCING, places_of
 
 BOTH = [name for name in OPERATIONS if len(places_of(name, "both")) == 2]
 
@@ -101,7 +101,7 @@ def test_groups_of_unequal_sizes() -> None:
 def test_a_budget_decides_how_many_iterations_on_all_ranks() -> None:
     first, _ = run(config_of(op="all_reduce", budget="100ms"), 2, prepare=keeps_results)
     (row,) = json.loads(first.printed.splitlines()[-1])["rows"]
-    assert 2 <= row["iterations"] <= timing.MOST_ITERATIONS and row["wrong"] == 0
+    assert 2 <= row["iterations"] <= sweep.MOST_ITERATIONS and row["wrong"] == 0
 
 
 def keeps_results(env: Env) -> None:
@@ -187,7 +187,7 @@ def test_an_operation_that_the_backend_lacks_is_told() -> None:
 
 def little_memory_on_rank_1(env: Env) -> None:
     keeps_results(env)
-    patch.object(memory, "available", lambda env: 20_000 if env.rank == 1 else None).start()
+    patch.object(roof, "available_memory", lambda env: 20_000 if env.rank == 1 else None).start()
 
 
 def test_a_size_that_would_not_fit_ends_the_sweep_with_what_was_measured() -> None:

@@ -21,9 +21,9 @@ from launcher.reports.fabric import parse
 from launcher.reports.fabric_page import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import exchanges, links, matrix_text, memory, p2p, patterns, results, roof
+from workloads import exchanges, keys, matrix, matrix_text, p2p, results, roof
+from workloads.keys import PATTERNS
 from workloads.matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
-from workloads.names import PATTERNS
 
 
 def p2p_config(**changes: Any) -> P2P:
@@ -90,7 +90,7 @@ def test_all_patterns_are_right(world_size: int, nnodes: int, tmp_path: Path) ->
         "batched": world_size * pairs, "ring": world_size**2, "fanout": pairs,
     }  # fmt: skip
     for (name, size), row in rows.items():
-        more = 10 if size == 4096 and name in patterns.PAIRS else 1
+        more = 10 if size == 4096 and name in keys.PAIRS else 1
         assert (row["iterations"], row["count"], row["wrong"]) == (2 * more, size // 4, 0)
         assert row["bandwidth"] == pytest.approx(row["messages"] * size / row["seconds"]["median"])
         every = row["messages"] * row["iterations"] * row["count"]
@@ -213,10 +213,10 @@ def matrix_of(hosts: list[str], bad: dict[int, float], **changes: Any) -> Matrix
     size = len(hosts)
     rows = [[None if a == b else 1e9 * min(bad.get(a, 1), bad.get(b, 1)) for b in range(size)] for a in range(size)]
     times = [[None if a == b else 1e-4 for b in range(size)] for a in range(size)]
-    seen = links.Measured(list(range(size)), times, rows)
-    slow = links.slow_pairs(seen, links.Limits(0.7, 3))
+    seen = matrix.Measured(list(range(size)), times, rows)
+    slow = matrix.slow_pairs(seen, matrix.Limits(0.7, 3))
     return Matrix(
-        list(range(size)), hosts, hosts, seen, (1024, 2**20), slow, links.suspects(seen, slow), 3, 1, {}, **changes
+        list(range(size)), hosts, hosts, seen, (1024, 2**20), slow, matrix.suspects(seen, slow), 3, 1, {}, **changes
     )
 
 
@@ -240,7 +240,7 @@ def test_the_verdict_ends_with_what_to_do(bad: dict[int, float], how: str, last:
 def test_one_slow_link_is_no_nodes_fault() -> None:
     found = matrix_of([f"node{node}" for node in range(6)], {})
     found.seen.bandwidth[1][4] = 1e8  # type: ignore[index]
-    slow = links.slow_pairs(found.seen, links.Limits(0.7, 3))
+    slow = matrix.slow_pairs(found.seen, matrix.Limits(0.7, 3))
     lines = matrix_text.lines(Matrix(**{**vars(found), "slow": slow}), p2p_config(), "exclude {}".format)
     assert lines[-2:] == [
         "slow: node1 - node4: 0.10 GB/s, 10 % of the median (100.0 us)",
@@ -262,10 +262,10 @@ def test_a_matrix_of_thousands_of_nodes_is_written_and_read(tmp_path: Path) -> N
     size = 4096
     hosts = [f"node{node}" for node in range(size)]
     good, bad = [1e9] * size, [1e8] * size  # rows are shared: 16 million pairs take no memory here
-    seen = links.Measured(range(size), [[1e-4] * size] * size, [bad if node == 1000 else good for node in range(size)])
-    slow = [links.Slow((1000, node), 1e-4, 1e8, "bandwidth", 0.1 + node / 1e9, "median") for node in range(size)] * 6
+    seen = matrix.Measured(range(size), [[1e-4] * size] * size, [bad if node == 1000 else good for node in range(size)])
+    slow = [matrix.Slow((1000, node), 1e-4, 1e8, "bandwidth", 0.1 + node / 1e9, "median") for node in range(size)] * 6
     found = Matrix(range(size), hosts, hosts, seen, (1024, 2**20), slow, [1000], 4095, 1, {})
-    with patch.object(links, "usual", return_value=None):  # 8 million pairs take a while
+    with patch.object(matrix, "usual", return_value=None):  # 8 million pairs take a while
         values = found.as_dict()
     kept = results.Results("p2p", {"hosts": hosts}, {}, tmp_path, [], values, True)
     found.write(tmp_path)
@@ -336,7 +336,7 @@ def test_a_matrix_of_other_sizes_is_no_baseline(tmp_path: Path) -> None:
 
 
 def little_memory_on_rank_1(env: Env) -> None:
-    patch.object(memory, "available", lambda env: 2**20 if env.rank == 1 else 2**40).start()
+    patch.object(roof, "available_memory", lambda env: 2**20 if env.rank == 1 else 2**40).start()
 
 
 def test_sizes_that_do_not_fit_end_the_sweep() -> None:
@@ -369,7 +369,7 @@ def test_sizes_that_do_not_fit_end_the_sweep() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], nodes: list[int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        patterns.check(vars(p2p_config(**changes)), nodes)
+        keys.check_patterns(vars(p2p_config(**changes)), nodes)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], nodes:
 def test_a_pair_is_of_two_nodes_where_there_are_two(
     pair: list[int] | None, nodes: list[int], expected: tuple[int, int]
 ) -> None:
-    assert patterns.pair_of(pair, nodes) == expected
+    assert keys.pair_of(pair, nodes) == expected
 
 
 def test_ranks_refuse_the_same_before_anything_is_sent() -> None:

@@ -15,7 +15,7 @@ from launcher import Env
 from launcher.config.schema import DDPMnist, Precision, Sync
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import datasets, ddp, training
-from workloads.data import load
+from workloads.training import load
 
 
 def ddp_config(**changes: Any) -> DDPMnist:

@@ -2,8 +2,7 @@
 
 The hooks do not import torch, which takes a second.
 
-- `benchmarks`: the hook of p2p and collective: finds the run that `baseline` names
-- `benchmark_checks`: checks of p2p and collective: names, sizes, groups, roots, backends
+- `benchmarks`: the hook of the benchmarks: checks their settings before a submission, and describes their results
 - `ddp_mnist`: the hook of ddp_mnist: finds the data set; the data sets that `launcher data` lists
 - `fsdp_lm`: the hook of fsdp_lm: finds the text
 - `training`: checks of ddp_mnist and fsdp_lm: ranges of settings (lr, epochs, ...), a sample for each rank

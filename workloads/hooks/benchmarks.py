@@ -1,4 +1,4 @@
-"""The submission hook of the communication benchmarks (p2p, collective): checks names and sizes, finds a baseline."""
+"""The hook of the benchmarks: checks their settings before a submission, and describes their results."""
 
 from __future__ import annotations
 
@@ -8,10 +8,113 @@ from typing import TYPE_CHECKING
 
 from launcher import WorkloadHook
 from launcher.errors import ConfigError
+from launcher.formatting import format_size
+from workloads import keys
+from workloads.keys import check_group_ranks, members_of, parse_groups, parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
     from launcher.config.schema import P2P, Collective, Config, Workload
     from launcher.spec.plan import JobPlan
+
+
+# Keys with one name or several: the word for such a name in errors, and the known names.
+NAMED = {
+    "op": ("operation", keys.OPERATIONS),
+    "pattern": ("pattern", keys.PATTERNS),
+}
+# Keys with a single name, and the known names.
+ONE_OF = {"dtype": keys.DTYPES, "redop": keys.REDOPS, "place": keys.PLACES}
+
+
+def check_names(plan: JobPlan) -> None:
+    """Checks the names, sizes and time budget in the workload's settings, before the job waits in a queue.
+
+    Raises ConfigError: an operation, pattern, group, type or place is unknown, or a size or the budget is not valid.
+    """
+    for key, value in plan.workload.params.items():
+        try:
+            if key in ONE_OF:
+                keys.choose_one(key, value, ONE_OF[key])
+            elif key in NAMED:
+                keys.choose(NAMED[key][0], value, NAMED[key][1])
+            elif key == "sizes":
+                parse_sizes(value)
+            elif key == "groups":
+                for kind in parse_groups(value):
+                    check_group_ranks(kind, plan.world_size)
+            elif key == "budget" and value is not None:
+                parse_seconds(value)
+        except ValueError as error:
+            raise ConfigError(f"workload.{key}: {error}") from None
+
+
+def check_sweep(plan: JobPlan) -> None:
+    """Checks the numeric settings, pattern, roots and backend of p2p and collective, after `check_names`.
+
+    Raises ConfigError: a setting is out of range, a size exceeds a node's memory, a pattern or a root does not fit the
+        ranks, or the backend lacks an operation that was chosen by name.
+    """
+    params = plan.workload.params
+    if params["iterations"] < 1 or params.get("warmup", 0) < 0:
+        raise ConfigError(
+            f"workload.iterations={params['iterations']}, workload.warmup={params.get('warmup', 0)}: at least 1 "
+            "iteration, and 0 to warm up"
+        )
+    if not 0 < params["tolerance"] < 1:
+        raise ConfigError(
+            f"tolerance={params['tolerance']:g}: it is the part of a speed that may be lost, more than 0 and less "
+            "than 1 (0.2)"
+        )
+    largest = max(parse_sizes(params["sizes"]))
+    on_host = plan.workload.device == "cpu" or (plan.workload.device == "auto" and plan.gpus_per_node == 0)
+    if on_host and plan.mem is not None and largest * plan.procs_per_node > plan.mem:
+        raise ConfigError(
+            f"workload.sizes: {format_size(largest)} on each of procs_per_node={plan.procs_per_node} is more than "
+            f"mem={format_size(plan.mem)}: use smaller sizes or more memory"
+        )
+    if "op" in params:
+        _check_operations(plan)
+    if "pattern" in params:
+        try:
+            keys.check_patterns(params, [rank // plan.procs_per_node for rank in range(plan.world_size)])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
+def _check_operations(plan: JobPlan) -> None:
+    params = plan.workload.params
+    operations = keys.choose("operation", params["op"], keys.OPERATIONS)
+    kinds = parse_groups(params["groups"])
+    node_of = [rank // plan.procs_per_node for rank in range(plan.world_size)]
+    for kind in kinds:
+        smallest = min(len(ranks) for ranks in members_of(kind, node_of))
+        if not 0 <= params["root"] < smallest:
+            has, can = ("1 rank", "0") if smallest == 1 else (f"{smallest} ranks", f"0 to {smallest - 1}")
+            raise ConfigError(
+                f"workload.root={params['root']}: the smallest group of {kind} has {has}, so a root is {can}"
+            )
+    if keys.chooses_all(params["op"]):  # operations that the backend lacks are left out
+        return
+    backend = plan.workload.backend
+    if backend == "auto" and (plan.workload.device == "cpu" or plan.gpus_per_node == 0):
+        backend = "gloo"
+    for operation in operations:
+        if not keys.places_of(operation, params["place"]):
+            other = "in" if params["place"] == "out" else "out"
+            raise ConfigError(
+                f"workload.place={params['place']}: torch.distributed has {operation} only with place={other}: use "
+                f"that, or both"
+            )
+        backends = keys.backends_for(operation, params["dtype"], params["redop"])
+        if backend != "auto" and backend not in backends:
+            of = f" with redop={params['redop']}" if operation in keys.REDUCING else ""
+            raise ConfigError(
+                f"workload.op={operation}: {backend} has no {operation} of {params['dtype']}{of}; "
+                f"{', '.join(backends)} {'has' if len(backends) == 1 else 'have'} it (workload.backend)"
+            )
+
+
+# -- The submission hook of the communication benchmarks (p2p, collective): checks names and sizes, finds a baseline
 
 
 class Hook(WorkloadHook):
@@ -41,8 +144,6 @@ class Hook(WorkloadHook):
         return dataclasses.replace(workload, baseline=str(path)), ()
 
     def check(self, plan: JobPlan) -> None:
-        # Lazily: 10 ms, and `launcher data` needs none of it
-        from workloads.hooks import benchmark_checks
 
-        benchmark_checks.check_names(plan)
-        benchmark_checks.check_sweep(plan)
+        check_names(plan)
+        check_sweep(plan)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.memory import on_node
+from workloads.roof import memory_on_node
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\n"
 V2 = "/sys/fs/cgroup"
@@ -48,9 +48,9 @@ def test_the_least_of_all_limits_counts(files: dict[str, str], free: int | None)
             return files[path]
         raise FileNotFoundError(path)
 
-    assert on_node(read) == free
+    assert memory_on_node(read) == free
 
 
 def test_this_machine_tells_how_much_it_has() -> None:
-    free = on_node(lambda path: Path(path).read_text())
+    free = memory_on_node(lambda path: Path(path).read_text())
     assert free is not None and free > 2**20

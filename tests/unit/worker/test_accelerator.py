@@ -18,7 +18,7 @@ from launcher.worker.devices import BackendError
 from launcher.worker.step_timing import Pace
 from tests.fakes import xpu
 from tests.unit.plans import plan_of
-from workloads import bench, memory, training
+from workloads import bench, roof, training
 from workloads.ranks import WorkloadError
 
 CPU, XPU = torch.device("cpu"), torch.device("xpu", 1)
@@ -148,4 +148,4 @@ def test_the_hosts_memory_is_pinned_where_torch_can(
 def test_what_a_rank_can_allocate_is_its_xpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     xpu.install(monkeypatch)
     env = type("Env", (), {"device": XPU})()
-    assert memory.available(env) == 3 << 30
+    assert roof.available_memory(env) == 3 << 30

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.worker.global_batch import GlobalBatchSampler, share
-from workloads.data import load, read_idx
 from workloads.datasets import DatasetError, Found, find
+from workloads.training import load, read_idx
 
 IMAGES = struct.pack(">4I", 0x803, 3, 2, 2) + bytes(range(12))
 LABELS = struct.pack(">2I", 0x801, 3) + bytes([7, 0, 9])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workloads import tables
-from workloads.formulas import bandwidths, bus_factor, spread
-from workloads.names import OPERATIONS
+from workloads import collective
+from workloads.bench import bandwidths, bus_factor, spread
+from workloads.keys import OPERATIONS
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def row(seconds: float, busbw: float | None, wrong: int | None = 0, size: int = 
 
 def test_the_table_fits_into_80_columns_with_the_rank_before_it() -> None:
     lines = [
-        *tables.head(),
-        tables.line(row(99.999999, 1234e9, size=2**31), row(0.5, 0.00049e9, 12, size=2**31)),
-        tables.line(None, row(1e-6, 9.9996e9)),
-        tables.line(row(0.1, None, None, size=0), None),
+        *collective.table_head(),
+        collective.table_line(row(99.999999, 1234e9, size=2**31), row(0.5, 0.00049e9, 12, size=2**31)),
+        collective.table_line(None, row(1e-6, 9.9996e9)),
+        collective.table_line(row(0.1, None, None, size=0), None),
     ]
     assert all(len("[0] " + line) <= 80 for line in lines)
     assert lines[2:] == [
@@ -87,11 +87,11 @@ def test_the_table_fits_into_80_columns_with_the_rank_before_it() -> None:
     ],
 )
 def test_the_last_line_tells_the_average_and_the_roof(speeds: list[float | None], roof: float, text: str) -> None:
-    assert tables.summary([row(1.0, speed) for speed in speeds], roof, "socket") == text
+    assert collective.table_summary([row(1.0, speed) for speed in speeds], roof, "socket") == text
 
 
 def test_a_title_tells_what_all_rows_have_in_common() -> None:
-    assert tables.title("reduce", "node", "2 x 2", "int8", "max", 1, True) == (
+    assert collective.table_title("reduce", "node", "2 x 2", "int8", "max", 1, True) == (
         "reduce: node (2 x 2 ranks), int8, max, root 1, async"
     )
-    assert tables.title("barrier", "world", "1", "int8", "max", None, False) == "barrier: world (1 rank)"
+    assert collective.table_title("barrier", "world", "1", "int8", "max", None, False) == "barrier: world (1 rank)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.groups import explicit, in_words, members_of, parse_groups
+from workloads.keys import explicit_groups, groups_text, members_of, parse_groups
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_named_groups(node_ranks: tuple[int, ...], node: object, stride: object)
     ],
 )
 def test_explicit_groups(text: str, members: object, words: str) -> None:
-    assert explicit(text) == members
+    assert explicit_groups(text) == members
     assert members_of(text.replace(" ", ""), (0, 0, 1, 1)) == members
-    assert in_words(explicit(text)) == words
+    assert groups_text(explicit_groups(text)) == words
 
 
 @pytest.mark.parametrize(

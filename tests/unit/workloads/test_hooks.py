@@ -15,7 +15,7 @@ from launcher.spec.workload_hook import load
 from tests.launch import ROOT
 from tests.unit.plans import hook_of, plan_of
 from workloads.hooks import training
-from workloads.hooks.benchmark_checks import check_names, check_sweep
+from workloads.hooks.benchmarks import check_names, check_sweep
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.schedulers.topology import expand
-from workloads.heat import ROWS, heat_map
-from workloads.links import (
+from workloads.matrix import (
     Limits,
     Measured,
     Usual,
@@ -23,6 +22,7 @@ from workloads.links import (
     tournament,
     usual,
 )
+from workloads.matrix_text import ROWS, heat_map
 
 LIMITS = Limits(bandwidth=0.7, latency=3)
 

@@ -15,10 +15,11 @@ from torch import nn
 
 from launcher import Env
 from launcher.torch_compat import destroy_without_gil
-from workloads import bench, datasets, names, training
-from workloads.buckets import GradientBuckets, _groups
-from workloads.data import load
+from workloads import bench, datasets, training
+from workloads.invariant import GradientBuckets, _groups
+from workloads.keys import DTYPES, OPERATIONS, choose
 from workloads.ranks import WorkloadError, name_ranks
+from workloads.training import load
 
 
 def env_of(world_size: int = 1, node_ranks: tuple[int, ...] = (0,), local_world_size: int = 1) -> Env:
@@ -138,7 +139,7 @@ def test_buckets_keep_types_apart_and_fill_in_for_unused_parameters(group: Env) 
         GradientBuckets([first], 0)
 
 
-@pytest.mark.parametrize("dtype", names.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_test_values_depend_on_every_part_of_their_key(dtype: str) -> None:
     made = [
         bench.Values(bench.torch_dtype(dtype), torch.device("cpu"), seed).make(256, source, destination, iteration)
@@ -165,15 +166,15 @@ def test_not_a_number_is_always_wrong() -> None:
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ("all", names.OPERATIONS),
+        ("all", OPERATIONS),
         ("barrier", ("barrier",)),
         ("reduce, all_reduce,reduce", ("reduce", "all_reduce")),
         (["gather", "scatter,barrier"], ("gather", "scatter", "barrier")),
-        (["gather", "all"], names.OPERATIONS),
+        (["gather", "all"], OPERATIONS),
     ],
 )
 def test_names_are_chosen(chosen: str | list[str], expected: tuple[str, ...]) -> None:
-    assert names.choose("operation", chosen, names.OPERATIONS) == expected
+    assert choose("operation", chosen, OPERATIONS) == expected
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_names_are_chosen(chosen: str | list[str], expected: tuple[str, ...]) ->
 )
 def test_unknown_names_are_refused(chosen: str | list[str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        names.choose("operation", chosen, names.OPERATIONS)
+        choose("operation", chosen, OPERATIONS)
 
 
 def test_unknown_types_are_refused() -> None:
