@@ -25,8 +25,6 @@ A module with the name of a command has the command's `run` function.
 - `sweep_status`: `sweep status`: progress, points that run or have failed
 - `sweep_results`: `sweep results`, `sweep wait` and `sweep logs`: follows a sweep, and shows what its points gave
 - `sweep_change`: `sweep rerun`, `cancel`, `throttle`
-- `hydra_sweepers`: settings of searching sweepers of Hydra (Optuna, Ax), and the objective of each point for them
-- `optuna_search`: `hydra/sweeper=optuna`: the study, its batches of trials, the best trial
 - `report`: writes the HTML page of runs or of a sweep
 - `open`: writes the page if it is outdated, and opens it
 - `browser`: opens a page in a browser, or prints the command that copies it to the user's machine

@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING
 from hydra.core.utils import JobReturn, JobStatus
 
 from launcher.cli.confirm import confirm
-from launcher.cli.hydra_sweepers import Search, returned
 from launcher.cli.sweep_results import follow_to_end
 from launcher.cli.text import program
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun, require_space, space_of
 from launcher.config.search_space import size
-from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
+from launcher.errors import FAILED, ConfigError, LauncherError
 from launcher.formatting import plural, ranges
-from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
 from launcher.runs.search_record import too_many
-from launcher.runs.sweep_directory import Sweep
 from launcher.spec import limits
 from launcher.submission import render
 from launcher.sweeps import prepare
@@ -38,31 +35,32 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from launcher.cli.submit import CommandLine
-    from launcher.config.schema import Config
     from launcher.runs.search_record import SearchSettings
     from launcher.sweeps.prepare import PreparedSweep
     from launcher.sweeps.submit import SubmittedSweep
 
-GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results of points
+GRIDS = ("PointSweeper", "BasicSweeper")  # the sweepers of grids: ours, and Hydra's own
+SEARCHES = (
+    "Searches are sweep.search=tpe|random|grid|asha, whose pilots choose points while they run; docs/sweeps.md says "
+    "what to write instead"
+)
 
 
 class Multirun:
-    """Submits batches of points, and waits for them if the user asks for it or a search needs their results."""
+    """Submits the points of a sweep, and waits for them if the user asks for it."""
 
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
         """config: the config that all points have in common, with Hydra's settings."""
         self._command = command
         self._compose = of_multirun(loader, config)
-        self._id: str | None = None  # id of the sweep that a search has started
-        self._search = None
-        if not str(config.hydra.sweeper._target_).endswith(GRIDS):
-            self._search = Search.of(config.hydra.sweeper)
+        if not (sweeper := str(config.hydra.sweeper._target_)).endswith(GRIDS):
+            raise ConfigError(f"hydra/sweeper: {sweeper} is not used here. {SEARCHES}")
 
     def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
         """Submits a batch of points.
 
         first: the number of the batch's first point.
-        Returns one JobReturn for each point. In a search its value is the point's objective (for several, a list).
+        Returns one JobReturn for each point, without a value.
         Raises LauncherError: some or all points of the batch were not submitted; the text says which.
         """
         if wrong := too_many(first + len(batch)):  # before each is composed
@@ -78,26 +76,15 @@ class Multirun:
         if not first:
             self._ask(prepared, config.confirm_above)
         submitted = submit_sweep(prepared)
-        if self._search and submitted.not_accepted:
-            raise SubmissionError(
-                f"the scheduler does not accept as many jobs as the search submits at once: {submitted.limit}\n"
-                "Repeat the command with fewer: hydra.sweeper.n_jobs"
-            )
         if not first:
-            print_submitted(prepared, submitted, self._search.trials if self._search else None)
+            print_submitted(prepared, submitted)
         if submitted.not_accepted and not first:
             self._command.codes.append(FAILED)
         wait = bool(submitted.local) if config.wait is None else config.wait
-        if not (wait or self._search):
-            return self._returns(prepared)
-        code = follow_to_end(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
-        if not self._search:
+        if wait:
+            code = follow_to_end(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
             self._command.codes.append(code)
-        elif code == INTERRUPTED:
-            raise KeyboardInterrupt
-        elif submitted.sweep.cancelled():
-            raise LauncherError(f"{submitted.sweep.id} was cancelled")
-        return self._returns(prepared, submitted)
+        return self._returns(prepared)
 
     def search(self, arguments: Sequence[str]) -> list[JobReturn]:
         """Submits a search (sweep.search): jobs called pilots, which choose points while they run. Returns no results.
@@ -132,19 +119,7 @@ class Multirun:
             and not (exists and (run := Run(Path(plan.run_dir))).recorded() and read_history(run).job_id is not None)
         ]  # fmt: skip
         if new:
-            trials = self._search.trials if self._search else None
-            total = limits.of_plans(new).times(trials / len(new) if trials else 1)
-            confirm(limits.lines_of_all(new, trials), total, above, yes=self._command.yes)
-
-    def sweep_of(self, overrides: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
-        """Determines the sweep of a search from one of its points. Points that are submitted later join this sweep.
-
-        Returns the sweep, and the overrides as they are recorded, without the values of secrets.
-        Raises ConfigError: the point's config or plan is wrong.
-        """
-        prepared = prepare_sweep([self._requested(overrides, 0, [overrides])], self._command.words)
-        self._id = prepared.path.name
-        return Sweep(prepared.path), prepared.points[prepared.order[0]].overrides
+            confirm(limits.lines_of_all(new), limits.of_plans(new), above, yes=self._command.yes)
 
     def _requested(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> RequestedPoint:
         try:
@@ -153,18 +128,12 @@ class Multirun:
         except LauncherError as error:
             label = sweep_directory.label(overrides, sweep_directory.differing(batch))
             raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {error}") from None
-        return RequestedPoint(tuple(overrides), self._with_search_defaults(composed.config), composed.resolved)
+        return RequestedPoint(tuple(overrides), composed.config, composed.resolved)
 
-    def _with_search_defaults(self, config: Config) -> Config:
-        return self._search.settle(config, self._command.words, self._id) if self._search else config
-
-    def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
-        overrides = {index: list(prepared.points[index].overrides) for index in prepared.order}
-        if not (self._search and submitted):
-            return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.order]
-        self._id, live = submitted.sweep.id, JobMonitor()
-        seen = {index: status_of(submitted.sweep.run(index), live) for index in overrides}
-        return [returned(seen[index], overrides[index], prepared.manifest.objective) for index in prepared.order]
+    @staticmethod
+    def _returns(prepared: PreparedSweep) -> list[JobReturn]:
+        completed = JobStatus.COMPLETED
+        return [JobReturn(list(prepared.points[index].overrides), status=completed) for index in prepared.order]
 
 
 def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> None:
@@ -202,20 +171,14 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
         print(render.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
 
 
-def print_submitted(
-    prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None,
-    settings: SearchSettings | None = None,
-) -> None:  # fmt: skip
+def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings: SearchSettings | None = None) -> None:
     """Prints what was submitted, and the next commands.
 
     submitted: which of the sweep's points were submitted, and as which jobs.
-    trials: number of trials of a Hydra sweeper that searches, since later points are not known yet; None: no such
-        sweeper.
     settings: settings of a search (sweep.search); None: not a search.
     """
     sweep = submitted.sweep
-    what = plural(trials, "trial") if trials else plural(len(prepared.points), "point")
-    print(f"sweep      {sweep.id}: {searched(settings) if settings else what}")
+    print(f"sweep      {sweep.id}: {searched(settings) if settings else plural(len(prepared.points), 'point')}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster.name
         print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")

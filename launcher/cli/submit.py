@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from launcher.submission.submit import Submitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+SWEEPERS = ("launcher", "basic")  # values of hydra/sweeper: our grid, and Hydra's
 
 
 @dataclass
@@ -61,6 +62,7 @@ def main(arguments: list[str]) -> int:
     configs.register()
     command = command_line(arguments)
     require_names(command.words)
+    _require_grid(command.words)
     full = os.environ.get(FULL_ERROR) == "1"
     with contextlib.nullcontext() if full else in_our_words(command.words):
         if any(compose.FOR_HYDRA.match(word) for word in command.words):
@@ -95,6 +97,15 @@ def with_program_arguments(words: list[str]) -> list[str]:
     if MISSING in given:
         raise ConfigError(f"{MISSING} cannot be an argument: in a config it stands for a value that is missing")
     return [*before, f"workload.args={element(given)}"]
+
+
+def _require_grid(words: Sequence[str]) -> None:
+    wrong = [word for word in words if key_of(word) == "hydra/sweeper" and word.split("=")[-1] not in SWEEPERS]
+    if wrong:
+        # Lazily: only a sweep, and this error, need it
+        from launcher.cli.multirun import SEARCHES
+
+        raise ConfigError(f"{wrong[0]} is not used here. {SEARCHES}")
 
 
 class Task:

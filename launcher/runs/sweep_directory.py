@@ -44,7 +44,6 @@ RECORD = "sweep.json"
 # Keys of a single command: a change of them makes neither a new sweep nor a new point.
 COMMAND_KEYS = (
     "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
-    "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra.sweeper.max_failure_rate",  # may change in a search
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@
     search.finish(trial.number, Outcome.DONE, value, seconds)
 
 Processes on any number of nodes may do so at the same time, without a server and without a process on the login node.
-It may import runs and config. Only this package and `launcher.cli.optuna_search` import Optuna.
+It may import runs and config. Only this package imports Optuna.
 
 - `search`: the search of points with Optuna: its journal, the distributions of keys, and what it asks and tells
 - `points`: what a slot manager does for a search: chooses a point, makes its record, prunes it, records its end

@@ -228,9 +228,6 @@ class Cost:
             self.node_hours + other.node_hours, self.gpu_hours + other.gpu_hours, self.core_hours + other.core_hours
         )
 
-    def times(self, count: float) -> Cost:
-        return Cost(self.node_hours * count, self.gpu_hours * count, self.core_hours * count)
-
     @property
     def counted(self) -> tuple[float, str]:
         """The number that `confirm_above` limits, and its unit: GPU-hours or, without GPUs, node-hours."""
@@ -262,17 +259,14 @@ def lines(plan: JobPlan) -> list[str]:
     return [f"{jobs}{_shape(plan)} = {of_plan(plan)}", *_attempts([plan])]
 
 
-def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str]:
+def lines_of_all(plans: Iterable[JobPlan]) -> list[str]:
     """Returns the lines that show the cost of a sweep, and how many attempts each of its runs may have.
 
     The first is `15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`.
-
-    count: number of points, if more than these plans will be made; None: `plans` are all points.
     """
     each = list(plans)
-    total = of_plans(each).times(1 if count is None else count / len(each))
+    total, number_of = of_plans(each), len(each)
     shapes = {_shape(plan) for plan in each}
-    number_of = len(each) if count is None else count
     what = f"{number_of} x {shapes.pop()}" if len(shapes) == 1 else f"{number_of} points"
     return [f"{what} = {total}", *_attempts(each)]
 

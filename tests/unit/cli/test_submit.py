@@ -180,3 +180,9 @@ def test_another_hydra_app_is_no_command_line_of_ours() -> None:
     command = command_line(["-m", "workload=p2p", "seed=1,2", "--yes"])
     ours.setup(hydra_context=context, task_function=submit.Task(command), config=config)
     assert ours.multirun._command == CommandLine(("-m", "workload=p2p", "seed=1,2"), yes=True)
+
+
+@pytest.mark.parametrize("word", ["hydra/sweeper=optuna", "hydra/sweeper=ax"])
+def test_a_sweeper_that_searches_is_refused_with_what_to_write(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"hydra/sweeper=\w+ is not used here. Searches are sweep.search=tpe"):
+        submit.main(["-m", "workload=ddp_mnist", word, "workload.lr=interval(0,1)"])
