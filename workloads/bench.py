@@ -75,7 +75,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-# -- Shared by p2p and collective: test values, comparisons, timing by the slowest rank, tables
+# -- Test values, comparisons, timing by the slowest rank, tables
 
 
 P = ParamSpec("P")

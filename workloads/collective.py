@@ -106,9 +106,7 @@ def table_summary(rows: Sequence[TableRow], roof: float | None, of: str) -> str:
     return f"busbw {part}" if len(speeds) == 1 else f"{text}; the best {part}"
 
 
-# -- Measures and verifies collective operations over many sizes, on all ranks or on groups of ranks: the workload
-#
-# `collective`.
+# -- The workload
 
 
 WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix

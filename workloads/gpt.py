@@ -69,7 +69,7 @@ def printable(text: bytes) -> str:
     return "".join(each if each == "\n" or each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in decoded)
 
 
-# -- A GPT-like language model over bytes, sharded over the ranks by FSDP2; its first weights do not depend on the ranks
+# -- The model; its first weights do not depend on the ranks
 #
 # Pre-norm blocks of causal attention and MLP as in GPT-2 (Radford et al., 2019), with learned positions and no biases.
 

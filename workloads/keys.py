@@ -1,4 +1,4 @@
-"""What the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes; free of torch.
+"""What the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes.
 
 Free of torch, so that the login node can check them before a submission.
 """
@@ -102,9 +102,7 @@ def backends_for(operation: str, dtype: str, redop: str) -> tuple[str, ...]:
     return tuple(backend for backend, there in has.items() if there)
 
 
-# -- Parses sizes of messages, sweeps over sizes, and time budgets. Pure and free of torch, so that the login node can
-#
-# check them before a submission.
+# -- Parses sizes of messages, sweeps over sizes, and time budgets
 
 
 MOST = 1000  # most sizes of a sweep
@@ -189,7 +187,7 @@ def parse_seconds(text: object) -> float:
     return seconds
 
 
-# -- Parses the groups of ranks that collectives run on. Pure and free of torch, so that the login node can check them
+# -- Parses the groups of ranks that collectives run on
 
 
 Members = tuple[tuple[int, ...], ...]  # the ranks of each group
@@ -279,7 +277,7 @@ def groups_text(members: Members) -> str:
     return size if len(members) == 1 else f"{len(members)} x {size}"
 
 
-# -- Checks the config of p2p. Pure, and free of torch, so that the login node can refuse what would fail in the job
+# -- Checks the config of p2p: what would fail in the job is refused on the login node
 
 
 T = TypeVar("T")

@@ -254,7 +254,7 @@ def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
             first = last = number
 
 
-# -- The matrix of p2p: measures the link between each two nodes, and finds slow links and the nodes that cause them
+# -- Measuring
 #
 # All pairs are measured in rounds whose pairs share no node, so that no pair waits for another one's link. Slow pairs
 # are measured up to AGAIN more times, without the other pairs. The best values count, so that noise is not mistaken for

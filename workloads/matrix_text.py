@@ -82,7 +82,7 @@ def _mean(shares: Shares, row: int) -> float:
     return math.fsum(known) / len(known) if known else math.inf
 
 
-# -- Makes the printed lines about a matrix of links: heat map, slow pairs, suspects and how to exclude them
+# -- The other lines
 
 
 NAMED = 10  # most slow pairs that are printed

@@ -108,7 +108,7 @@ def _sparse(stream: Tensor, start: int, every: int, otherwise: int) -> Tensor:
     return torch.where(places % every == 0, stream, torch.full_like(stream, otherwise))
 
 
-# -- The collective operations: for each, its buffers on a rank, its torch call, and its expected result
+# -- The operations
 #
 # In the table, the n ranks of a group are 0 to n-1 (as torch.distributed's group ranks), `root` is one of them, and
 # x(i) is the input of rank i. `count` is the number of elements of the operation's size; a block has count / n

@@ -112,7 +112,7 @@ def _take_streams(out: int, err: int) -> None:
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
-# -- Starts the ranks of one agent as processes, polls, signals and kills them, and reaps them
+# -- The ranks of an agent
 #
 # A rank is a fork of its agent, so that torch is loaded once per node. A fork is safe only from a process that has one
 # thread and no initialised GPU: a lock that another thread holds during the fork stays locked in the child for ever.

@@ -231,7 +231,7 @@ def _counts(groups: list[int]) -> str:
     return " and ".join(map(str, groups)) or "no"
 
 
-# -- Reads one checkpoint into the tensors of a state, on all ranks
+# -- Reading, on all ranks
 
 
 @dataclass(frozen=True)

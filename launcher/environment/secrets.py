@@ -102,7 +102,6 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 # -- Passes secret environment variables to jobs without writing their values into scripts
 #
-# `record_redaction` removes them from records.
 #
 # | cluster | how a value gets to the job |
 # |---|---|

@@ -92,8 +92,8 @@ def _flock(file: IO[str], path: Path, how: int) -> bool:
 
 # -- A lock between processes of several nodes, on any shared file system: a file that one process makes with link(2)
 #
-# `locks.py` needs flock, which some shared file systems do not have, and others silently restrict to one node. But the
-# kernel does not release this lock when its holder is killed, so each waiting process decides whether the holder is
+# `acquire` above needs flock, which some shared file systems do not have, and others silently restrict to one node. But
+# the kernel does not release this lock when its holder is killed, so each waiting process decides whether the holder is
 # dead:
 #
 # | the holder | the lock is taken over |

@@ -11,7 +11,7 @@ counts as the user's own only if it and each of its parents, from `/` down, are 
 | owned by the user or root, writable by others, sticky (`/tmp`) | safe: nobody renames others' entries | not private |
 | owned by the user or root, writable by a group or by all | replaceable | not private |
 | owned by another user | replaceable by that user | another user's |
-| trusted by the user (launcher/files/trusted_folders.py) | safe | as above |
+| trusted by the user (see below) | safe | as above |
 | below a folder of the user that nobody else may enter | safe in any mode: nobody else reaches it | as above |
 | a symbolic link of the user or root, in a safe folder | safe | not the user's own |
 

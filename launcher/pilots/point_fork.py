@@ -110,7 +110,7 @@ def _mask_variable(vendor: str, environ: Mapping[str, str]) -> str:
     return next((name for name in reversed(names) if name in environ), names[-1])
 
 
-# -- Runs a point on a node in a fork of the slot manager: does the work of a job script, and is the point's agent
+# -- The point's process: it does the work of a job script, and is the point's agent
 #
 # A point is a run like any other: its attempts, events, output and checkpoints are in its own directory.
 

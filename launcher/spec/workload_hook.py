@@ -172,7 +172,7 @@ def _hook_errors(name: str) -> Iterator[None]:
 
 # -- Collects the data sets that the hooks of all workloads list, ours and the user's, for `launcher data` and `doctor`
 #
-# workload_hook.py defines what a hook lists. If two data sets have the same name, the one of our workloads is used.
+# If two data sets have the same name, the one of our workloads is used.
 
 
 # The line `hook: module:Class` of a workload's file. Loading a YAML parser would take longer than the whole command.

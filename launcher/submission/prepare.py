@@ -154,7 +154,7 @@ def _tree(folder: str, runs_dir: str) -> Tree:
     return snapshot.tree(folder, [runs_dir])
 
 
-# -- Makes and checks the plan of a run, before anything is written or submitted
+# -- The plan
 
 
 @dataclass(frozen=True)

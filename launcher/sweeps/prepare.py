@@ -98,7 +98,7 @@ def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
     return list(shares)
 
 
-# -- Plans and checks all points of a sweep, before anything is written or submitted
+# -- The points
 
 
 @dataclass(frozen=True)
