@@ -25,9 +25,7 @@ A module with the name of a command has the command's `run` function.
 - `sweep_status`: `sweep status`: progress, points that run or have failed
 - `sweep_results`: `sweep results`, `sweep wait` and `sweep logs`: follows a sweep, and shows what its points gave
 - `sweep_change`: `sweep rerun`, `cancel`, `throttle`
-- `report`: writes the HTML page of runs or of a sweep
-- `open`: writes the page if it is outdated, and opens it
-- `browser`: opens a page in a browser, or prints the command that copies it to the user's machine
+- `report`: `report`: writes an HTML page about a run, several runs side by side, or a sweep, and opens it
 - `prune`: lists and removes old runs
 - `site`: lists, shows, writes and checks profiles of sites
 - `doctor`: runs the checks of this machine, and prints their findings

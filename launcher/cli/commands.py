@@ -28,7 +28,6 @@ COMMANDS = {
     "cancel": "Cancel runs, sweeps, or points of a sweep.",
     "resume": "Restart a run that is over, at the same size or another one.",
     "attach": "A shell on a rank's node, stacks of all ranks, or a debugger.",
-    "open": "A run's report page in the browser.",
     "prune": "List or remove old runs, with their checkpoints.",
     "wait": "Wait for a run and exit with its code.",
     "topology": "Which cores, GPU and NIC each rank gets, here or in a run.",
@@ -45,6 +44,9 @@ COMMANDS = {
     "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
     "help": "A command's options; keys, their defaults and meaning.",
 }
+
+
+GONE = {"open": "report RUN --open"}  # commands that were there, and what does it now
 
 
 class Parser(argparse.ArgumentParser):
@@ -96,6 +98,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str]) -> int:
     """Runs a sub-command and returns its exit code."""
     name, *words = arguments
+    if name in GONE:
+        raise ConfigError(f"{name} is gone: `{program()} {GONE[name]}` does it")
     if name not in COMMANDS:
         if os.path.isfile(name):
             raise ConfigError(f"{name} is a file, and no command: `{program()} run {shlex.quote(name)}` runs it")

@@ -249,17 +249,6 @@ def of_attach(parser: ArgumentParser) -> None:
     add_runs_dir(parser)
 
 
-def of_open(parser: ArgumentParser) -> None:
-    """Open the report page of RUN in the browser. The page is written first if it is missing or older than the run's
-    newest records; `report` has more options. Without a browser on this machine, the command that copies the page to
-    your own machine is printed."""
-    parser.add_argument("name", metavar="RUN", help=EITHER)
-    parser.add_argument(
-        "--print", action="store_true", dest="only_print", help="only print the page's path, and how to copy the page"
-    )
-    add_runs_dir(parser)
-
-
 def of_prune(parser: ArgumentParser) -> None:
     """List the runs and sweeps that are over and older than AGE; with --delete remove them, checkpoints included. Runs
     that are live, or in an unknown state, are kept. So are runs that cannot be read, or are needed by a run that is not

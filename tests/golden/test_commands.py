@@ -12,7 +12,7 @@ from tests.golden.golden import check, check_files
 
 FOLDER = "commands"
 COMMANDS = (
-    "attach", "cancel", "checkpoint", "complete", "data", "doctor", "env", "help", "logs", "open", "post-mortem",
+    "attach", "cancel", "checkpoint", "complete", "data", "doctor", "env", "help", "logs", "post-mortem",
     "prune", "report", "resume", "run", "site", "status", "sweep", "template", "topology",
     "wait", "why",
 )  # fmt: skip

@@ -19,7 +19,7 @@ import pytest
 from launcher.cli import commands, status_view
 from launcher.cli.options import ACTIONS
 from launcher.cli.status_rows import short_job
-from launcher.errors import LauncherError
+from launcher.errors import ConfigError, LauncherError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
 from launcher.monitoring.state import RunState
@@ -379,3 +379,8 @@ def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> Non
     assert status_view._remark(seen) is None
     os.utime(lease, (time.time() - 400,) * 2)
     assert "no sign of life for 00:06:4" in str(status_view._remark(seen))
+
+
+def test_a_command_that_is_gone_names_what_does_it() -> None:
+    with pytest.raises(ConfigError, match=r"open is gone: `.*launcher report RUN --open` does it"):
+        commands.main(["open", "latest"])
