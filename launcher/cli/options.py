@@ -406,7 +406,12 @@ def of_report(parser: ArgumentParser) -> None:
         "-o", "--output", type=folder, metavar="FILE",
         help="file to write (default: report.html in RUN's directory; for several, comparison.html in the first's)",
     )  # fmt: skip
-    parser.add_argument("--open", action="store_true", dest="show", help="open the page in the browser")
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        dest="show",
+        help="open the page in the browser; without one, print how to copy it",
+    )
     add_runs_dir(parser)
 
 

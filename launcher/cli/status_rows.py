@@ -38,10 +38,12 @@ def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
     columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
     shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
     widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
-    for head in DISPENSABLE:
-        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
-            break
-        widths.pop(head, None)
+    room = width + 2 - sum(widths[head] + 2 for head in ALWAYS)
+    for head in [each for each in OTHERS if each in widths]:
+        room -= (needed := widths[head] + 2)
+        if room < 0:
+            room += needed
+            del widths[head]
     lines = [list(widths), *([shown[head][number] for head in widths] for number in range(len(rows)))]
     return [
         "  ".join(f"{cell:<{widths[head]}}" for head, cell in zip(widths, line, strict=True)).rstrip() for line in lines
@@ -82,25 +84,15 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "WHY": _why,
     "JOB": lambda row: short_job(row["job"] or "-"),
     "NODES": lambda row: str(row["nodes"] or "-"),
-    "TRY": lambda row: str(row["attempt"] or "-"),
+    "ATTEMPT": lambda row: str(row["attempt"] or "-"),
     "STEP": _step,
     "TIME": lambda row: brief(row["elapsed"]),
-    "LEFT": lambda row: brief(row["left"]),
-    "NEEDS": lambda row: brief(row["needs"]),
-    "SAVED": _saved,
+    "TIME LEFT": lambda row: brief(row["left"]),
+    "ETA": lambda row: brief(row["needs"]),
+    "CHECKPOINT": _saved,
 }
 ALWAYS = ("RUN", "STATE")
-DISPENSABLE = (
-    "JOB",
-    "NEEDS",
-    "NODES",
-    "TRY",
-    "SAVED",
-    "WHY",
-    "TIME",
-    "LEFT",
-    "STEP",
-)  # in the order in which they are dropped
+OTHERS = ("STEP", "TIME LEFT", "TIME", "WHY", "CHECKPOINT", "ATTEMPT", "NODES", "ETA", "JOB")  # the most useful first
 
 
 # -- Selects the runs and sweeps that `status` shows, and computes a row of plain values for each

@@ -115,8 +115,8 @@ def layout(view: View, console: Console) -> RenderableType:
     room = max(1, console.height - 4)
     wide = console.width >= 100
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in ("RUN", "STATE", "STEP" if wide else "", "", "LEFT", "NEEDS", *(("SAVED",) if wide else ())):
-        table.add_column(head, no_wrap=head in ("RUN", "LEFT", "NEEDS", "SAVED", ""), overflow="fold")
+    for head in ("RUN", "STATE", "STEP" if wide else "", "", "TIME LEFT", "ETA", *(("CHECKPOINT",) if wide else ())):
+        table.add_column(head, no_wrap=head in ("RUN", "TIME LEFT", "ETA", "CHECKPOINT", ""), overflow="fold")
     for row in view.rows[:room]:
         done, total = _amount(row)
         cells: list[RenderableType] = [
