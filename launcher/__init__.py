@@ -10,7 +10,7 @@ For code that runs in ranks, and for `WorkloadHook`, which runs where a run is s
 |---|---|
 | `init` | creates the process group, or uses an existing one; returns the `Env` of this rank |
 | `rank_zero` | whether this is rank 0 |
-| `stopping` | whether ranks must save and exit with code 75 now; the same answer on all ranks |
+| `should_stop` | whether ranks must save and exit with code 75 now; the same answer on all ranks |
 | `progress`, `evaluated`, `report` | report the step, the result of an evaluation, the run's metrics |
 | `run_dir` | the run's directory |
 | `Resumable` | a training that saves, stops and resumes by itself: model, optimizer, data loader, given once |
@@ -67,13 +67,13 @@ if TYPE_CHECKING:
     from launcher.spec.workload_hook import WorkloadHook
     from launcher.worker.global_batch import GlobalBatchSampler
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
-    from launcher.worker.stop import stopping
+    from launcher.worker.stop import should_stop, stopping
 
 __version__ = "0.1.0"
 __all__ = [
     "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "PreparedRun", "Resumable", "Run", "RunState",
     "Topology", "TopologyError", "WorkloadHook", "evaluated", "find", "init", "prepare", "progress", "rank_zero",
-    "report", "run_dir", "stopping", "submit",
+    "report", "run_dir", "should_stop", "stopping", "submit",
 ]  # fmt: skip
 _MODULES = {
     "Checkpointer": "launcher.checkpoint.checkpointer",
@@ -88,7 +88,8 @@ _MODULES = {
     "WorkloadHook": "launcher.spec.workload_hook",
     "find": "launcher.api",
     "prepare": "launcher.api",
-    "stopping": "launcher.worker.stop",
+    "should_stop": "launcher.worker.stop",
+    "stopping": "launcher.worker.stop",  # the former name of should_stop
     "submit": "launcher.api",
 }
 

@@ -223,7 +223,7 @@ def fault_of_lost_leader(
     | this agent | FaultCode |
     |---|---|
     | is ending its ranks (`ended_by`) | NODE_ENDED, as one of the consequences of the stop request |
-    | was asked to stop (`stopping`) | NODE_ENDED |
+    | was asked to stop (`should_stop`) | NODE_ENDED |
     | otherwise | LEADER_LOST |
 
     stopping: whether this agent or another one was asked to stop.

@@ -88,7 +88,7 @@ class Signals:
 # | a signal to an agent | that agent, which sends a message to the others |
 #
 # In each case every rank gets `workload.stop_signal` once, and has `launch.grace` seconds to exit. A rank that calls
-# `launcher.stopping()` checks by itself, and gets no signal until the scheduler ends the attempt.
+# `launcher.should_stop()` checks by itself, and gets no signal until the scheduler ends the attempt.
 
 
 LOOK = 1.0  # seconds between two checks

@@ -29,8 +29,7 @@ from launcher.errors import RESUME, ConfigError
 from launcher.formatting import plural
 from launcher.runs import lease
 from launcher.worker import devices as accelerator
-from launcher.worker import process_group
-from launcher.worker import stop as stopping
+from launcher.worker import process_group, stop
 from launcher.worker.process_group import Env
 from launcher.worker.settings import Settings, settings
 from launcher.worker.step_timing import Pace
@@ -188,7 +187,7 @@ class Resumable:
             own = replace(self.run.checkpoint, dir=os.path.abspath(folder), every_steps=every_steps)
             self.run = replace(self.run, checkpoint=own)
         self._reports_steps = env is None  # workloads report their own
-        env = stopping.here() if env is None else env
+        env = stop.here() if env is None else env
         self.pace: Pace[Any] = Pace(env.device)  # measures step times, from which slow ranks are found
         self._env, self._state, self._rank_state, self._seed = env, state, dict(rank_state or {}), seed
         for name, item in self._rank_state.items():

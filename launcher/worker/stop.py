@@ -308,7 +308,7 @@ class Stop:
         return self._settings.run_dir is not None and os.path.exists(self._file(name))  # False also for a stale handle
 
 
-# -- `stopping()`: a call for any training loop that returns whether to save and exit
+# -- `should_stop()`: a call for any training loop that returns whether to save and exit
 #
 # `boundary()` is for trainers with callbacks: it also returns whether to save and continue.
 
@@ -318,7 +318,7 @@ _stopped: Verdict | None = None
 _steps = 0
 
 
-def stopping(step: int | None = None) -> bool:
+def should_stop(step: int | None = None) -> bool:
     """Returns whether to save now and exit with code 75, because the attempt is to end. Call it after each step.
 
     All ranks of the process group must make the same calls: it returns True on all of them after the same step. They
@@ -337,11 +337,14 @@ def stopping(step: int | None = None) -> bool:
     return boundary(step).stop is not None
 
 
+stopping = should_stop  # its former name
+
+
 def boundary(step: int | None = None) -> Verdict:
-    """Like `stopping`, but also returns the stop reason, and whether to save and continue because RUN/save exists.
+    """Like `should_stop`, but also returns the stop reason, and whether to save and continue because RUN/save exists.
 
     Args:
-        step: see `stopping`.
+        step: see `should_stop`.
 
     Returns:
         What all ranks do after this step. Once this is a stop, each further call returns the same stop.
@@ -361,7 +364,7 @@ def boundary(step: int | None = None) -> Verdict:
 
 
 def listen() -> Stop:
-    """Returns this process's stop flag. The first call makes it and replaces signal handlers; see `stopping`.
+    """Returns this process's stop flag. The first call makes it and replaces signal handlers; see `should_stop`.
 
     All ranks must make the first call at the same point of the program.
     """

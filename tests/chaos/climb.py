@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher import evaluated, progress, stopping
+from launcher import evaluated, progress, should_stop
 
 STEPS = 27
 
@@ -22,7 +22,7 @@ def main(config: Any, env: Any) -> dict[str, Any]:
         time.sleep(float(os.environ.get("STEP_TIME", "0.1")))
         progress(step, STEPS)
         evaluated(step, height=step * worth(config.seed))
-        if stopping():
+        if should_stop():
             raise SystemExit(75)
     return {"height": STEPS * worth(config.seed)}
 

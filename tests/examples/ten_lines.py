@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher import stopping
+from launcher import should_stop
 
 
 def main():
@@ -35,7 +35,7 @@ def main():
         optimizer.step()
         if rank == 0 and (step + 1) % (args.steps // 10) == 0:
             print(f"step {step + 1} loss {loss.item():.3g}", flush=True)
-        if stopping(step + 1):
+        if should_stop(step + 1):
             if rank == 0:
                 torch.save({"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
             raise SystemExit(75)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from launcher import Checkpointer, errors, progress, stopping
+from launcher import Checkpointer, errors, progress, should_stop
 from launcher.runs import lease
 from launcher.torch_compat import DTensor, Shard
 from launcher.worker.settings import settings
@@ -86,7 +86,7 @@ def keeps_a_large_state(config: Any, env: Any) -> dict[str, Any]:
         time.sleep(0.05)
         step += 1
         progress(step, total)
-        if stopping(step):
+        if should_stop(step):
             saves.save(step, state, wait=True)
             saves.close()
             sys.exit(errors.RESUME)
@@ -108,7 +108,7 @@ def _step(step: int, env: Any) -> None:
     dist.all_reduce(one)
     assert one.item() == env.world_size
     progress(step, 20)
-    if stopping(step):
+    if should_stop(step):
         sys.exit(errors.RESUME)
 
 

@@ -137,8 +137,8 @@ def _wall_time(case: Case) -> Steps:
         return [Step("continue from the last checkpoint", case.resume()), Step("or with more time", more)]
     return [
         Step("ask for more time", more),
-        "it saved nothing, so it would start from the beginning; a training that uses launcher.stopping() saves before "
-        "the time limit and continues by itself (docs/training-and-resuming.md)",
+        "it saved nothing, so it would start from the beginning; a training that uses launcher.should_stop() saves "
+        "before the time limit and continues by itself (docs/training-and-resuming.md)",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the user's own code calls: `stopping`, `init` where a group is there, functions; and the page about it."""
+"""What the user's own code calls: `should_stop`, `init` where a group is there, functions; and the page about it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", HANDLED)
 def test_a_signal_is_a_stop_and_stays_one(fresh: None, number: signal.Signals) -> None:
-    assert [launcher.stopping() for _ in range(3)] == [False] * 3
+    assert [launcher.should_stop() for _ in range(3)] == [False] * 3
     os.kill(os.getpid(), number)
-    assert [launcher.stopping(step) for step in (4, 5)] == [True, True]
+    assert [launcher.should_stop(step) for step in (4, 5)] == [True, True]
 
 
 def test_callbacks_save_and_go_on_and_take_signals_back(
@@ -79,9 +79,9 @@ def test_the_step_is_told_where_the_program_does_not_tell_more(
     monkeypatch.setattr(process_group, "_reporter", None)
     monkeypatch.setattr(process_group, "_has_progress", False)
     for step in (None, 7, 8):
-        launcher.stopping(step)
+        launcher.should_stop(step)
     launcher.progress(9, 100)
-    launcher.stopping(9)
+    launcher.should_stop(9)
     events = list(event_file.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
     assert [(each["step"], each["total"]) for each in events] == [(7, 0), (8, 0), (9, 100)]
     far = progress._steps(every(events, Progress)[1])
@@ -97,9 +97,9 @@ def test_without_a_group_each_rank_finds_the_stop_file_itself(
     for word in place.split():
         monkeypatch.setenv(*word.split("="))
     assert stop.here().rank == 3
-    assert launcher.stopping() is False
+    assert launcher.should_stop() is False
     (tmp_path / "stop").touch()
-    assert launcher.stopping() is True
+    assert launcher.should_stop() is True
 
 
 def test_init_takes_the_group_that_is_there(fresh: None) -> None:
@@ -113,7 +113,7 @@ def test_init_takes_the_group_that_is_there(fresh: None) -> None:
 def test_a_group_of_somebody_elses_is_enough_to_ask(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     destroy_without_gil(dist.group.WORLD)
-    assert launcher.stopping() is False
+    assert launcher.should_stop() is False
     assert stop.here().world_size == 1
 
 
