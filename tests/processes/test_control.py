@@ -677,6 +677,7 @@ def test_a_leader_that_closes_does_not_wait_for_a_member_that_is_lost(
     met(*agents)
     leader, hub = agents[0].coordinator, agents[0]._hub
     assert leader is not None and hub is not None
+    agents[0].poll(0.01)  # reads what they have sent
     leader.watch(time.monotonic() - 600)  # node2 has been silent since, and its connection stays
     leader.receive(1, {"type": "heartbeat"}, time.monotonic())
     agents[0].poll(0.01)
