@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.formatting import format_size
 from workloads import bench
-from workloads import matrix as links
-from workloads.matrix import Matrix
+from workloads.matrix import Matrix, Pair, Slow, usual
 
 if TYPE_CHECKING:
     from launcher.config.schema import P2P
@@ -100,14 +99,14 @@ def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> 
     found = [
         f"matrix: {len(matrix.ranks)} {rows} in {rounds}, latency of {small}, bandwidth of {config.window} x {large}"
     ]
-    usual = {within: links.usual(matrix.seen, within) for within in (False, True)}
+    medians = {within: usual(matrix.seen, within) for within in (False, True)}
     words = ", ".join(
         f"{one.bandwidth / 1e9:.2f} GB/s {'within' if within else 'between'} nodes"
-        for within, one in usual.items()
+        for within, one in medians.items()
         if one
     )
     found += heat_map(matrix.labels, shares(matrix), {slow.pair for slow in matrix.slow}, f"the median ({words})")
-    if one := usual[False]:
+    if one := medians[False]:
         times = {pair: latency for pair, (latency, _) in matrix.seen.pairs().items() if not matrix.seen.within(pair)}
         worst = max(times, key=lambda pair: times[pair])
         found.append(
@@ -124,17 +123,17 @@ def shares(matrix: Matrix) -> list[list[float | None]]:
 
     None: not measured, or there is no median.
     """
-    usual = {within: links.usual(matrix.seen, within) for within in (False, True)}
+    medians = {within: usual(matrix.seen, within) for within in (False, True)}
     rows: list[list[float | None]] = []
     for a, row in enumerate(matrix.seen.bandwidth):
         rows.append([])
         for b, value in enumerate(row):
-            median = usual[matrix.seen.within((a, b))]
+            median = medians[matrix.seen.within((a, b))]
             rows[-1].append(None if value is None or median is None else value / median.bandwidth)
     return rows
 
 
-def pair_in_words(pair: links.Pair, matrix: Matrix) -> str:
+def pair_in_words(pair: Pair, matrix: Matrix) -> str:
     return f"{matrix.labels[pair[0]]} - {matrix.labels[pair[1]]}"
 
 
@@ -158,7 +157,7 @@ def _verdict(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) 
     return found
 
 
-def _slow_in_words(slow: links.Slow) -> str:
+def _slow_in_words(slow: Slow) -> str:
     speed, time = f"{slow.bandwidth / 1e9:.2f} GB/s", f"{bench.microseconds(slow.latency)} us"
     if slow.measure == "bandwidth":
         return f"{speed}, {slow.ratio * 100:.0f} % of the {slow.against} ({time})"

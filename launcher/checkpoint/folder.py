@@ -63,7 +63,7 @@ def kept_checkpoints(
 ) -> set[int]:
     """Returns the steps of the checkpoints to keep: the newest `keep`, and the best.
 
-    keep, best, best_is: see `folder.Retention`.
+    keep, best, best_is: see `Retention`.
     """
     known = newest_first(manifests)
     champion = best_of(known, best, best_is)
@@ -83,7 +83,7 @@ def surplus_checkpoints(
     | is one of the newest `keep` of its lineage, or its best | stays |
     | any other | is removed |
 
-    keep, best, best_is: see `folder.Retention`.
+    keep, best, best_is: see `Retention`.
     """
     own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
     stay = kept_checkpoints(own.values(), keep, best, best_is) | {published.step}

@@ -40,9 +40,9 @@ def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
     widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
     room = width + 2 - sum(widths[head] + 2 for head in ALWAYS)
     for head in [each for each in OTHERS if each in widths]:
-        room -= (needed := widths[head] + 2)
-        if room < 0:
-            room += needed
+        if widths[head] + 2 <= room:
+            room -= widths[head] + 2
+        else:
             del widths[head]
     lines = [list(widths), *([shown[head][number] for head in widths] for number in range(len(rows)))]
     return [

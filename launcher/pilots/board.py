@@ -171,7 +171,6 @@ class Board:
         self._free: deque[int] = deque()
         self._next_look = self._looked = self._pause = 0.0
         self._stale = True
-        self._live: set[Manager] = set()
         self.logs: dict[int, PointLog] = {}
         self.others_done = False
 
@@ -225,8 +224,8 @@ class Board:
         if began < self._next_look and not now:
             return False
         self.logs = self._claims.logs()
-        dead, self._live = self._look_at_managers(began)
-        managers = sorted({*self._live, self._mine})
+        dead, live = self._look_at_managers(began)
+        managers = sorted({*live, self._mine})
         held = {point for point, log in self.logs.items() if log.state is State.HELD and log.owner in dead}
         hosts = self._hosts()
         self.others_done = any(

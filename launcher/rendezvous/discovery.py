@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from launcher.failures.codes import FaultCode
@@ -59,11 +60,9 @@ def listen(ports: Sequence[int], address: str = "") -> socket.socket:
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     problem = f"none of {len(ports)} ports is free (tried {', '.join(map(str, ports))}): set cluster.port_range"
     for port in ports:
-        where = (address, port)
+        server = partial(socket.create_server, (address, port), family=family, dualstack_ipv6=both, backlog=4096)
         try:
-            return limits.waited_out(
-                lambda: socket.create_server(where, family=family, dualstack_ipv6=both, backlog=4096)  # noqa: B023
-            )
+            return limits.waited_out(server)
         except OSError as error:
             if error.errno in limits.ERRORS:
                 problem = f"no port can be opened: {explain(error) or error}"

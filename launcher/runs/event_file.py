@@ -92,20 +92,17 @@ def read(
     yield from (entry for entry in entries if _misfit(entry) is None)
 
 
-def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None) -> tuple[list[dict[str, Any]], int]:
+def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Returns the valid events of a file from an offset on, as dicts, and the offset for the next call.
 
     A last line that is still being written is left for the next call, and so is what exceeds bounds.EVENTS_BYTES.
 
     offset: first byte to read.
-    retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
     Raises UnavailableError: the file cannot be read now.
     Raises RunError: the path is not a regular file.
     """
     most = bounds.EVENTS_BYTES
-    found = unwrap(retry_read(
-        lambda: run_files.read_range(path, offset, offset + most, most), path, retry_seconds=retry_seconds
-    ))  # fmt: skip
+    found = unwrap(retry_read(lambda: run_files.read_range(path, offset, offset + most, most), path))
     if found is None:
         return [], offset
     data, start = found

@@ -187,9 +187,8 @@ def _state(sweep: Sweep, number: int) -> RunState:
         if seen.state is not RunState.RUNNING or time.monotonic() >= give_up:
             return seen.state
         mine = [each for each in folder.managers() if (each.pilot, each.attempt) == (number, seen.history.attempt)]
-        ends = [event_file.first_and_last(folder.journal(each)) for each in mine]
-        claiming = [events for events in ends if events and events[0].get("slots")]
-        if not claiming or any(events[-1]["event"] not in LEAVING for events in claiming):
+        found = [events for each in mine if (events := event_file.first_and_last(folder.journal(each)))]
+        if not found or any(events[-1]["event"] not in LEAVING for events in found):
             return seen.state
         time.sleep(0.2)
 

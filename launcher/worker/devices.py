@@ -319,7 +319,7 @@ def require_gpu(
     | | this torch is for CPUs only, or the program brings its own | masks are set, and all name none |
     | | | no mask is set, and there is no device file |
 
-    wanted, asked, rank, host: as in `choose_device`.
+    asked: as in `choose_device`.
     other_torch: whether the code may run with another torch than this process.
     Raises NoGpuError: none is visible.
     """
