@@ -328,9 +328,11 @@ def test_a_job_whose_run_directory_is_gone_is_listed_and_can_be_cancelled(
         rows = json.loads(launcher("status", "--json").stdout)
         return {row["job"]: row["state"] for row in rows if row["state"] != "cancelled"}
 
-    there = (["run_id=kept"], ["run_id=elsewhere", f"runs_dir={tmp_path}/other"], ["run_id=gone"])
-    swept = ["-m", "sweep.id=swept", "seed=1,2", "+cluster.directives.begin=now+1hour"]
-    for words in (*there, swept):
+    # What loses its directory has not begun: a job that is just starting would end by itself.
+    later = "+cluster.directives.begin=now+1hour"
+    there = (["run_id=kept"], ["run_id=elsewhere", f"runs_dir={tmp_path}/other"])
+    gone = (["run_id=gone", later], ["-m", "sweep.id=swept", "seed=1,2", later])
+    for words in (*there, *gone):
         done = launcher.submit(*words, *asleep)
         assert done.returncode == 0, done.stderr
     slurm.run("sbatch", "--comment=launcher-not", "--wrap=sleep 60", "--output=/dev/null")
