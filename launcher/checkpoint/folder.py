@@ -155,11 +155,16 @@ class Folder:
     def require_private(self, path: Path) -> None:
         """Refuses a folder into which others could have put files.
 
+        Raises Damaged: it is a checkpoint of this folder that has been removed.
         Raises CheckpointError: the folder belongs to another user, or others can write to it.
         Raises Unavailable: the folder cannot be checked now.
         """
+
+        def check() -> None:
+            reading.found(lambda: require_private(path), path) if path.parent == self.path else require_private(path)
+
         try:
-            reading.retry(lambda: require_private(path), path, self._timeout)
+            reading.retry(check, path, self._timeout)
         except CheckpointError:
             raise
         except RunError as error:
@@ -179,11 +184,12 @@ class Folder:
         known, wrong = [], {}
         for path in checkpoints.candidates(self.path, self._timeout, missing_ok=False):
             self.require_private(self.path)
-            self.require_private(path)
             try:
+                self.require_private(path)
                 known.append((path, checkpoints.read(path, self._timeout)))
             except Damaged as error:
-                wrong[path] = str(error)
+                if path.name in reading.entries(self.path, self._timeout):  # else a training has removed it meanwhile
+                    wrong[path] = str(error)
         known.sort(key=lambda each: age_of(each[1]), reverse=True)
         self._sequence = max((manifest.sequence for _, manifest in known), default=0)
         return known, wrong

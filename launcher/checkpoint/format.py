@@ -194,7 +194,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
     try:
         data = reading.read_bytes(path / MANIFEST, timeout)
     except Damaged:
-        if METADATA_FILE in reading.entries(path, timeout):
+        if METADATA_FILE in reading.entries(path, timeout, missing_ok=True):
             raise Misfit(
                 f"{path} was written by torch.distributed.checkpoint alone: `launcher checkpoint adopt {path}` makes "
                 "it a checkpoint that can be resumed from; or move it elsewhere"

@@ -109,13 +109,21 @@ def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> 
     return retry(look, folder, timeout)
 
 
-def _found(operation: Callable[[], T], path: Path) -> T:
+def found(operation: Callable[[], T], path: Path) -> T:
+    """Calls an operation for `retry`, which takes a missing file for Damaged if the listings lack it or its folder."""
     try:
         return operation()
     except FileNotFoundError:
-        if path.name not in _entries(path.parent):
+        if _removed(path):
             raise _NotListed from None
         raise
+
+
+def _removed(path: Path) -> bool:
+    try:
+        return path.name not in _entries(path.parent)
+    except FileNotFoundError:
+        return path.parent.name not in _entries(path.parent.parent)
 
 
 def size_of_file(path: Path, timeout: float = 0.0) -> int:
@@ -124,7 +132,7 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
     Raises Damaged: the file is missing, or not a regular file.
     Raises Unavailable: the size cannot be read now.
     """
-    status = retry(lambda: _found(lambda: _stat(path), path), path, timeout)
+    status = retry(lambda: found(lambda: _stat(path), path), path, timeout)
     if not stat.S_ISREG(status.st_mode):
         raise Damaged(f"{path} is not a file")
     return status.st_size
@@ -189,7 +197,7 @@ class RetryingFile(io.RawIOBase):
 
     def _retry(self, operation: Callable[[], T]) -> T:
         try:
-            return retry(lambda: _found(operation, self._path), self._path, self._timeout)
+            return retry(lambda: found(operation, self._path), self._path, self._timeout)
         except CheckpointError as error:
             self.failure = error
             raise

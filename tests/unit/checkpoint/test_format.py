@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -266,6 +267,25 @@ def test_the_layout_of_a_manifest_does_not_matter(tmp_path: Path) -> None:
     expected, file = checkpoints.read(path), path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
     assert checkpoints.read(path) == expected
+
+
+@pytest.mark.parametrize("before", ("require_private", "read"))
+def test_a_checkpoint_that_a_training_removes_while_it_is_listed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    tmp_path.chmod(0o700)
+    newest, old = write(tmp_path, 2), write(tmp_path, 1)
+    owner = Folder if before == "require_private" else checkpoints
+    real = getattr(owner, before)
+
+    def removed_first(*arguments: Any) -> Any:
+        if old in arguments and old.exists():
+            shutil.rmtree(old)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, before, removed_first)
+    known, wrong = Folder(tmp_path, 0, Retention(), 0).known()
+    assert ([path for path, _ in known], wrong, old.exists()) == ([newest], {}, False)
 
 
 def test_ten_times_the_checkpoints_are_ten_times_the_work_to_list_and_to_remove(tmp_path: Path) -> None:
