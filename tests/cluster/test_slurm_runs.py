@@ -335,7 +335,9 @@ def test_a_job_whose_run_directory_is_gone_is_listed_and_can_be_cancelled(
     for words in (*there, *gone):
         done = launcher.submit(*words, *asleep)
         assert done.returncode == 0, done.stderr
-    slurm.run("sbatch", "--comment=launcher-not", "--wrap=sleep 60", "--output=/dev/null")
+    foreign = slurm.run(
+        "sbatch", "--parsable", "--comment=launcher-not", "--wrap=sleep 60", "--output=/dev/null"
+    ).strip()
     shutil.rmtree(launcher.runs_dir / "gone")
     shutil.rmtree(launcher.runs_dir / "swept")
     (launcher.runs_dir / "elsewhere").unlink()  # so that nothing here knows of it
@@ -354,3 +356,5 @@ def test_a_job_whose_run_directory_is_gone_is_listed_and_can_be_cancelled(
     assert other.has("cancelled")
     assert launcher("cancel", "999999").stderr.startswith("launcher: no run '999999' in ")
     launcher("cancel", "kept")
+    slurm.run("scancel", foreign)
+    launcher.until(lambda: not slurm.run("squeue", "--noheader", "--name=wrap"), "its node is free")
