@@ -188,8 +188,10 @@ class Folder:
                 self.require_private(path)
                 known.append((path, checkpoints.read(path, self._timeout)))
             except Damaged as error:
-                if path.name in reading.entries(self.path, self._timeout):  # else a training has removed it meanwhile
-                    wrong[path] = str(error)
+                wrong[path] = str(error)
+        if wrong:  # leave out what a training has removed meanwhile
+            there = reading.entries(self.path, self._timeout)
+            wrong = {path: why for path, why in wrong.items() if path.name in there}
         known.sort(key=lambda each: age_of(each[1]), reverse=True)
         self._sequence = max((manifest.sequence for _, manifest in known), default=0)
         return known, wrong
