@@ -137,10 +137,16 @@ class Queries(Protocol):
         Unknown numbers are omitted.
         """
 
-    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job that starts when all jobs in `jobs` have ended, with any outcome.
+    def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
+        """Returns options of `submit` for a job that starts when all jobs in `jobs` have ended, with any outcome.
 
-        token: unique text that is stored with the new job, for `find`.
+        token: unique text that is stored with the job, for `find`; None: that of the script.
+        """
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+        """Submits a script, and returns the job's id.
+
+        environment: environment of the command that submits; on Slurm, of the job too.
         Raises Refused: the scheduler refused the job.
         Raises NoAnswer: the reply was lost, so the job may exist.
         """

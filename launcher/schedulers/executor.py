@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ from launcher.files.shared_files import exists, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.events import Started, Submitted, Submitting, every, first
 from launcher.runs.history import journal_events
-from launcher.schedulers.base import JobState, QueryError, parts
+from launcher.schedulers import registry
+from launcher.schedulers.base import JobState, Queries, QueryError, parts
 from launcher.schedulers.run_command import submit_once
 from launcher.spec.plan import JobPlan
 
@@ -100,19 +101,32 @@ class RunExecutor(core.PicklingExecutor):
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         return string if isinstance(string, str) else string.decode()
 
-    def _send(self, script: Path, token: str, run: Run) -> str:
+    @property
+    def _commands(self) -> Queries:
+        return registry.queue(self.plan.cluster.scheduler).queries(self.plan.cluster.submit_timeout)
+
+    def _environment(self, run: Run) -> Mapping[str, str]:
+        # The environment of the command that submits
         raise NotImplementedError
 
-    def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
-        # Submits a job with `send` unless it exists, and returns its id.
-        # An existing job is looked for with `find`, and in the files that a started job has written.
+    def _send(self, script: Path, token: str, run: Run) -> str:
+        # Submits a job unless it exists, and returns its id.
+        # An existing job is looked for at the scheduler, and in the files that a started job has written.
+        def send() -> str:
+            environment, jobs = self._environment(run), self._blocking_jobs()
+            self._submitting()
+            return self._submit_behind(script, environment, jobs)
+
         def look() -> str | None:
             try:
-                return self._known() or find()
+                return self._known() or self._commands.find(token, self.plan.name)
             except UnavailableError as error:  # a job may exist, so submit nothing until the files are readable
                 raise QueryError(str(error)) from None
 
         return submit_once(send, look, before=self._resumed)
+
+    def _submit_behind(self, script: Path, environment: Mapping[str, str], jobs: Sequence[str]) -> str:
+        return self._commands.submit(str(script), environment, *self._commands.options(jobs))
 
     def _known(self) -> str | None:
         return begun_job(self.run) if self._elements is None else begun(self._elements)
@@ -121,7 +135,7 @@ class RunExecutor(core.PicklingExecutor):
         return f"{job_id}_{index}"
 
     def _largest_array(self) -> int | None:
-        return None
+        return self._commands.max_array_size(self.plan)
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from launcher import bounds
@@ -50,9 +51,17 @@ def query(
     return done
 
 
-def run_submission(
-    command: Sequence[str], *, timeout: float, environment: Mapping[str, str], text: str | None = None, umask: int = -1
-) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Request:
+    """A command that submits a job."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]  # of the command
+    text: str | None = None  # standard input; None: empty
+    umask: int = -1  # of the command; -1: that of this process
+
+
+def run_submission(request: Request, *, timeout: float) -> subprocess.CompletedProcess[str]:
     """Runs a command that submits a job, and returns its output. A nonzero exit code raises nothing.
 
     The command inherits the lock of `submitter_lock.only_submitter` and holds it until the command exits. It runs in a
@@ -60,13 +69,15 @@ def run_submission(
     an unrecorded id.
 
     timeout: timeout in seconds.
-    text: standard input; None: empty.
-    umask: umask of the command; -1: that of this process.
     Raises Refused: the command is not on PATH.
     Raises NoAnswer: the command exceeds the timeout or the output limit, so it may or may not have submitted a job.
     """
+    command = request.command
     try:
-        return run(command, timeout=timeout, environment=environment, text=text, umask=umask, submits=True)
+        return run(
+            command, timeout=timeout, environment=request.environment, text=request.text, umask=request.umask,
+            submits=True,
+        )  # fmt: skip
     except NOT_ON_PATH:
         raise Refused(f"{command[0]} is not on this machine's PATH: submit from a login node", definite=True) from None
     except subprocess.TimeoutExpired:

@@ -36,5 +36,5 @@ def submit_behind(
     """
     asks = registry.queue(plan.cluster.scheduler).queries(timeout)
     return submit_once(
-        lambda: asks.submit_behind(jobs, script, token, environment), lambda: asks.find(token, plan.name)
+        lambda: asks.submit(script, environment, *asks.options(jobs, token)), lambda: asks.find(token, plan.name)
     )

@@ -10,7 +10,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.failures.text import signal_name
@@ -26,7 +26,7 @@ from launcher.schedulers.base import (
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Form
-from launcher.schedulers.run_command import NoAnswer, Refused, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, Refused, Request, query, run_submission
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time
 
@@ -182,6 +182,11 @@ class PBS:
                 return job_id
         return None
 
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
+        """Returns the command with which `submit` submits a script."""
+        kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
+        return Request(["qsub", *arguments, script], kept)
+
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Submits a script with qsub, and returns the job's id.
 
@@ -193,8 +198,8 @@ class PBS:
         Raises Refused: PBS refused the job; the text has its message and a hint.
         Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
-        kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
-        done = run_submission(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
+        request = self.request(script, environment, *arguments)
+        done = run_submission(replace(request, text=text), timeout=self.timeout)
         ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
         if done.returncode == 0 and ids:
             return str(ids[-1])
@@ -208,9 +213,9 @@ class PBS:
             job_limit=JOB_LIMIT.search(words) is not None,
         )
 
-    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `Queries.submit_behind`."""
-        return self.submit(script, environment, "-f", "-v", f"{TOKEN}={token}", *dependency(jobs))
+    def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
+        """Returns qsub's options for a job behind others; see `Queries.options`."""
+        return ["-f", *([] if token is None else ["-v", f"{TOKEN}={token}"]), *dependency(jobs)]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.

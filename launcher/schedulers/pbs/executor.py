@@ -17,11 +17,10 @@ from launcher.schedulers.functions import scheduler
 from launcher.schedulers.functions.executor import FunctionExecutor, FunctionJob, JobWatcher
 from launcher.schedulers.functions.scheduler import FIRST_JOB, FunctionScheduler
 from launcher.schedulers.functions.task import FunctionEnvironment
-from launcher.schedulers.pbs import client, task_starters
 from launcher.schedulers.pbs import script as qsub
+from launcher.schedulers.pbs import task_starters
 from launcher.schedulers.pbs.client import PBS, SHELL, TOKEN, array_of, pbs_environment, pbs_id
 from launcher.schedulers.pbs.task_starters import exports
-from launcher.spec.plan import JobPlan
 
 # -- The resources and options of a submitit function's job on PBS, and its #PBS lines
 
@@ -151,26 +150,16 @@ class PBSRunExecutor(RunExecutor):
 
     job_class = PBSJob
 
-    def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
-        super().__init__(run, plan, *arguments, **options)
-        self._pbs = client.PBS(plan.cluster.submit_timeout)
+    def _environment(self, run: Run) -> Mapping[str, str]:
+        # Not qsub -v, which changes some values, and shows all of them to other users.
+        return environment_file.write(run, self._handed or [run], self.plan, exports)
 
-    def _send(self, script: Path, token: str, run: Run) -> str:
-        def send() -> str:
-            # Not qsub -v, which changes some values, and shows all of them to other users.
-            own = environment_file.write(run, self._handed or [run], self.plan, exports)
-            options = client.dependency(self._blocking_jobs())
-            self._submitting()
-            job = self._pbs.submit(str(script), own, "-f", *options)
-            # PBS deletes a job at once if it depends on a job that PBS has forgotten.
-            if options and not self._pbs.holds(job) and not self._blocking_jobs():
-                return self._pbs.submit(str(script), own, "-f")
-            return job
-
-        return self._once(send, lambda: self._pbs.find(token, self.plan.name))
+    def _submit_behind(self, script: Path, environment: Mapping[str, str], jobs: Sequence[str]) -> str:
+        job = super()._submit_behind(script, environment, jobs)
+        # PBS deletes a job at once if it depends on a job that PBS has forgotten.
+        if jobs and not PBS(self.plan.cluster.submit_timeout).holds(job) and not self._blocking_jobs():
+            return super()._submit_behind(script, environment, ())
+        return job
 
     def _element_id(self, job_id: str, index: int) -> str:
         return element_id(job_id, index)
-
-    def _largest_array(self) -> int | None:
-        return self._pbs.max_array_size(self.plan)

@@ -26,7 +26,7 @@ from launcher.schedulers.base import (
     parse_elements,
 )
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.run_command import NoAnswer, Refused, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, Refused, Request, query, run_submission
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -179,6 +179,12 @@ class SGE:
         numbers = [job.findtext("JB_job_number") for job in jobs if _token(job) == token]
         return numbers[-1] if numbers else None
 
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> Request:
+        """Returns the command with which `submit` submits a script."""
+        noted = command_line(Path(script).read_text() if text is None else text)
+        named = [script] if text is None else []  # without a path, qsub reads stdin
+        return Request(["qsub", *noted, *arguments, *named], environment, text)
+
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Submits a script with qsub, and returns the job's id.
 
@@ -194,9 +200,7 @@ class SGE:
         Raises Refused: Grid Engine refused the job; the text has its message and a hint.
         Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
-        noted = command_line(Path(script).read_text() if text is None else text)
-        command = ["qsub", *noted, *arguments, *([script] if text is None else [])]  # without a path, qsub reads stdin
-        done = run_submission(command, timeout=self.timeout, environment=environment, text=text)
+        done = run_submission(self.request(script, environment, *arguments, text=text), timeout=self.timeout)
         if ids := SUBMITTED.findall(f"{done.stdout}\n{done.stderr}"):
             return str(ids[-1])
         words = " ".join((done.stderr.strip() or done.stdout.strip()).removesuffix("Exiting.").split())
@@ -210,9 +214,9 @@ class SGE:
             job_limit=JOB_LIMIT.search(words) is not None,
         )
 
-    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `Queries.submit_behind`."""
-        return self.submit(script, environment, "-ac", f"{TOKEN}={token}", *dependency(jobs))
+    def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
+        """Returns qsub's options for a job behind others; see `Queries.options`."""
+        return [*([] if token is None else ["-ac", f"{TOKEN}={token}"]), *dependency(jobs)]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.

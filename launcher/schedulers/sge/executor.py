@@ -24,9 +24,8 @@ from launcher.schedulers.functions.task import FunctionEnvironment
 from launcher.schedulers.run_command import Refused
 from launcher.schedulers.sge import client, qrsh
 from launcher.schedulers.sge import script as qsub
-from launcher.schedulers.sge.client import SGE, SHELL, TOKEN, array_of, dependency, sge_environment, sge_id
+from launcher.schedulers.sge.client import SGE, SHELL, TOKEN, array_of, sge_environment, sge_id
 from launcher.schedulers.sge.settings import SGESettings
-from launcher.spec.plan import JobPlan
 
 # -- The resources and options of a submitit function's job on Grid Engine, and its #$ lines
 
@@ -146,10 +145,6 @@ class SGERunExecutor(RunExecutor):
 
     job_class = SGEJob
 
-    def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
-        super().__init__(run, plan, *arguments, **options)
-        self._sge = SGE(plan.cluster.submit_timeout)
-
     def _send(self, script: Path, token: str, run: Run) -> str:
         hidden = redaction.secrets_in(os.environ, self.plan.env.secrets)
         tasks = task_group.environments([""], self.plan.tasks_per_node)
@@ -157,15 +152,8 @@ class SGERunExecutor(RunExecutor):
             qrsh.line_of(str(run.path), hidden, tasks, str(run.path))
         except ConfigError as error:
             raise Refused(str(error), definite=True) from None
+        return super()._send(script, token, run)
 
-        def send() -> str:
-            # Not qsub -V, with which all users could read the whole environment (qstat -j).
-            own = environment_file.write(run, self._handed or [run], self.plan, exports)
-            options = dependency(self._blocking_jobs())
-            self._submitting()
-            return self._sge.submit(str(script), own, *options)
-
-        return self._once(send, lambda: self._sge.find(token, self.plan.name))
-
-    def _largest_array(self) -> int | None:
-        return self._sge.max_array_size()
+    def _environment(self, run: Run) -> Mapping[str, str]:
+        # Not qsub -V, with which all users could read the whole environment (qstat -j).
+        return environment_file.write(run, self._handed or [run], self.plan, exports)

@@ -21,7 +21,7 @@ from launcher.schedulers.base import (
     parse_elements,
 )
 from launcher.schedulers.pending import Form
-from launcher.schedulers.run_command import NoAnswer, Refused, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, Refused, Request, query, run_submission
 from launcher.spec.limits import NodeGroup
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_size, parse_time
@@ -182,14 +182,17 @@ class Slurm:
         # `squeue --jobs` would fail if one id is unknown
         return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
+        """Returns the command with which `submit` submits a script."""
+        return Request(["sbatch", "--parsable", *in_cluster(), *arguments, script], environment, umask=0o077)
+
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         """Submits a script with sbatch, and returns the job's id.
 
         Raises Refused: Slurm refused the job; the text has its message.
         Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
-        command = ["sbatch", "--parsable", *in_cluster(), *arguments, script]
-        done = run_submission(command, timeout=self.timeout, environment=environment, umask=0o077)
+        done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
@@ -202,9 +205,9 @@ class Slurm:
             job_limit=JOB_LIMIT.search(words) is not None,
         )
 
-    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `Queries.submit_behind`."""
-        return self.submit(script, environment, *dependency(jobs), f"--comment={token}")
+    def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
+        """Returns sbatch's options for a job behind others; see `Queries.options`."""
+        return [*dependency(jobs), *([] if token is None else [f"--comment={token}"])]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.

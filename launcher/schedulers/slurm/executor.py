@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from submitit.slurm import slurm
@@ -13,8 +13,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.executor import NOT_OVER, RunExecutor
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.slurm.client import Slurm, dependency
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.slurm.client import Slurm
 
 
 class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
@@ -58,17 +57,5 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
 
     job_class = SlurmJob
 
-    def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
-        super().__init__(run, plan, *arguments, **options)
-        self._slurm = Slurm(plan.cluster.submit_timeout)
-
-    def _send(self, script: Path, token: str, run: Run) -> str:
-        def send() -> str:
-            options = dependency(self._blocking_jobs())
-            self._submitting()
-            return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment, *options)
-
-        return self._once(send, lambda: self._slurm.find(token, self.plan.name))
-
-    def _largest_array(self) -> int | None:
-        return self._slurm.max_array_size()
+    def _environment(self, run: Run) -> Mapping[str, str]:
+        return job_environment(os.environ, self.plan).environment

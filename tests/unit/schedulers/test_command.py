@@ -9,7 +9,7 @@ import pytest
 
 from launcher import bounds
 from launcher.schedulers.base import QueryError, QueryTimeout
-from launcher.schedulers.run_command import NoAnswer, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, Request, query, run_submission
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])
@@ -18,23 +18,21 @@ def test_what_goes_on_printing_is_ended(where: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(QueryError, match="sh printed more than 1 MiB, which is no answer"):
         query("sh", "-c", f"exec yes {where}", timeout=60, environment=os.environ)
     with pytest.raises(NoAnswer, match="sh printed more than 1 MiB, which is no answer"):
-        run_submission(["sh", "-c", f"exec yes {where}"], timeout=60, environment=os.environ)
+        run_submission(Request(["sh", "-c", f"exec yes {where}"], os.environ), timeout=60)
 
 
 def test_what_takes_too_long_is_ended() -> None:
     with pytest.raises(QueryTimeout, match=r"sleep did not answer within 0\.01 s"):
         query("sleep", "1000", timeout=0.01, environment=os.environ)
     with pytest.raises(NoAnswer, match=r"sh did not answer within 0\.01 s"):
-        run_submission(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], timeout=0.01, environment=os.environ)
+        run_submission(Request(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], os.environ), timeout=0.01)
 
 
 def test_output_errors_code_and_input(tmp_path: Path) -> None:
     text = "größe\n" * 50_000  # more than a pipe holds
-    done = run_submission(
-        ["sh", "-c", "cat; umask >&2; exit 3"], timeout=60, environment=os.environ, text=text, umask=0o077
-    )  # fmt: skip
+    done = run_submission(Request(["sh", "-c", "cat; umask >&2; exit 3"], os.environ, text, 0o077), timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == (text, "0077\n", 3)
-    assert run_submission(["sh", "-c", "exit 1"], timeout=60, environment=os.environ, text=text).returncode == 1
+    assert run_submission(Request(["sh", "-c", "exit 1"], os.environ, text), timeout=60).returncode == 1
     assert (
         query("sh", "-c", r"printf 'a\377\r\n'", timeout=60, environment=os.environ).stdout
         == "a\N{REPLACEMENT CHARACTER}\n"
@@ -51,7 +49,7 @@ def test_descriptors_are_inherited_by_what_hands_over_alone() -> None:
     try:
         os.set_inheritable(write, True)
         shown = ["sh", "-c", f"test -e /proc/self/fd/{write} && echo there; true"]
-        assert run_submission(shown, timeout=60, environment=os.environ).stdout == "there\n"
+        assert run_submission(Request(shown, os.environ), timeout=60).stdout == "there\n"
         assert query(*shown, timeout=60, environment=os.environ).stdout == ""
     finally:
         os.close(read)

@@ -17,6 +17,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import client as pbs
+from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.slurm import client as slurm
 from launcher.schedulers.slurm.client import Slurm
@@ -378,14 +379,11 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
     executor = PBSRunExecutor(run, plan, "token", scripts=render, blocking_jobs=lambda: held.pop(0))
     asked: list[tuple[str, ...]] = []
 
-    class Server:
-        def submit(self, script: str, environment: Any, *arguments: str) -> str:
-            asked.append(arguments)
-            return f"{len(asked)}.srv"
+    def submit(self: PBS, script: str, environment: Any, *arguments: str) -> str:
+        asked.append(arguments)
+        return f"{len(asked)}.srv"
 
-        def holds(self, job_id: str) -> bool:
-            return holds
-
-    monkeypatch.setattr(executor, "_pbs", Server())
+    monkeypatch.setattr(PBS, "submit", submit)
+    monkeypatch.setattr(PBS, "holds", lambda self, job_id: holds)
     assert executor._send(run.path / "script.sh", "token", run) == f"{len(submitted)}.srv"
     assert asked == submitted
