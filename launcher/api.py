@@ -247,6 +247,8 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     composed = configs.composed(words)
     if composed.config.dry_run:
         raise ConfigError("dry_run=true: launcher.prepare(...) is a dry run; leave the key out")
+    if not composed.config.submit:
+        raise ConfigError("submit=false: it is for the command line, which prints the command; leave the key out")
     return PreparedRun(ready_run(composed, words))
 
 

@@ -100,6 +100,14 @@ class Launcher:
         """Submits a run."""
         return self(*overrides, *self.overrides, **environment)
 
+    def by_hand(self, command: str, **environment: str) -> None:
+        """Runs the command that `submit=false` has printed, as a user would, in a shell."""
+        done = subprocess.run(
+            [*self.prefix, "bash", "-c", command], env={**self.environ, **environment}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
     def run(self, *overrides: str, **environment: str) -> Result:
         """Submits a run and waits until it is over."""
         done = self.submit(*overrides, "wait=true", **environment)

@@ -28,7 +28,7 @@ MEANING_COLUMN = 28
 # Keys that most runs need; `help --all` lists all keys.
 COMMON_KEYS = (
     "workload", "workload.script", "workload.args", "cluster", "nodes", "gpus_per_node", "time", "mem", "name",
-    "run_id", "wait", "dry_run",
+    "run_id", "wait", "submit", "dry_run",
 )  # fmt: skip
 GROUPS = {"workload": schema.Workload, "cluster": schema.Cluster, "launch": schema.Launch, "env": schema.Env}
 USAGE = """\

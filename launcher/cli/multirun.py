@@ -13,7 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from launcher.cli.confirm import confirm
 from launcher.cli.sweep_results import follow_to_end
-from launcher.cli.text import program
+from launcher.cli.text import print_commands, program
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun, require_space, space_of
 from launcher.config.search_space import size
@@ -73,10 +73,12 @@ class Multirun:
         if config.dry_run:
             show(prepared)
             return self._returns(prepared)
-        if not first:
+        if not first and config.submit:
             self._ask(prepared, config.confirm_above)
-        submitted = submit_sweep(prepared)
-        if not first:
+        submitted = submit_sweep(prepared, by_hand=not config.submit)
+        if submitted.commands:
+            print_commands(submitted.commands, f"sweep status {submitted.sweep.id}")
+        elif not first:
             print_submitted(prepared, submitted)
         if submitted.not_accepted and not first:
             self._command.codes.append(FAILED)
@@ -104,9 +106,13 @@ class Multirun:
         if config.dry_run:
             show(prepared.sweep, prepared.settings)
             return []
-        self._ask(prepared.sweep, config.confirm_above)
-        submitted = submit_search(prepared)
-        print_submitted(prepared.sweep, submitted, settings=prepared.settings)
+        if config.submit:
+            self._ask(prepared.sweep, config.confirm_above)
+        submitted = submit_search(prepared, by_hand=not config.submit)
+        if submitted.commands:
+            print_commands(submitted.commands, f"sweep status {submitted.sweep.id}")
+        else:
+            print_submitted(prepared.sweep, submitted, settings=prepared.settings)
         if submitted.local if config.wait is None else config.wait:
             self._command.codes.append(follow_to_end(submitted.sweep, foreground=bool(submitted.local)))
         return []
@@ -184,8 +190,8 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings
         print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")
     if submitted.pilots is not None:
         cluster = next(iter(prepared.plans.values())).cluster.name
-        for number, job in submitted.pilots.jobs.items():
-            print(f"pilot      {sweep.pilot(number).id}: job {job} on {cluster}")
+        for number, pilot in submitted.pilots.jobs.items():
+            print(f"pilot      {sweep.pilot(number).id}: job {pilot.job_id} on {cluster}")
         if submitted.pilots.left:
             print(
                 f"           {plural(submitted.pilots.left, 'pilot')} could not be submitted: {submitted.pilots.words}"

@@ -14,7 +14,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 
 from launcher.cli.confirm import YES, confirm
-from launcher.cli.text import plan_table, program
+from launcher.cli.text import plan_table, print_commands, program
 from launcher.config import compose
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
@@ -192,7 +192,7 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
 def ask(ready: Ready, *, yes: bool) -> None:
     """Prints the resources that a submission requests, and asks for confirmation if they exceed `confirm_above`.
 
-    Does nothing for a run on this machine, or if the run has its job already.
+    Does nothing for a run on this machine, if the user submits it (submit=false), or if the run has its job already.
 
     yes: whether the user has confirmed with --yes.
     Raises Declined: the user did not confirm.
@@ -203,8 +203,10 @@ def ask(ready: Ready, *, yes: bool) -> None:
     plan = ready.prepared.plan
     run = Run(Path(plan.run_dir))
     resumed = ready.run is not None
-    if plan.queued and (
-        resumed or not run.recorded() or read_history(run).job_id is None
+    if (
+        plan.queued
+        and ready.composed.config.submit
+        and (resumed or not run.recorded() or read_history(run).job_id is None)
     ):  # else the run has its job already
         confirm(limits.lines(plan), limits.of_plan(plan), ready.composed.config.confirm_above, yes=yes)
 
@@ -224,6 +226,9 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
         run = Run(Path(prepared.plan.run_dir))
         return follow_to_end(run, foreground=True, stream=output, start=ready.submit)
     submitted = ready.submit()
+    if submitted.command:
+        print_commands([submitted.command], f"status {submitted.run.id}")
+        return 0
     _print_submitted(prepared, submitted, waits=bool(wait))
     if not wait:
         return 0

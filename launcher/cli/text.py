@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from launcher.cli.commands import program as program
@@ -160,3 +161,16 @@ def outcome(seen: RunStatus) -> str:
         lines.append(f"  more: {program()} post-mortem {seen.run.id}")
     lines.append(f"  everything is in {seen.run.path}")
     return "\n".join(lines)
+
+
+def print_commands(commands: Sequence[str], following: str) -> None:
+    """Prints commands with which the user submits jobs (submit=false): they alone go to stdout.
+
+    following: arguments of the launcher's command that shows what was submitted.
+    """
+    print(
+        f"launcher: nothing is submitted yet: run this in a shell with the same environment, once; then "
+        f"`{program()} {following}`",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    print("\n".join(commands))

@@ -491,4 +491,5 @@ class Config:
     runs_dir: str = MISSING  # folder of the run directories, shared by all nodes
     preflight: bool = False  # check devices, clocks, folders and an all_reduce on all nodes before the ranks start
     dry_run: bool = False  # show the plan and the script, and submit nothing
+    submit: bool = True  # false: make the run's directory, and print the command with which you submit it yourself
     wait: bool | None = None  # wait until the run ends; empty: yes for local and allocation, else no

@@ -38,6 +38,7 @@ def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) ->
     | done | that it is done |
     | stopped, failed, cancelled, lost | the cause as one line; `post-mortem` shows more |
     | unconfirmed | how to find out whether it was submitted |
+    | unsubmitted | how the user submits it |
     | unknown | that the scheduler does not answer, or that its state for the job is not known to the launcher |
     | a point that has not started | what it waits for |
 
@@ -103,6 +104,10 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
     elif state is RunState.UNCONFIRMED:
         why = Why.UNCONFIRMED
         do = f"repeat the command that submitted it with run_id={run}: it finds the job, or submits it"
+    elif state is RunState.UNSUBMITTED:
+        why = Why.BY_HAND
+        do = "repeat the command that made it" + ("" if seen.run.is_point else f" with run_id={run}")
+        do += ": with submit=false it prints the command again, else it submits"
     elif state is RunState.UNKNOWN:
         why, do = Why.NO_STATE, f"`{program} doctor --cluster {seen.plan.cluster.name}` checks the scheduler"
     else:
@@ -217,6 +222,7 @@ _TEXTS: dict[Why, str | Callable[[Facts], str]] = {
     Why.SLOT: "it waits for a free slot of a pilot",
     Why.NEVER_STARTED: "it was cancelled before it started",
     Why.UNCONFIRMED: "it was being submitted, and it is not known whether the scheduler accepted it",
+    Why.BY_HAND: "it is yours to submit (submit=false), and the scheduler has no such job yet",
     Why.RUNNING: _running,
     Why.SUSPENDED: lambda facts: f"its scheduler has stopped its processes for another job (it says {facts.job_state})",
     Why.DONE: "it is done",

@@ -32,10 +32,11 @@ from launcher.files import ownership
 from launcher.files.shared_files import is_transient
 from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
 from launcher.monitoring.state import JobStatus, RunState, run_state
-from launcher.runs.directory import Run
-from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused
+from launcher.runs.directory import Run, chain_tokens
+from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Submitted
 from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.submitter_lock import only_submitter
+from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
@@ -117,6 +118,8 @@ class JobMonitor:
         # By scheduler and key of a job: when the job's end was queried (monotonic seconds), and the result.
         self._ended: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
         self._least: dict[str, float] = {}  # by scheduler: the site's minimum seconds between two queries
+        # By token of a job that the user submits: when it was looked for (monotonic seconds), and how often.
+        self._sought: dict[str, tuple[float, int]] = {}
         self._announced = False
         self._pinned: set[str] | None = None  # schedulers that have replied inside a `pinned` block
         self.boards = Boards()
@@ -168,6 +171,40 @@ class JobMonitor:
             except QueryError as error:
                 return JobStatus(problem=str(error))
         return JobStatus() if job is None else JobStatus(job.state, job.raw_state, job.reason, signal=job.signal)
+
+    def found_by_hand(self, run: Run, plan: JobPlan, history: RunHistory) -> RunHistory:
+        """Looks for the job that the user submits by hand (submit=false), and records its id once the scheduler has it.
+
+        Returns the run's history, read again if there is such a job.
+        """
+        if not history.by_hand:
+            return history
+        history = read_history(run)  # another point of its array may have been looked at meanwhile
+        token, sweep, wanted = history.by_hand, sweep_of(run), chain_tokens(plan, history.by_hand)
+        if not token or ownership.why_not_own(run.path):
+            return history
+        in_array = sweep is not None and token in sweep.tokens()
+        if history.job_id is not None and (len(wanted) == 1 or history.ended is not None):  # the job has started
+            if not in_array:
+                run.journal(Submitted(job=history.job_id))
+            return history
+        when, count = self._sought.get(token, (-math.inf, 0))
+        pause = max(interval(count, 0.0, SCHEDULER_INTERVAL), plan.cluster.query_interval or 0.0)
+        if time.monotonic() - when < pause:
+            return history
+        self._sought[token] = time.monotonic(), count + 1
+        try:
+            found = [queries(plan, QUERY_TIMEOUT).find(each, plan.name) for each in wanted]
+        except QueryError:
+            return history
+        jobs = [each for each in found if each is not None]
+        if len(jobs) < len(found):  # a chain may be half submitted
+            return dataclasses.replace(history, job_id=history.job_id or found[0])
+        if sweep is not None and in_array:
+            sweep.submitted(token, jobs[0])
+        else:
+            run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:])))
+        return read_history(run)
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
         """Returns the fields `left`, `before` and `age` of RunStatus from the scheduler's last reply."""
@@ -314,7 +351,8 @@ class JobMonitor:
         Raises OSError: the directory cannot be marked, for example on a full disk. The job is ended nonetheless.
         """
         ownership.require_own(run.path, "cancel it")
-        plan, history = run.plan(), read_history(run)
+        plan = run.plan()
+        history = self.found_by_hand(run, plan, read_history(run))
         if is_packed(run):  # its job, the pilot's, runs other points too
             run.journal(cancelled())
             cancel_point(run)
@@ -385,6 +423,7 @@ def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | No
     Raises RunError: the run does not exist, or its record is damaged.
     """
     plan, history = known or (run.plan(), read_history(run))
+    history = live.found_by_hand(run, plan, history)
     while True:
         seen = _look(run, live, plan, history)
         if not seen.state.over or seen.state is RunState.DONE:

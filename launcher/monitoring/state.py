@@ -18,6 +18,7 @@
 | | job failed or cancelled | cancelled if the run or the job was, else failed |
 | | job done or gone, or no such job | cancelled if the user cancelled the run, else lost |
 | | no reply, or an unknown state | unknown |
+| the user is to submit it (submit=false) | has no such job | unsubmitted |
 | a submission was started, and no job id is recorded | (not queried) | unconfirmed |
 | a submission has led to no job, and the user cancelled the run | (not queried) | cancelled |
 
@@ -39,6 +40,7 @@ class RunState(Enum):
     """State of a run."""
 
     UNCONFIRMED = "unconfirmed"  # the submission was interrupted, so it is not known whether there is a job
+    UNSUBMITTED = "unsubmitted"  # the user is to submit it by hand (submit=false), and the scheduler has no such job
     QUEUED = "queued"
     RUNNING = "running"
     SUSPENDED = "suspended"  # the scheduler has stopped its processes, and will continue them
@@ -54,6 +56,7 @@ class RunState(Enum):
     def over(self) -> bool:
         return self not in (
             RunState.UNCONFIRMED,
+            RunState.UNSUBMITTED,
             RunState.QUEUED,
             RunState.RUNNING,
             RunState.SUSPENDED,
@@ -104,6 +107,8 @@ def run_state(history: RunHistory, job: JobState | None, *, answered: bool = Tru
         return RunState.DONE
     if history.pruned is not None and history.ended is not None:
         return RunState.PRUNED
+    if history.job_id is None and history.by_hand:
+        return RunState.UNSUBMITTED
     if history.job_id is None and history.attempt is None:
         return RunState.CANCELLED if history.cancelled and not history.may_have_job else RunState.UNCONFIRMED
     if answered and job is not None and job.live:

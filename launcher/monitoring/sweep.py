@@ -50,8 +50,9 @@ DAMAGED = "damaged"
 STATES = (
     WAITING, *(
         state.value for state in (
-            RunState.UNCONFIRMED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED, RunState.UNKNOWN,
-            RunState.DONE, RunState.PRUNED, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST,
+            RunState.UNCONFIRMED, RunState.UNSUBMITTED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED,
+            RunState.UNKNOWN, RunState.DONE, RunState.PRUNED, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED,
+            RunState.LOST,
         )
     ), DAMAGED,
 )  # fmt: skip

@@ -345,7 +345,7 @@ def environment_section(run: RunData, name: str = "") -> Section:
 # -- Makes the page about one run, or about several runs side by side
 
 
-NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "wait", "baseline"}
+NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "submit", "wait", "baseline"}
 
 
 def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:

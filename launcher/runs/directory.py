@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import bounds
+from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.files import ownership, run_files, shared_secret
 from launcher.files.json_types import misfit
@@ -83,6 +84,12 @@ def new_id(name: str, now: datetime | None = None) -> str:
 
 
 TOKEN = "launcher-"  # noqa: S105  prefix of all job tokens
+
+
+def chain_tokens(plan: JobPlan, token: str) -> list[str]:
+    """Returns the tokens of the jobs that are submitted at once for a run: with resume.how=chain several, else one."""
+    following = plan.resume.max_attempts if plan.resume.how == ResumeHow.chain.value else 1
+    return [token, *(f"{token}-{number}" for number in range(1, following))]
 
 
 def token_of(folder: str) -> str:

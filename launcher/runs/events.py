@@ -40,6 +40,7 @@ class Submitting(Event, kind="submitting"):
 
     token: str  # by which the scheduler can find the job
     points: str | None = None  # of an array: the sweep's points that are its elements (`0-3,7`)
+    by_hand: bool = False  # whether the user submits it, with the command that was printed (submit=false)
 
 
 class Submitted(Event, kind="submitted"):

@@ -69,7 +69,7 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
     for each in sweep.submissions():
         for number, index in enumerate(each.points):
             found = entries.setdefault(index, [])
-            found.append(event_file.entry(Submitting(time=each.time, token=each.token)))
+            found.append(event_file.entry(Submitting(time=each.time, token=each.token, by_hand=each.by_hand)))
             if each.job is not None:
                 found.append(event_file.entry(Submitted(time=each.time, job=element_id(each.job, number))))
     return entries
@@ -93,6 +93,7 @@ class RunHistory:
     # event with which the search of the run's sweep ended it; None: it did not, or the run was started again
     pruned: Pruned | None = None
     may_have_job: bool = True  # whether a job was submitted, or its submission was interrupted
+    by_hand: str = ""  # token of the job that the user is to submit by hand (submit=false), until its id is known
 
     def last(self, kind: type[E_]) -> E_ | None:
         """Returns the last attempt's latest event of a kind; None: it has no such event."""
@@ -148,22 +149,28 @@ def history_of(
     exit_code: exit code written by the last attempt's agents; None: none, or its script recorded the end.
     """
     submitted, wanted, times = None, False, [0.0]
+    by_hand: Submitting | None = None
     pruned: Pruned | None = None
     for event in known(journal):
         if isinstance(event, (Pruned, Submitted)):
             pruned = event if isinstance(event, Pruned) else None
         submitted = event if isinstance(event, Submitted) else submitted
+        if isinstance(event, (Submitting, Submitted, Refused)):
+            by_hand = event if isinstance(event, Submitting) and event.by_hand else None
         if isinstance(event, (Cancelled, CancelFailed, Submitted)):
             wanted = isinstance(event, Cancelled)  # else the run was resumed since, or the cancellation failed
         if isinstance(event, (Submitting, Submitted, ProcessStarted)):
             times.append(event.time)
-    jobs = _jobs(submitted, events)
     started = last(events, Started)
+    if by_hand is None:
+        jobs = _jobs(submitted, events)
+    else:  # its job is known once it has started
+        jobs = [started.job] if started is not None and started.time > by_hand.time else []
     if pruned is not None and started is not None and started.time > pruned.time:  # it was started again
         pruned = None
     return RunHistory(
         jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code, pruned,
-        may_have_job(journal),
+        may_have_job(journal), by_hand.token if by_hand else "",
     )  # fmt: skip
 
 

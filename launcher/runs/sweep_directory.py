@@ -43,7 +43,7 @@ FORMAT = 2  # version of the manifest's format; format 1 has no `common`, and al
 RECORD = "sweep.json"
 # Keys of a single command: a change of them makes neither a new sweep nor a new point.
 COMMAND_KEYS = (
-    "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
+    "wait", "submit", "dry_run", "confirm_above", "run_id", "runs_dir",
 )  # fmt: skip
 
 
@@ -100,6 +100,7 @@ class Submission:
     points: tuple[int, ...]  # numbers of the points; element N of the array is `points[N]`
     time: float  # time of the submission, in seconds since the epoch
     job: str | None = None  # id of the array's job; None: not known yet
+    by_hand: bool = False  # whether the user submits it (submit=false)
 
     def job_of(self, point: int) -> str | None:
         """Returns the job id of a point, by the point's number; None: the array's job id is not known yet."""
@@ -203,9 +204,9 @@ class Sweep:
             live_index.add(self.path)
         event_file.append(self.path / "journal.jsonl", event, sync=True)
 
-    def submitting(self, token: str, points: Sequence[int]) -> None:
+    def submitting(self, token: str, points: Sequence[int], *, by_hand: bool = False) -> None:
         """Records in the journal that points are about to be submitted as one array with this token."""
-        self.journal(Submitting(token=token, points=ranges(points)))
+        self.journal(Submitting(token=token, points=ranges(points), by_hand=by_hand))
 
     def submitted(self, token: str, job: str) -> None:
         """Records in the journal the job id of the array with this token."""
@@ -232,9 +233,10 @@ class Sweep:
         for event in events.known(event_file.read(self.path / "journal.jsonl")):
             if isinstance(event, Submitting):
                 try:
-                    found[event.token] = Submission(event.token, _parse_points(event.points or ""), event.time)
+                    points = _parse_points(event.points or "")
                 except ValueError as error:
                     raise RunError(f"{self.path}/journal.jsonl cannot be read: {error}") from None
+                found[event.token] = Submission(event.token, points, event.time, by_hand=event.by_hand)
             elif isinstance(event, (Submitted, Refused)):
                 before = found.pop(event.token or "", None)
                 if before and isinstance(event, Submitted):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from launcher.errors import LauncherError
 from launcher.failures.codes import NextReason
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.job_environment import Scrubbed
     from launcher.schedulers.pending import Explanation, Form, Waiting
+    from launcher.schedulers.run_command import Request
     from launcher.schedulers.site import Site
     from launcher.spec.plan import JobPlan
 
@@ -101,11 +102,16 @@ class JobOrigin:
     file: str  # path of the job script, or of another file in the same folder
 
 
+BY_HAND = ""  # id of a job that the user has yet to submit (submit=false)
+
+
 class Queries(Protocol):
     """Queries and commands of a live scheduler.
 
     Every method that runs a command raises QueryError when the scheduler does not answer.
     """
+
+    terse: ClassVar[tuple[str, ...]]  # options of `request` with which the command prints the job's id alone
 
     def jobs(self) -> dict[str, SchedulerJob]:
         """Returns all jobs of this user by `key`, with one command. Ended jobs may be missing."""
@@ -142,6 +148,9 @@ class Queries(Protocol):
 
         token: unique text that is stored with the job, for `find`; None: that of the script.
         """
+
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
+        """Returns the command with which `submit` submits a script."""
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         """Submits a script, and returns the job's id.

@@ -24,7 +24,8 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Started, Submitted, Submitting, every, first
 from launcher.runs.history import journal_events
 from launcher.schedulers import registry
-from launcher.schedulers.base import JobState, Queries, QueryError, parts
+from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, parts
+from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import submit_once
 from launcher.spec.plan import JobPlan
 
@@ -63,7 +64,7 @@ class RunExecutor(core.PicklingExecutor):
     def __init__(
         self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, scripts: Scripts,
         resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
-        blocking_jobs: Callable[[], Sequence[str]] = tuple,
+        blocking_jobs: Callable[[], Sequence[str]] = tuple, by_hand: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -76,14 +77,17 @@ class RunExecutor(core.PicklingExecutor):
             elements: existing runs of the array elements; None: run directories are created, numbered from 0.
             submitting: called just before the submission; None: a Submitting event is added to the run's journal.
             blocking_jobs: returns the ids of the jobs that must end before this one may start (`after`).
+            by_hand: whether the user submits the job. Everything is made, nothing is submitted, `command` is the line
+                for the user's shell, and the job's id is BY_HAND.
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
         self._scripts = scripts
         self._elements = elements
         self._handed: Sequence[Run] = ()  # the elements of the array that is being submitted
-        self._submitting = submitting or (lambda: run.journal(Submitting(token=token)))
-        self._blocking_jobs = blocking_jobs
+        self._submitting = submitting or (lambda: run.journal(Submitting(token=token, by_hand=by_hand)))
+        self._blocking_jobs, self._by_hand = blocking_jobs, by_hand
+        self.command = ""
 
     def _num_tasks(self) -> int:
         return self.plan.nodes * self.plan.tasks_per_node
@@ -107,7 +111,7 @@ class RunExecutor(core.PicklingExecutor):
 
     def _environment(self, run: Run) -> Mapping[str, str]:
         # The environment of the command that submits
-        raise NotImplementedError
+        return job_environment(os.environ, self.plan).environment
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         # Submits a job unless it exists, and returns its id.
@@ -115,6 +119,10 @@ class RunExecutor(core.PicklingExecutor):
         def send() -> str:
             environment, jobs = self._environment(run), self._blocking_jobs()
             self._submitting()
+            if self._by_hand:
+                options = [*self._commands.terse, *self._commands.options(jobs)]
+                self.command = self._commands.request(str(script), environment, *options).line(os.environ)
+                return BY_HAND
             return self._submit_behind(script, environment, jobs)
 
         def look() -> str | None:

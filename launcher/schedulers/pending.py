@@ -62,6 +62,7 @@ class Why(Code):
     NEVER_STARTED = "never_started"  # it was cancelled before it started
     # the other states
     UNCONFIRMED = "unconfirmed"  # its submission was interrupted
+    BY_HAND = "by_hand"  # the user has not submitted it yet (submit=false)
     RUNNING = "running"
     SUSPENDED = "suspended"  # the scheduler has stopped its processes for another job
     DONE = "done"

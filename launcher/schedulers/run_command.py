@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,13 @@ class Request:
     environment: Mapping[str, str]  # of the command
     text: str | None = None  # standard input; None: empty
     umask: int = -1  # of the command; -1: that of this process
+
+    def line(self, environ: Mapping[str, str]) -> str:
+        """Returns the command as a line for a shell that has the environment `environ`."""
+        gone = sorted(environ.keys() - self.environment.keys())
+        unset = ["env", *(word for name in gone for word in ("-u", name))] if gone else []
+        line = shlex.join([*unset, *self.command])
+        return line if self.umask < 0 else f"(umask {self.umask:03o}; {line})"
 
 
 def run_submission(request: Request, *, timeout: float) -> subprocess.CompletedProcess[str]:

@@ -262,8 +262,11 @@ def check_capacity(
 
     held: allocation that the plan uses; None: it uses none.
     jobs: number of jobs to submit; 0: they may exist already, so the user's limit of jobs is not checked.
-    Raises ConfigError: the plan could never start there, or a condition of `after` can never be met.
+    Raises ConfigError: the plan could never start there, a condition of `after` can never be met, or the user cannot
+        submit it by hand (submit=false).
     """
+    if not config.submit:
+        _require_by_hand(plan, config)
     waits = dependencies.check_dependencies(plan) if plan.after else ()
     if plan.queued:
         dropped = job_environment(environ, plan).dropped
@@ -272,6 +275,18 @@ def check_capacity(
     if held:
         require_room(held, plan)
     return waits
+
+
+def _require_by_hand(plan: JobPlan, config: Config) -> None:
+    if not plan.queued:
+        raise ConfigError(f"submit=false: cluster={plan.cluster.name} has no queue: leave it out")
+    if config.wait:
+        raise ConfigError(f"submit=false wait=true: there is no job to wait for yet: later, use `{program()} wait RUN`")
+    if (names := list(secrets_of(config))) and not scheduler_of(config.cluster).secrets_in_files:
+        raise ConfigError(
+            f"submit=false: {', '.join(names)} would be readable in the command: export it in your shell instead of "
+            "cluster.environment"
+        )
 
 
 def _code_root() -> str | None:

@@ -31,7 +31,6 @@ from launcher.submission.prepare import Prepared, prepare
 from launcher.submission.submit import (
     Submitted,
     interrupted,
-    journal_jobs,
     redacted_record,
     refusals_of_the_system,
     require_commands,
@@ -42,20 +41,25 @@ from launcher.submission.submit import (
 )
 
 
-def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+def resume(
+    run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool = False
+) -> Submitted:
     """Submits another attempt of a run that is over. Its plan may differ from that of earlier attempts.
 
     prepared: checked plan of the new attempt, with the run's id.
     overrides: overrides of the user, from this command and from earlier attempts.
+    by_hand: whether the user submits the job, with the command in the result (submit=false).
     Raises ConfigError: the plan has another workload.
     Raises RunError: the run is done, is not over, or runs in pilots of its sweep.
     Raises SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
     """
     with secrets.exported(prepared.secrets):
-        return _resume(run, prepared, *redacted_record(prepared, config, overrides))
+        return _resume(run, prepared, *redacted_record(prepared, config, overrides), by_hand=by_hand)
 
 
-def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+def _resume(
+    run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool
+) -> Submitted:
     plan = prepared.plan
     if again := rerun(run):
         raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
@@ -79,12 +83,10 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
         try:
             with interrupted(run), refusals_of_the_system(run, plan, token):
                 write_record(run, prepared, config, overrides)
-                job = start(run, plan, token, resumed=tried_before)
-                journal_jobs(run, plan, job.job_id, token)
+                return start(run, plan, token, resumed=tried_before, by_hand=by_hand)
         except (Refused, ConfigError):  # the run is unchanged
             run.restore_record()
             raise
-    return Submitted(run, job.job_id)
 
 
 def require_over(run: Run, live: JobMonitor) -> None:
@@ -96,7 +98,7 @@ def require_over(run: Run, live: JobMonitor) -> None:
     seen = status_of(run, live)
     if seen.state is RunState.DONE:
         raise RunError(f"{run.id} is done: there is nothing to resume")
-    if not seen.state.over:
+    if not seen.state.over and seen.state is not RunState.UNSUBMITTED:
         word = f" ({seen.job.text})" if seen.state is RunState.UNKNOWN and seen.job.text else ""
         raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
 
@@ -106,7 +108,7 @@ def require_over(run: Run, live: JobMonitor) -> None:
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # keys that another attempt of a run cannot change
 # Keys that are for one command: a resumed run does not take them from its earlier overrides.
-PASSING = ("run_id", "runs_dir", "wait", "dry_run", "confirm_above")
+PASSING = ("run_id", "runs_dir", "wait", "submit", "dry_run", "confirm_above")
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,11 @@ class Ready:
             RunError: the run to resume is done, is not over, or runs in pilots of its sweep.
             SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
         """
+        by_hand = not self.composed.config.submit
         if self.run is None:
-            return submit(self.prepared, self.composed.resolved, self.overrides)
+            return submit(self.prepared, self.composed.resolved, self.overrides, by_hand=by_hand)
         with _submitted_in(self.run):
-            return resume(self.run, self.prepared, self.composed.resolved, self.overrides)
+            return resume(self.run, self.prepared, self.composed.resolved, self.overrides, by_hand=by_hand)
 
 
 def ready_run(composed: Composed, overrides: Sequence[str]) -> Ready:

@@ -16,22 +16,22 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher import __version__, redaction
 from launcher.agent import payload
-from launcher.config.schema import ResumeHow
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.shared_files import explain
 from launcher.paths import default_runs_dir
 from launcher.runs import events, live_index
-from launcher.runs.directory import Run
+from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import Submitting, every
 from launcher.runs.history import journal_events, process_of, read_history
 from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
+from launcher.schedulers.base import BY_HAND
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import Refused
 from launcher.schedulers.successor import submit_after
@@ -39,9 +39,6 @@ from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
 from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.prepare import Prepared
-
-if TYPE_CHECKING:
-    from submitit import Job
 
 # Fields of a plan that may differ between two submissions of one run.
 OF_THE_COMMAND = ("workdir", "umask", "python", "queued", "code.repository", "code.path", "secrets_dir")
@@ -52,23 +49,27 @@ class Submitted:
     """A submitted run."""
 
     run: Run
-    job_id: str
+    job_id: str  # BY_HAND: the user has yet to submit it
     again: bool = False  # whether the job existed already: an earlier submission of this run made it
+    command: str = ""  # with submit=false: the command with which the user submits the job
 
 
-def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Submitted:
+def submit(
+    prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = (), *, by_hand: bool = False
+) -> Submitted:
     """Creates the run directory and submits the job.
 
     overrides: overrides of the user, for the record; `resume` needs them.
+    by_hand: whether the user submits the job, with the command in the result (submit=false).
     Raises ConfigError: the run directory cannot be created, or the run id exists with another config.
     Raises SubmissionError: the scheduler refused the job (then the run directory is removed), or did not answer (then
         the command can be repeated).
     """
     with secret.exported(prepared.secrets):
-        return _submit(prepared, config, overrides)
+        return _submit(prepared, config, overrides, by_hand=by_hand)
 
 
-def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool) -> Submitted:
     plan = prepared.plan
     run = Run(Path(plan.run_dir))
     resumed = run.recorded()
@@ -88,8 +89,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
         resumed = resumed or tried(run, prepared.token)  # by a process that held the lock before
         try:
             with interrupted(run), refusals_of_the_system(run, plan, prepared.token):
-                job = start(run, plan, prepared.token, resumed)
-                journal_jobs(run, plan, job.job_id, prepared.token)
+                started = start(run, plan, prepared.token, resumed, by_hand=by_hand)
         except Refused:
             if not resumed:
                 _remove(run)
@@ -101,7 +101,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
             ) from None
     with contextlib.suppress(OSError):  # a convenience: `status` accepts paths, too
         run.link(default_runs_dir())
-    return Submitted(run, job.job_id)
+    return started
 
 
 @contextlib.contextmanager
@@ -214,45 +214,44 @@ def facts_of_here(folder: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
-    """Writes a submitted job into the run's journal. With resume.how=chain, first submits the jobs that follow it.
-
-    token: token of that job, from which the tokens of the following jobs are made.
-    """
-    if plan.resume.how != ResumeHow.chain.value:
-        run.journal(events.Submitted(job=job_id))
-        return
-    environment = job_environment(os.environ, plan).environment
-    jobs = [job_id]
-    try:
-        for number in range(1, plan.resume.max_attempts):
-            script = str(run.path / "script.sh")
-            jobs.append(
-                submit_after(plan, jobs[-1], script, f"{token}-{number}", environment, plan.cluster.submit_timeout)
-            )
-    finally:  # some may have been submitted before the site refused more
-        run.journal(events.Submitted(job=jobs[0], chain=tuple(jobs[1:])))
-
-
 def start(
-    run: Run, plan: JobPlan, token: str, resumed: bool, blocking_jobs: Callable[[], Sequence[str]] | None = None
-) -> Job[Any]:
-    """Submits the job of a run, and returns it.
+    run: Run, plan: JobPlan, token: str, resumed: bool, blocking_jobs: Callable[[], Sequence[str]] | None = None, *,
+    by_hand: bool = False,
+) -> Submitted:  # fmt: skip
+    """Submits the job of a run, with resume.how=chain also the jobs that follow it, and writes them into its journal.
 
-    token: string in the job by which a repeated submission finds it at the scheduler.
+    token: string in the job by which a repeated submission finds it at the scheduler. Those of the following jobs are
+        made from it.
     resumed: whether a job with this token may exist already, so that the scheduler is queried first.
     blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
+    by_hand: whether the user submits them; see `RunExecutor`.
     """
-    executor = registry.scheduler(plan.cluster.scheduler).executor()
-    held = executor(
-        run,
-        plan,
-        token,
-        scripts=render,
-        resumed=resumed,
+    executor = registry.scheduler(plan.cluster.scheduler).executor()(
+        run, plan, token, scripts=render, resumed=resumed, by_hand=by_hand,
         blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan)),
-    )
-    return held.submit(payload.run, str(run.path))
+    )  # fmt: skip
+    jobs, script = [executor.submit(payload.run, str(run.path)).job_id], str(run.path / "script.sh")
+    following = chain_tokens(plan, token)[1:]
+    environment = job_environment(os.environ, plan).environment if following else {}
+    if jobs[0] == BY_HAND:
+        return Submitted(run, BY_HAND, command=_chain(plan, executor.command, script, following, environment))
+    try:
+        for each in following:
+            jobs.append(submit_after(plan, jobs[-1], script, each, environment, plan.cluster.submit_timeout))
+    finally:  # some may have been submitted before the site refused more
+        run.journal(events.Submitted(job=jobs[0], chain=tuple(jobs[1:])))
+    return Submitted(run, jobs[0])
+
+
+def _chain(plan: JobPlan, first: str, script: str, tokens: Sequence[str], environment: Mapping[str, str]) -> str:
+    # The commands of a chain for the user's shell, in which $job is the job before
+    if not tokens:
+        return first
+    before, commands, lines = "@job@", registry.queue(plan.cluster.scheduler).queries(0), [f"job=$( {first} )"]
+    for token in tokens:
+        request = commands.request(script, environment, *commands.terse, *commands.options([before], token))
+        lines.append(f"job=$( {request.line(os.environ)} )".replace(before, '"${job%%;*}"'))
+    return " &&\n".join(lines)
 
 
 def require_commands(plan: JobPlan) -> None:

@@ -15,7 +15,7 @@ from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
 from launcher.files import locks
 from launcher.files.shared_files import LONGEST
 from launcher.runs.directory import token_of
-from launcher.runs.events import ProcessStarted, Submitted, last
+from launcher.runs.events import ProcessStarted, last
 from launcher.runs.history import journal_events, process_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.submission.submit import start
@@ -73,8 +73,7 @@ def _start_points(points: _Points, failed: set[int]) -> None:
 def _start(sweep: Sweep, index: int) -> None:
     run = sweep.run(index)
     plan = run.plan()
-    job = start(run, plan, token_of(plan.run_dir), resumed=False)
-    run.journal(Submitted(job=job.job_id))
+    start(run, plan, token_of(plan.run_dir), resumed=False)
 
 
 class _Points:

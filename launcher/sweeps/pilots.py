@@ -26,7 +26,8 @@ from launcher.paths import default_runs_dir
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Kind, PointLog, State
 from launcher.runs.directory import Run, token_of
-from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
+from launcher.runs.events import ManagerEnded, ManagerIdle, every
+from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.history import journal_events, read_history
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
@@ -34,7 +35,7 @@ from launcher.schedulers.run_command import Refused
 from launcher.search.progress import look
 from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.spec.sections import Workload
-from launcher.submission.submit import facts_of_here, journal_jobs, start, tried
+from launcher.submission.submit import Submitted, facts_of_here, start, tried
 
 ENDS = 20.0  # seconds to wait for the end of a pilot's job after its slot managers have ended
 LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last event is one of these claims no more
@@ -116,26 +117,29 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
 class SubmittedPilots:
     """The result of a submission of pilots."""
 
-    jobs: Mapping[int, str]  # job id of each pilot that was submitted, by the pilot's number
+    jobs: Mapping[int, Submitted]  # the pilots that were submitted, by their numbers
     left: int = 0  # number of pilots that the scheduler does not accept now
     words: str = ""  # the message with which the scheduler refused the pilots counted in `left`
     # how many pilots the points that are left can use, if these are fewer than asked for; None: as many
     enough: int | None = None
 
 
-def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, Any]) -> SubmittedPilots:
+def submit(
+    sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, Any], *, by_hand: bool = False
+) -> SubmittedPilots:
     """Submits pilots until `packing.pilots` are live, or the points use no more; needs the submitter's lock.
 
     A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
     next number.
 
     packing: how the points share pilots.
+    by_hand: whether the user submits the pilots (submit=false).
     Raises SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none
         while no pilot is live, or did not respond.
     Raises RunError: the sweep is on a file system without hard links.
     """
     Claims.create(sweep.path)
-    jobs: dict[int, str] = {}
+    jobs: dict[int, Submitted] = {}
     living, wanted = 0, packing.pilots
     if not chooses_more(sweep):
         left = sum(not each.over for each in point_statuses(sweep))
@@ -151,7 +155,7 @@ def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, 
             if state is RunState.DONE or not state.over:
                 continue
         try:
-            jobs[number] = _submit(sweep, plan_of(point, sweep, packing, number), number, config)
+            jobs[number] = _submit(sweep, plan_of(point, sweep, packing, number), number, config, by_hand=by_hand)
         except Refused as error:
             if not (jobs or living) or not error.job_limit:
                 raise
@@ -160,22 +164,21 @@ def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, 
     return SubmittedPilots(jobs, enough=enough)
 
 
-def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any]) -> str:
-    # Submits a pilot, unless an interrupted submission has left a job of it; returns the id of the job
+def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any], *, by_hand: bool) -> Submitted:
+    # Submits a pilot, unless an interrupted submission has left a job of it
     run = sweep.pilot(number)
     if not run.recorded():
         Run.create(run.path)
         facts = {**facts_of_here(plan.submitted_in), **snapshot.facts(plan)}
         run.write_record(plan, config, {**facts, "token": token_of(plan.run_dir), "overrides": []})
     run.clear_marks()
-    before = len(every(journal_events(run), Submitted))
+    before = len(every(journal_events(run), JobSubmitted))
     token = token_of(plan.run_dir) + (f"-r{before}" if before else "")
     with only_submitter(run.path):
-        job = start(run, plan, token, resumed=tried(run, token))
-        journal_jobs(run, plan, job.job_id, token)
+        submitted = start(run, plan, token, resumed=tried(run, token), by_hand=by_hand)
     with contextlib.suppress(OSError):  # a convenience: commands also take a path
         run.link(default_runs_dir())
-    return job.job_id
+    return submitted
 
 
 def _state(sweep: Sweep, number: int) -> RunState:

@@ -36,7 +36,7 @@ from launcher.runs.search_record import SearchRecord, SearchSettings
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
-from launcher.schedulers.base import parts
+from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
 from launcher.schedulers.run_command import Refused
 from launcher.search.points import template_of
@@ -45,7 +45,7 @@ from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies, render
 from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.prepare import Inputs, held_allocation, planned, site_of
-from launcher.submission.submit import facts_of_here, journal_jobs, require_commands, require_same, start, tried
+from launcher.submission.submit import facts_of_here, require_commands, require_same, start, tried
 from launcher.sweeps import pilots, prepare
 from launcher.sweeps.prepare import PreparedSweep, RequestedPoint, prepare_sweep
 
@@ -62,20 +62,22 @@ class SubmittedSweep:
     not_accepted: tuple[int, ...] = ()  # points that the scheduler does not accept now, because of a limit of jobs
     limit: str = ""  # the message with which the scheduler refused the points in `not_accepted`
     pilots: pilots.SubmittedPilots | None = None  # result of the submission of pilots; None: the sweep has no pilots
+    commands: tuple[str, ...] = ()  # with submit=false: the commands with which the user submits jobs and arrays
 
 
-def submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
+def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> SubmittedSweep:
     """Makes the sweep's directory, and submits all points that have no job yet.
 
+    by_hand: whether the user submits them, with the commands in the result (submit=false).
     Raises ConfigError: the directory cannot be made, or an existing point has another config.
     Raises SubmissionError: the scheduler refused points or did not respond, or another command has changed the sweep. A
         second call submits the remaining points.
     """
     with secret.exported(prepared.secrets):
-        return _submit_sweep(prepared)
+        return _submit_sweep(prepared, by_hand=by_hand)
 
 
-def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
+def _submit_sweep(prepared: PreparedSweep, *, by_hand: bool) -> SubmittedSweep:
     for plan, _ in prepared.groups:
         require_commands(plan)
     sweep = Sweep.create(prepared.path)
@@ -97,16 +99,19 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
             clear_marks(sweep.run(index))  # it may have been cancelled before it was submitted
         if prepared.pilots:
             done, point = set(prepared.plans) - made, prepared.order[0]
-            submitted = submit_pilots(sweep, prepared.plans[point], prepared.points[point].resolved, prepared.order)
+            resolved = prepared.points[point].resolved
+            submitted = submit_pilots(sweep, prepared.plans[point], resolved, prepared.order, by_hand=by_hand)
         else:
-            submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism)
+            submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism, by_hand=by_hand)
             submitted = submitter.submit(set(prepared.plans) - done)
     with contextlib.suppress(OSError):  # a convenience: commands also take a path
         Run(sweep.path).link(default_runs_dir())
     return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
 
 
-def submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int]) -> SubmittedSweep:
+def submit_pilots(
+    sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int], *, by_hand: bool = False
+) -> SubmittedSweep:
     """Submits pilots until as many are live as the sweep's manifest says; the caller holds the submitter's lock.
 
     points: numbers of the points, which are `local` in the result if the pilots run without a scheduler.
@@ -114,8 +119,9 @@ def submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], point
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
     assert packing is not None, "the sweep is packed"
-    submitted = pilots.submit(sweep, packing, point, config)
-    return SubmittedSweep(sweep, (), (), () if point.queued else tuple(points), pilots=submitted)
+    submitted = pilots.submit(sweep, packing, point, config, by_hand=by_hand)
+    commands = tuple(each.command for each in submitted.jobs.values() if each.command)
+    return SubmittedSweep(sweep, (), (), () if point.queued else tuple(points), pilots=submitted, commands=commands)
 
 
 def resubmit(
@@ -209,10 +215,11 @@ class _ArraySubmitter:
 
     def __init__(
         self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan],
-        parallelism: int | None, *, restart: bool = False,
+        parallelism: int | None, *, restart: bool = False, by_hand: bool = False,
     ) -> None:  # fmt: skip
         self._sweep, self._groups, self._plans, self._restart = sweep, groups, plans, restart
-        self._parallelism = parallelism
+        self._parallelism, self._by_hand = parallelism, by_hand
+        self._commands: list[str] = []
         self._serial = len(sweep.tokens())
         self._jobs: list[tuple[str, tuple[int, ...]]] = []
         self._limit = ""  # the scheduler's last message about too many jobs
@@ -226,6 +233,11 @@ class _ArraySubmitter:
             if members
             for part in parts(len(members), self._largest(plan, len(members)))
         ]
+        if self._by_hand and self._parallelism is not None and self._parallelism < len(arrays):
+            raise ConfigError(
+                f"submit=false: with sweep.parallelism={self._parallelism} some of {len(arrays)} jobs and arrays wait "
+                "for others, whose ids are not known yet: leave one of the two out"
+            )
         throttles = prepare.shares(self._parallelism, [len(members) for _, members in arrays])
         not_accepted: list[int] = []
         full: list[JobPlan] = []  # plans of arrays of which the scheduler accepts no more jobs
@@ -244,7 +256,9 @@ class _ArraySubmitter:
         if local:
             self._sweep.request_local(local, restart=self._restart)
             start_local_runner(self._sweep)
-        return SubmittedSweep(self._sweep, tuple(self._jobs), (), local, tuple(not_accepted), self._limit)
+        return SubmittedSweep(
+            self._sweep, tuple(self._jobs), (), local, tuple(not_accepted), self._limit, commands=tuple(self._commands)
+        )
 
     def _largest(self, plan: JobPlan, count: int) -> int | None:
         return queries(plan).max_array_size(plan) if count > 1 else None
@@ -302,17 +316,16 @@ class _ArraySubmitter:
     def _submit_single(self, index: int, preceding: _PrecedingJob | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
         journal = journal_events(run)
-        submitted = len(every(journal, Submitted))
-        token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
+        before = len(every(journal, Submitted))
+        token = token_of(plan.run_dir) + (f"-r{before}" if before else "")
         try:
-            job = start(
-                run, plan, token, resumed=tried(run, token), blocking_jobs=lambda: _dependencies(plan, preceding)
+            submitted = start(
+                run, plan, token, tried(run, token), lambda: _dependencies(plan, preceding), by_hand=self._by_hand
             )
         except Refused as refusal:
             run.journal(events.Refused(token=token, error=str(refusal)))
             raise
-        journal_jobs(run, plan, job.job_id, token)
-        self._jobs.append((job.job_id, (index,)))
+        self._submitted(submitted.job_id, submitted.command, (index,))
 
     def _submit_array(
         self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: _PrecedingJob | None
@@ -321,8 +334,8 @@ class _ArraySubmitter:
         self._serial += 1
         runs = [self._sweep.run(index) for index in members]
         executor = registry.scheduler(plan.cluster.scheduler).executor()(
-            Run(self._sweep.path), plan, token, throttle, scripts=render, elements=runs,
-            submitting=lambda: self._sweep.submitting(token, members),
+            Run(self._sweep.path), plan, token, throttle, scripts=render, elements=runs, by_hand=self._by_hand,
+            submitting=lambda: self._sweep.submitting(token, members, by_hand=self._by_hand),
             blocking_jobs=lambda: _dependencies(plan, preceding),
         )  # fmt: skip
         try:
@@ -331,8 +344,15 @@ class _ArraySubmitter:
             self._sweep.refused(token, str(refusal))
             raise
         job_id = jobs[0].job_id.rpartition("_")[0]
-        self._sweep.submitted(token, job_id)
-        self._jobs.append((job_id, members))
+        if job_id != BY_HAND:
+            self._sweep.submitted(token, job_id)
+        self._submitted(job_id, executor.command, members)
+
+    def _submitted(self, job_id: str, command: str, members: tuple[int, ...]) -> None:
+        if job_id == BY_HAND:
+            self._commands.append(command)
+        else:
+            self._jobs.append((job_id, members))
 
 
 def start_local_runner(sweep: Sweep) -> None:
@@ -441,9 +461,10 @@ def prepare_search(
     return PreparedSearch(dataclasses.replace(prepared, manifest=manifest), settings, template)
 
 
-def submit_search(prepared: PreparedSearch) -> SubmittedSweep:
+def submit_search(prepared: PreparedSearch, *, by_hand: bool = False) -> SubmittedSweep:
     """Makes the sweep's directory with its first point, and submits pilots until as many are live as needed.
 
+    by_hand: whether the user submits them, with the commands in the result (submit=false).
     Raises ConfigError: the directory cannot be made.
     Raises SubmissionError: the scheduler refused a pilot or did not respond, or another command has changed the sweep.
         A second call submits the remaining pilots.
@@ -467,7 +488,7 @@ def submit_search(prepared: PreparedSearch) -> SubmittedSweep:
             if not points.count():
                 points.more()
             run = points.made(0)
-            submitted = submit_pilots(sweep, run.plan(), run.record()["config"], (0,))
+            submitted = submit_pilots(sweep, run.plan(), run.record()["config"], (0,), by_hand=by_hand)
         with contextlib.suppress(OSError):  # a convenience: commands also take a path
             Run(sweep.path).link(default_runs_dir())
     return submitted

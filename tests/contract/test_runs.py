@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.directory import Run
-from launcher.runs.history import process_of
+from launcher.runs.events import Submitted, every
+from launcher.runs.history import journal_events, process_of
 from tests.contract.schedulers import detached, local, on
 from tests.launch import PYTHON, ROOT, Launcher, Result, command_lines
 from tests.terminal import Terminal
@@ -68,6 +69,65 @@ def test_a_run_is_what_a_dry_run_showed_and_has_its_environment_and_private_file
     assert other.returncode == 2
     assert "seed" in other.stderr
     assert "choose another run_id" in other.stderr
+
+
+@detached("slurm", "pbs", "sge", never=("local", "allocation"))
+def test_a_run_that_the_user_submits_with_the_printed_command_is_a_run_like_any_other(launcher: Launcher) -> None:
+    words = (
+        "workload=collective", "workload.entry=tests.chaos.faults:tells", "nodes=2", "procs_per_node=2", "run_id=hand",
+    )  # fmt: skip
+    shell = {"FROM_SHELL": "inherited", "OMPI_COMM_WORLD_RANK": "7"}
+    printed = launcher.submit(*words, "submit=false", **shell)
+    assert printed.returncode == 0, printed.stderr
+    assert launcher.status()["state"] == "unsubmitted"
+    assert "it is yours to submit (submit=false)" in launcher("why", "hand").stdout
+    assert launcher.submit(*words, "submit=false", **shell).stdout == printed.stdout, "the same job again"
+    refused = launcher.submit(*words, "submit=false", "wait=true")
+    assert refused.returncode == 2
+    assert "there is no job to wait for yet" in refused.stderr
+
+    launcher.by_hand(printed.stdout, **shell)
+    row = launcher.status()
+    assert row["job"], row
+    again = launcher.submit(*words)
+    assert f"job        {row['job']} on " in again.stdout, again.stdout + again.stderr
+    waited = launcher("wait", "hand")
+    assert waited.returncode == 0, waited.stdout + waited.stderr
+    run = launcher.last()
+    assert len(run.attempts()) == 1
+    metrics = run.result() or {}
+    assert metrics["places"] == IN_ORDER
+    assert [each[2] for each in metrics["environments"]] == ["inherited"] * 4
+
+
+@detached("pbs", never=("local", "allocation"))
+def test_what_was_cancelled_before_the_user_submitted_it_runs_nothing(launcher: Launcher) -> None:
+    words = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=hand", "submit=false")
+    printed = launcher.submit(*words)
+    assert launcher("cancel", "hand").returncode == 0
+    assert launcher.status()["state"] == "cancelled"
+    launcher.by_hand(printed.stdout)
+    run = launcher.last()
+    launcher.until(
+        lambda: any(event["event"] == "ended" for each in run.attempts() for event in each.events()), "no end"
+    )
+    launcher.until(lambda: launcher.status()["state"] == "cancelled", "it is not cancelled")
+    assert run.result() is None
+
+
+@detached("slurm", never=("local", "allocation"))
+def test_the_jobs_of_a_chain_are_submitted_with_one_printed_command(launcher: Launcher) -> None:
+    printed = launcher.submit(
+        "workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=hand", "resume.how=chain",
+        "resume.max_attempts=3", "submit=false",
+    )  # fmt: skip
+    assert printed.returncode == 0, printed.stderr
+    launcher.by_hand(printed.stdout)
+    assert launcher.status()["job"]
+    (submitted,) = every(journal_events(launcher.last()), Submitted)
+    assert len({submitted.job, *submitted.chain}) == 3
+    assert launcher("wait", "hand").returncode == 0
+    assert len(launcher.last().attempts()) == 1
 
 
 @on("slurm", "pbs", "sge")
@@ -177,6 +237,7 @@ def test_a_failing_set_up_line_ends_the_run_before_any_rank(launcher: Launcher) 
         (["cluster.port_range=5"], ["cluster.port_range", "LOW-HIGH"]),
         (["cluster.environment={1A: b}"], ["1A"]),
         (["cluster.setup=['a\x07b']"], ["control character"]),
+        (["submit=false"], ["cluster=local has no queue"]),
     ],
 )
 def test_bad_input_is_refused_and_leaves_no_files(launcher: Launcher, overrides: list[str], words: list[str]) -> None:

@@ -89,6 +89,19 @@ def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher)
     assert points.attempts() == [1] * 4
 
 
+@detached("slurm", never=("local", "allocation"))
+def test_the_user_submits_a_sweep_with_the_printed_commands(launcher: Launcher) -> None:
+    done = launcher.submit("-m", *TINY, "seed=1,2,3", FINE, "submit=false")
+    assert done.returncode == 0, done.stderr
+    points = Points(launcher)
+    assert points.states() == ["unsubmitted"] * 3
+    launcher.by_hand(done.stdout)
+    assert set(points.states()) <= {"queued", "running", "done"}
+    assert points.wait() == 0
+    assert points.states() == ["done"] * 3
+    assert points.attempts() == [1] * 3
+
+
 @detached("local", "slurm")
 def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) -> None:
     """And no more points than sweep.parallelism run at once."""

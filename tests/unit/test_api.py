@@ -114,6 +114,11 @@ def test_the_process_is_afterwards_as_it_was(here: Path, monkeypatch: pytest.Mon
     assert sys.path == modules
 
 
+def test_what_the_user_submits_is_for_the_command_line(here: Path) -> None:
+    with pytest.raises(ConfigError, match="submit=false: it is for the command line"):
+        launcher.submit(["workload=p2p", "submit=false"])
+
+
 def test_a_dry_run_is_not_submitted(here: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("launcher.prepare(...) is a dry run")):
         launcher.submit(["workload=p2p", "dry_run=true"])

@@ -11,7 +11,7 @@ import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from launcher.failures.text import signal_name
 from launcher.schedulers.base import (
@@ -87,6 +87,7 @@ class PBS:
     """PBS's queries and commands for jobs; see `base.Queries`."""
 
     timeout: float = 60  # timeout of each command in seconds
+    terse: ClassVar[tuple[str, ...]] = ()
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Runs a command, and returns its standard output.

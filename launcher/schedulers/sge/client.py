@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from launcher.schedulers.base import (
     AnswerLost,
@@ -89,6 +89,7 @@ class SGE:
     """Grid Engine's queries and commands for jobs; see `base.Queries`."""
 
     timeout: float = 60  # timeout of each command in seconds
+    terse: ClassVar[tuple[str, ...]] = ("-terse",)
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Runs a command, and returns its standard output.

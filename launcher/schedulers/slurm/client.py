@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from launcher.schedulers.base import (
     AnswerLost,
@@ -81,6 +81,7 @@ class Slurm:
     """Slurm's queries and commands for jobs; see `base.Queries`."""
 
     timeout: float = 60  # timeout of each command in seconds
+    terse: ClassVar[tuple[str, ...]] = ()  # --parsable is always there
 
     def run(self, *command: str) -> str:
         """Runs a command, and returns its standard output.

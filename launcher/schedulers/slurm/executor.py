@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from submitit.slurm import slurm
 
-from launcher.runs.directory import Run
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.executor import NOT_OVER, RunExecutor
-from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.slurm.client import Slurm
 
 
@@ -56,6 +52,3 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
     """Submits the jobs of one plan with sbatch."""
 
     job_class = SlurmJob
-
-    def _environment(self, run: Run) -> Mapping[str, str]:
-        return job_environment(os.environ, self.plan).environment

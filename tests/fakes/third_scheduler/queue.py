@@ -1,8 +1,9 @@
 """The scheduler: a job is a folder in $THIRD_QUEUE, with a process that waits, runs the script, and records its state.
 
-python -m tests.fakes.third_scheduler.queue FOLDER
+python -m tests.fakes.third_scheduler.queue submit [--token=TOKEN] [--after=JOB] SCRIPT   prints the job's id
+python -m tests.fakes.third_scheduler.queue FOLDER                                          runs a job
 
-FOLDER/job.json     id, script, token, name, and the jobs that must end first
+FOLDER/job.json     id, script, token, and the jobs that must end first
 FOLDER/after        the current list of these jobs
 FOLDER/output       a link to the output in the run directory
 FOLDER/pid, state   of the process that runs the script; RUNNING, and DONE, FAILED or CANCELLED when it is over
@@ -10,16 +11,20 @@ FOLDER/pid, state   of the process that runs the script; RUNNING, and DONE, FAIL
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 OVER = ("DONE", "FAILED", "CANCELLED")
+MODULE = "tests.fakes.third_scheduler.queue"
 LOOK = 0.1  # seconds between two looks at the jobs before
 
 
@@ -27,8 +32,15 @@ def folder() -> Path:
     return Path(os.environ["THIRD_QUEUE"])
 
 
-def submit(script: str, token: str, name: str, after: list[str], environment: dict[str, str]) -> str:
-    """Adds a job to the queue; returns its id."""
+def submit(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Adds a job to the queue, with options of the command line or else of the script; returns its id."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--token")
+    parser.add_argument("--after", action="append", default=[])
+    parser.add_argument("script")
+    asked = parser.parse_args(words)
+    noted = re.search(r"^#THIRD --token (\S+)$", Path(asked.script).read_text(), re.MULTILINE)
+    token = asked.token or (noted[1] if noted else "")
     number = 1
     while True:
         place = folder() / str(number)
@@ -37,12 +49,12 @@ def submit(script: str, token: str, name: str, after: list[str], environment: di
             break
         except FileExistsError:
             number += 1
-    (place / "after").write_text(" ".join(after))
+    (place / "after").write_text(" ".join(asked.after))
     write(place, "state", "PENDING")
-    record = {"id": str(number), "script": script, "token": token, "name": name}
+    record = {"id": str(number), "script": asked.script, "token": token}
     write(place, "job.json", json.dumps(record))
     subprocess.Popen(
-        [sys.executable, "-m", __name__, str(place)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", MODULE, str(place)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True, cwd=Path(__file__).parents[3], env=environment,
     )  # fmt: skip
     return str(number)
@@ -96,4 +108,7 @@ def run(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    if sys.argv[1] == "submit":
+        print(submit(sys.argv[2:], os.environ))
+    else:
+        run(Path(sys.argv[1]))

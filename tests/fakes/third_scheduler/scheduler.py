@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.run_command import Request
 from launcher.spec.plan import settings_of
 from tests.fakes.third_scheduler import queue
 from tests.fakes.third_scheduler.settings import ThirdSettings
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Queries:
     """The queries of the scheduler."""
+
+    terse: ClassVar[tuple[str, ...]] = ()
 
     def _all(self) -> dict[str, SchedulerJob]:
         return {
@@ -55,8 +59,14 @@ class Queries:
         known = {each["id"]: JobOrigin(each["id"], each["token"], each["script"]) for each in queue.jobs()}
         return {number: known[number] for number in numbers if number in known}
 
-    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        return queue.submit(script, token, "", list(jobs), dict(environment))
+    def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
+        return [*([] if token is None else [f"--token={token}"]), *(f"--after={job}" for job in jobs)]
+
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
+        return Request([sys.executable, "-m", queue.MODULE, "submit", *arguments, script], environment)
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+        return queue.submit([*arguments, script], environment)
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         queue.write(queue.folder() / job_id, "after", " ".join(jobs))

@@ -52,8 +52,8 @@ def check_all(site: Site, name: str, run: str) -> None:
     ("name", "state", "reason"),
     [
         ("queued", "PENDING", "Priority"), ("running", "RUNNING", "None"), ("smaller", "RUNNING", "None"),
-        ("suspended", "SUSPENDED", "None"), ("unconfirmed", "RUNNING", "None"), ("unknown", "NEW_STATE", "None"),
-        ("preempted", "PENDING", "BeginTime"), ("requeued", "PENDING", "BeginTime"),
+        ("suspended", "SUSPENDED", "None"), ("unconfirmed", "RUNNING", "None"), ("unsubmitted", "RUNNING", "None"),
+        ("unknown", "NEW_STATE", "None"), ("preempted", "PENDING", "BeginTime"), ("requeued", "PENDING", "BeginTime"),
     ],
 )  # fmt: skip
 def test_a_run_that_is_not_over(site: Site, name: str, state: str, reason: str) -> None:

@@ -63,6 +63,12 @@ def test_a_chain_of_jobs(site: Site) -> None:
     frozen(site, site.runs / "chain/journal.jsonl")
 
 
+def test_a_run_that_the_user_submits(site: Site) -> None:
+    site.answer("slurm")
+    site.submit("workload=p2p", "cluster=slurm", "cluster.check=false", "nodes=2", "submit=false", "run_id=by-hand")
+    frozen(site, site.runs / "by-hand/journal.jsonl")
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_a_sweep_that_is_handed_over(site: Site, scheduler: str) -> None:
     site.answer(scheduler, "submission")

@@ -42,13 +42,15 @@ def history(
     asked_to_stop: bool = False,
     agents: int | None = None,
     pruned: bool = False,
+    by_hand: str = "",
 ) -> RunHistory:
     events = [] if code is None else [{"event": "started"}, {"event": "ended", "code": code}]
     if asked_to_stop:
         events.append({"event": "stop_requested", "signal": "SIGTERM", "host": "n1"})
     return RunHistory(
-        job, cancelled, attempt, tuple(events), exit_code=agents, pruned=Pruned(step=3) if pruned else None
-    )
+        job, cancelled, attempt, tuple(events), exit_code=agents, pruned=Pruned(step=3) if pruned else None,
+        by_hand=by_hand,
+    )  # fmt: skip
 
 
 def judged(history: RunHistory, job: Any) -> RunState:
@@ -97,6 +99,8 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({}, (None, D, G), (False,), RunState.LOST),
     ({}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
     ({"job": None}, EVERY, BOTH, RunState.UNCONFIRMED),
+    ({"job": None, "by_hand": "t"}, EVERY, BOTH, RunState.UNSUBMITTED),
+    ({"job": None, "by_hand": "t", "attempt": 0, "code": 75}, EVERY, BOTH, RunState.UNSUBMITTED),
     ({"job": None, "attempt": 0}, (R,), BOTH, RunState.RUNNING),  # it started before its id was written down
 ]
 CASES = [(row, job, cancelled, state) for row, jobs, asked, state in TABLE for job, cancelled in product(jobs, asked)]

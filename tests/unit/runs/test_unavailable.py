@@ -408,12 +408,7 @@ def test_nothing_is_submitted_while_nobody_can_tell_whether_it_was(
 ) -> None:
     run = make_run(tmp_path)
     executor = RunExecutor(run, run.plan(), "t", scripts=render, resumed=True)
-    sent: list[str] = []
-
-    def send() -> str:
-        sent.append("8")
-        return "8"
-
+    monkeypatch.setattr(Slurm, "find", lambda self, token, name: None)
     server.fail(run.path / "attempts")
     looked: list[Callable[[], str | None]] = []
 
@@ -422,9 +417,8 @@ def test_nothing_is_submitted_while_nobody_can_tell_whether_it_was(
         return ""
 
     monkeypatch.setattr(executor_module, "submit_once", submit_once)
-    executor._once(send, lambda: None)
+    executor._send(run.path / "script.sh", "t", run)
     with pytest.raises(QueryError, match="cannot be read now"):  # which submit_once waits for
         looked[0]()
     server.recover()
     assert looked[0]() is None
-    assert sent == []

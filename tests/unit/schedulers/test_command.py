@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,13 @@ def test_descriptors_are_inherited_by_what_hands_over_alone() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_the_line_for_a_shell_gives_the_command_its_environment_and_umask(tmp_path: Path) -> None:
+    script = tmp_path / "it's a script.sh"
+    script.write_text("umask; echo ${A-none} ${B-none}\n")
+    shell = {"PATH": os.environ["PATH"], "A": "1", "B": "2"}
+    line = Request(["bash", str(script)], {"PATH": "", "B": "2"}, umask=0o027).line(shell)
+    done = subprocess.run(["bash", "-c", line], env=shell, capture_output=True, text=True, check=True)
+    assert done.stdout == "0027\nnone 2\n"
+    assert Request(["qsub", "a.sh"], shell).line(shell) == "qsub a.sh"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,26 @@ def test_a_job_more_than_the_profile_allows_is_refused_and_a_repeated_submission
     )
     with pytest.raises(ConfigError, match="takes 1 job of a user, waiting or running, and you have 1"):
         prepare(config, run_id="a")  # to resume it takes another job
+
+
+def test_what_the_user_submits_needs_a_queue_and_shows_no_secret(tmp_path: Path, stand_in: SlurmStandIn) -> None:
+    cluster = {"check": False, "environment": {"WANDB_API_KEY": "hidden"}}
+    config = make_config(runs_dir=str(tmp_path / "runs"), submit=False, cluster=cluster)
+    with pytest.raises(ConfigError, match="WANDB_API_KEY would be readable in the command: export it"):
+        prepare(config)
+    with pytest.raises(ConfigError, match="submit=false wait=true: there is no job to wait for yet"):
+        prepare(make_config(runs_dir=str(tmp_path / "runs"), submit=False, wait=True, cluster={"check": False}))
+
+
+def test_the_command_for_the_user_makes_the_job_that_a_submission_would(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the same script with the same options, and a later submission finds its job."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    config = make_config(runs_dir=str(tmp_path / "runs"), run_id="a", cluster={"check": False, "submit_timeout": 10})
+    made = submit(prepare(config), {}, by_hand=True)
+    assert (made.job_id, read_history(made.run).by_hand) == ("", made.run.record()["token"])
+    assert "-u OMPI_COMM_WORLD_RANK" in made.command
+    assert submit(prepare(config), {}, by_hand=True).command == made.command
+    done = subprocess.run(["bash", "-c", made.command], capture_output=True, text=True, check=True)
+    assert submit(prepare(config), {}).job_id == done.stdout.strip()

@@ -13,6 +13,7 @@ from launcher.config.schema import Sweep as Keys
 from launcher.errors import ConfigError
 from launcher.runs.claims import LEASE, Claims, Kind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep
+from launcher.submission.submit import Submitted
 from launcher.sweeps import pilots
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import make_config, plan_of
@@ -103,7 +104,10 @@ def test_no_more_pilots_are_submitted_than_the_points_that_are_left_can_use(
         Claims(sweep.path, 0).add(point, 0, Kind.CLAIMED, owner)
         Claims(sweep.path, 0).add(point, 1, Kind.DONE, owner)
     monkeypatch.setattr(pilots, "chooses_more", lambda sweep: more)
-    monkeypatch.setattr(pilots, "_submit", lambda sweep, plan, number, config: f"job {number}")
+    monkeypatch.setattr(
+        pilots, "_submit",
+        lambda sweep, plan, number, config, by_hand: Submitted(sweep.pilot(number), f"job {number}"),
+    )  # fmt: skip
     shares = sweep.manifest().packing
     assert shares is not None
     found = pilots.throttle(sweep, dataclasses.replace(shares, slots=slots), asked)
