@@ -30,7 +30,7 @@ from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.rendezvous.discovery import find_leader
 from launcher.runs.directory import Attempt
 from launcher.schedulers import registry
-from launcher.schedulers.base import StartsJobSteps
+from launcher.schedulers.base import Scheduler
 from launcher.spec.plan import JobPlan
 
 REPLY_TIMEOUT = 15.0  # seconds for the agents' replies; the leading agent looks for requests every second
@@ -49,7 +49,7 @@ class Way(Enum):
 class JobStep:
     """Access to a rank's node by a step of the run's job."""
 
-    scheduler: StartsJobSteps  # the scheduler of the run's job
+    scheduler: Scheduler  # the scheduler of the run's job
     plan: JobPlan  # the run's plan
     host: str  # name of the rank's node
     job: str  # id of the run's job

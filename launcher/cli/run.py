@@ -16,7 +16,7 @@ from launcher.config.scheduler_table import OURS, settings_class
 from launcher.errors import ConfigError, near
 from launcher.own_module import program
 from launcher.schedulers import registry
-from launcher.schedulers.base import ReadsOptions
+from launcher.schedulers.base import Scheduler
 from launcher.spec.build import name_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Given(NamedTuple):
     words: tuple[str, ...]  # the words that it takes up
     option: str  # its name with dashes
     value: str | None  # its value; None: it has none
-    reader: ReadsOptions | None  # the scheduler that has it; None: the option is unknown
+    reader: Scheduler | None  # the scheduler that has it; None: the option is unknown
 
 
 def as_keys(words: Sequence[str], own: Mapping[str, Action]) -> list[str]:
@@ -76,7 +76,7 @@ def as_keys(words: Sequence[str], own: Mapping[str, Action]) -> list[str]:
 
 def split(words: Sequence[str], own: Mapping[str, Action]) -> Iterator[str | Given]:
     """Yields the words of a command line; each option that `run` itself does not have is one `Given`."""
-    known: Mapping[str, tuple[ReadsOptions, bool | None]] | None = None
+    known: Mapping[str, tuple[Scheduler, bool | None]] | None = None
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -100,9 +100,9 @@ def split(words: Sequence[str], own: Mapping[str, Action]) -> Iterator[str | Giv
             yield Given((word,), option, value if equals else None, reader)
 
 
-def options(words: Sequence[str]) -> dict[str, tuple[ReadsOptions, bool | None]]:
+def options(words: Sequence[str]) -> dict[str, tuple[Scheduler, bool | None]]:
     """Returns the schedulers' options, with whether they have a value: short ones only of the chosen cluster's."""
-    found: dict[str, tuple[ReadsOptions, bool | None]] = {}
+    found: dict[str, tuple[Scheduler, bool | None]] = {}
     chosen = _scheduler(words)
     for reader in _readers(chosen):
         for option, takes in reader.command_options().items():
@@ -111,9 +111,9 @@ def options(words: Sequence[str]) -> dict[str, tuple[ReadsOptions, bool | None]]
     return found
 
 
-def _readers(first: str = "") -> list[ReadsOptions]:
+def _readers(first: str = "") -> list[Scheduler]:
     names = dict.fromkeys((first, *OURS) if first else OURS)
-    return [each for each in registry.schedulers(names) if isinstance(each, ReadsOptions)]
+    return [each for each in registry.schedulers(names) if each.command]
 
 
 def _scheduler(words: Sequence[str]) -> str:
@@ -125,8 +125,8 @@ def _cluster(words: Sequence[str]) -> str:
     return next((word.partition("=")[2] for word in reversed(words) if key_of(word) == "cluster"), profiles.default())
 
 
-def _keys(given: Given, reader: ReadsOptions, words: Sequence[str]) -> dict[str, Any]:
-    # Returns the keys that an option stands for; see `ReadsOptions.keys_of`
+def _keys(given: Given, reader: Scheduler, words: Sequence[str]) -> dict[str, Any]:
+    # Returns the keys that an option stands for; see `Scheduler.keys_of`
     keys = dict(reader.keys_of(given.option, given.value))
     scheduler = _scheduler(words)
     settings = settings_class(scheduler)
@@ -134,7 +134,7 @@ def _keys(given: Given, reader: ReadsOptions, words: Sequence[str]) -> dict[str,
         settings is not None and not settings.IGNORES_OTHERS and reader.name != scheduler
         and any(key.startswith("cluster.directives.") for key in keys)
     ):  # fmt: skip
-        raise ConfigError(f"{given.option} is an option of {reader.submit_command}, and the cluster is {scheduler}")
+        raise ConfigError(f"{given.option} is an option of {reader.command}, and the cluster is {scheduler}")
     return keys
 
 

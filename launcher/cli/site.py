@@ -12,7 +12,7 @@ from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
 from launcher.findings import Level, worst
 from launcher.schedulers import registry
-from launcher.schedulers.base import DescribesSite, QueryError
+from launcher.schedulers.base import QueryError, Scheduler
 from launcher.schedulers.site import described_schedulers
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _init(arguments: Namespace) -> int:
 def _check(name: str) -> int:
     profiles.find(name)
     cluster = doctor.config_of(name).cluster
-    if not isinstance(registry.scheduler(cluster.scheduler), DescribesSite):
+    if not registry.scheduler(cluster.scheduler).command:
         print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")
         return 0
     _, site = survey(cluster.scheduler)
@@ -96,7 +96,7 @@ def _check(name: str) -> int:
     return 0 if worst(found) is Level.OK else 1
 
 
-def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
+def survey(wanted: str | None) -> tuple[Scheduler, Site]:
     """Returns the scheduler of this machine, and its description of the site.
 
     wanted: the scheduler's name; None: the first scheduler that is installed and responds.

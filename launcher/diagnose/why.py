@@ -16,7 +16,7 @@ from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Packing, Sweep, sweep_of
 from launcher.schedulers import registry
-from launcher.schedulers.base import ExplainsPending, QueryError, state_text
+from launcher.schedulers.base import QueryError, state_text
 from launcher.schedulers.pending import Explanation, Facts, Waiting, Why
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import Decision, conditions_met, decide, read_dependencies
@@ -61,12 +61,12 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
     fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in seen.run.record().get("overrides", []))
     scheduler, waiting = registry.scheduler(plan.cluster.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
     unexplained = Explanation(seen.run.id, "queued", Why.UNKNOWN, job_id, _facts(seen))
-    if not isinstance(scheduler, ExplainsPending):
-        return unexplained
     try:
         found = scheduler.explain(waiting, min(TIMEOUT, plan.cluster.submit_timeout))
     except QueryError as error:
         return replace(unexplained, notes=(f"not answered: {error}",))
+    if found is None:
+        return unexplained
     if found.why is Why.THROTTLED and (sweep := sweep_of(seen.run)):
         found = replace(found, do=_throttle(program, sweep))
     try:

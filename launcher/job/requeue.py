@@ -47,7 +47,7 @@ from launcher.runs.events import (
 )
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
-from launcher.schedulers.base import JOB_TIMEOUT, Ending, QueryError, Requeues, ShowsPreemption
+from launcher.schedulers.base import JOB_TIMEOUT, Ending, QueryError
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
 from launcher.submission import render
@@ -199,11 +199,9 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
     # False if the scheduler cannot be asked now. Slurm no longer shows the preemption of a job that has exited within
     # its partition's GraceTime.
     scheduler = registry.scheduler(plan.cluster.scheduler)
-    if not isinstance(scheduler, ShowsPreemption):
-        return False
     begun = min((float(event["time"]) for event in attempt.latest_events()), default=0.0)
     try:
-        return (scheduler.preempted(os.environ["LAUNCHER_JOB_ID"]) or 0.0) >= int(begun)
+        return (scheduler.preempted(os.environ.get("LAUNCHER_JOB_ID", "")) or 0.0) >= int(begun)
     except QueryError:
         return False
 
@@ -248,7 +246,7 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
     how, scheduler = plan.resume.how, registry.scheduler(plan.cluster.scheduler)
     if how == ResumeHow.chain.value:
         return continues(What.ELSEWHERE, NextReason.CHAIN)
-    if isinstance(scheduler, Requeues) and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
+    if scheduler.requeues and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
         try:
             job = os.environ["LAUNCHER_JOB_ID"]
             scheduler.requeue(job)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
-from launcher.schedulers.base import HoldsAllocations
+from launcher.schedulers.base import Scheduler
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -25,9 +25,9 @@ class Allocation:
     job: str = ""  # id of the interactive job
 
 
-def known() -> list[HoldsAllocations]:
+def known() -> list[Scheduler]:
     """Returns the schedulers whose allocations can be used, in the order in which `allocation` tries them."""
-    return [each for each in registry.schedulers() if isinstance(each, HoldsAllocations)]
+    return [each for each in registry.schedulers() if each.allocation_variables]
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:

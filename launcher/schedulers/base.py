@@ -191,8 +191,7 @@ def parts(count: int, most: int | None) -> list[range]:
 
 
 # -- The interface of a scheduler: one class per scheduler, returned by `registry.scheduler(name)`
-# An optional capability is a class that a scheduler inherits; callers check it with `isinstance`. No code outside of a
-# scheduler's folder compares its name.
+# No code outside of a scheduler's folder compares its name.
 
 
 JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about to end
@@ -214,6 +213,18 @@ class JobVariables:
     again: tuple[str, int] | None = None
     signals: str = "TERM INT"  # names of the signals by which the scheduler stops the script
     limited: bool = True  # whether the scheduler ends the job after the requested time
+
+
+@dataclass(frozen=True)
+class JobExecution:
+    """One execution of a job; a requeued job has several."""
+
+    raw_state: str  # state as the scheduler prints it; empty if not reported
+    by: str = ""  # name or id of the user who cancelled the job; empty if it was not cancelled
+    begin: str = ""  # start in local time (`2026-11-21T20:00:00`); any other text means unknown
+    end: str = ""  # end, in the same form
+    # peak memory in bytes, per task, node or job as in `Scheduler.memory`; None if not measured
+    used: int | None = None
 
 
 class Scheduler(ABC):
@@ -284,6 +295,134 @@ class Scheduler(ABC):
         """
         return Ending(NextReason.STOP_REQUESTED) if stop_requested and left > 0 else None
 
+    # -- What only some schedulers can do: the defaults are those of a scheduler that cannot
+
+    # Name of the command that submits jobs (`sbatch`), of which `run SCRIPT` takes options, `doctor` checks and
+    # `site init` asks what there is; empty: there is none, and the next five methods are not called.
+    command = ""
+    joins_values = True  # whether the value of a short option may follow without a blank (`-N2`)
+
+    def command_options(self) -> Mapping[str, bool | None]:
+        """Returns the options (`--nodes`, `-N`), and whether each has a value; None: it may have one after a `=`."""
+        return {}
+
+    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
+        """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated.
+
+        Raises ConfigError: the option is the launcher's, or no key has this value.
+        """
+        raise NotImplementedError
+
+    def found(self) -> str:
+        """Returns text about the scheduler's commands on PATH, with the evidence for their scheduler; empty: none."""
+        raise NotImplementedError
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        """Yields findings about the live scheduler, and about a profile compared with it.
+
+        timeout: timeout of each query in seconds.
+        """
+        raise NotImplementedError
+
+    def survey(self, timeout: float) -> Site:
+        """Collects the facts of the site that an ordinary user can query, with a few commands.
+
+        timeout: timeout of each query in seconds.
+        Raises QueryError: the scheduler does not answer.
+        """
+        raise NotImplementedError
+
+    interactive = ""  # example of a command that starts an interactive job, for messages
+    # Environment variables that are all set inside an allocation, in which runs can start (cluster=allocation); empty:
+    # runs cannot.
+    allocation_variables: Collection[str] = ()
+
+    def allocation(self, environ: Mapping[str, str]) -> Allocation:
+        """Returns the allocation that the environment describes; all `allocation_variables` are set.
+
+        Raises ConfigError: the allocation's node list cannot be read.
+        """
+        raise NotImplementedError
+
+    requeues = False  # whether users can requeue their running jobs, which keep their ids
+
+    def requeue(self, job_id: str) -> None:
+        """Requeues the job. Raises QueryError: the scheduler refuses (with its message) or does not answer."""
+        raise NotImplementedError
+
+    def preempted(self, job_id: str) -> float | None:
+        """Returns the start of the job's preemption in seconds since the epoch; None: none is reported.
+
+        Raises QueryError: the scheduler does not answer.
+        """
+        return None
+
+    def count_jobs(self, timeout: float) -> Mapping[str, int] | None:
+        """Returns the number of this user's pending and running jobs by partition, queue or QOS name; "" is the total.
+
+        Each array element counts as one job. None: the scheduler does not count them.
+
+        Raises QueryError: the scheduler does not answer within `timeout` seconds.
+        """
+        return None
+
+    # Name of a command that starts a process on a node of a running job, as another step of the job, and the tasks of
+    # such jobs (`JobPlan.starter`); empty: there is none, and the next three methods are not called.
+    step_starter = ""
+    step_requirement = ""  # the command and the versions that support it, for messages after a failure
+
+    def start_tasks(self, plan: JobPlan) -> list[str]:
+        """Returns the first words of a command that runs another one, as the job's tasks, on all nodes."""
+        raise NotImplementedError
+
+    def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
+        """Returns the command that runs another command in a running job.
+
+        terminal: whether the command gets a terminal of its own on the node.
+        """
+        raise NotImplementedError
+
+    def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment for the command of `step`: `environ` without variables that set options."""
+        raise NotImplementedError
+
+    def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
+        """Returns the shell-quoted config override with which `resume` excludes these nodes; empty: it cannot.
+
+        hosts: the nodes (`node3,node7`, `node[3,7]`).
+        settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
+        """
+        return ""
+
+    def explain(self, waiting: Waiting, timeout: float) -> Explanation | None:
+        """Returns why a job is pending; None: the scheduler does not say.
+
+        timeout: timeout of each query in seconds.
+        Raises QueryError: the query of the job itself failed.
+        """
+        return None
+
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
+        """Returns all executions of a job, oldest first; [] without a record or an answer of the scheduler.
+
+        timeout: timeout of each query in seconds.
+        """
+        return []
+
+    def memory(self, plan: JobPlan) -> int | None:
+        """Returns the requested memory in bytes that is comparable to `JobExecution.used`; None if not set.
+
+        The default is the memory of one node. A scheduler that measures the whole job returns the sum of all nodes.
+        """
+        return plan.mem
+
+    # Number of the signal with which the scheduler ends a job whose output file it cannot open; None: it has none.
+    output_signal: int | None = None
+
+    def notices(self) -> tuple[Form, ...]:
+        """Returns the patterns of the notices that it writes into the output of a job that it kills, specific first."""
+        return ()
+
 
 class Queue(Scheduler):
     """A scheduler with a queue of pending jobs."""
@@ -326,190 +465,3 @@ class Queue(Scheduler):
     @abstractmethod
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         """Returns the environment for a submission from within a job of the run; writes the files of the new job."""
-
-
-class ReadsOptions(ABC):
-    """A scheduler whose submit command has options that `run SCRIPT` takes in place of keys (`sbatch --nodes`)."""
-
-    name: str  # see `Scheduler`
-    submit_command: str  # name of that command
-    joins_values = True  # whether the value of a short option may follow without a blank (`-N2`)
-
-    @abstractmethod
-    def command_options(self) -> Mapping[str, bool | None]:
-        """Returns the options (`--nodes`, `-N`), and whether each has a value; None: it may have one after a `=`."""
-
-    @abstractmethod
-    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated.
-
-        Raises ConfigError: the option is the launcher's, or no key has this value.
-        """
-
-
-class HoldsAllocations(ABC):
-    """A scheduler with interactive jobs, in whose allocations runs can start (cluster=allocation)."""
-
-    interactive: str  # example of a command that starts an interactive job, for messages
-    allocation_variables: Collection[str]  # environment variables that are all set inside an allocation
-
-    @abstractmethod
-    def allocation(self, environ: Mapping[str, str]) -> Allocation:
-        """Returns the allocation that the environment describes; all `allocation_variables` must be set.
-
-        Raises ConfigError: the allocation's node list cannot be read.
-        """
-
-
-class Requeues(ABC):
-    """A scheduler on which users can requeue their running jobs. A requeued job keeps its id."""
-
-    @abstractmethod
-    def requeue(self, job_id: str) -> None:
-        """Requeues the job. Raises QueryError: the scheduler refuses (with its message) or does not answer."""
-
-
-class ShowsPreemption(ABC):
-    """A scheduler that reports the start of a preemption."""
-
-    @abstractmethod
-    def preempted(self, job_id: str) -> float | None:
-        """Returns the start of the job's preemption in seconds since the epoch, or None if it is not being preempted.
-
-        Raises QueryError: the scheduler does not answer.
-        """
-
-
-class CountsJobs(ABC):
-    """A scheduler that counts the jobs of a user by partition, queue and QOS."""
-
-    @abstractmethod
-    def count_jobs(self, timeout: float) -> Mapping[str, int]:
-        """Returns the number of this user's pending and running jobs by partition, queue or QOS name; "" is the total.
-
-        Each array element counts as one job.
-
-        Raises QueryError: the scheduler does not answer within `timeout` seconds.
-        """
-
-
-class StartsJobSteps(ABC):
-    """A scheduler with a command that starts a process on a node of a running job, as another step of the job."""
-
-    step_starter: str  # name of that command, which also starts the tasks of such jobs (`JobPlan.starter`)
-    step_requirement: str  # the command and the versions that support it, for messages after a failure
-
-    @abstractmethod
-    def start_tasks(self, plan: JobPlan) -> list[str]:
-        """Returns the first words of a command that runs another one, as the job's tasks, on all nodes."""
-
-    @abstractmethod
-    def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-        """Returns the command that runs another command in a running job.
-
-        terminal: whether the command gets a terminal of its own on the node.
-        """
-
-    @abstractmethod
-    def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment for the command of `step`: `environ` without variables that set options."""
-
-
-class ExcludesNodes(ABC):
-    """A scheduler that can exclude nodes from a job."""
-
-    @abstractmethod
-    def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
-        """Returns the shell-quoted config override with which `resume` excludes these nodes.
-
-        hosts: the nodes (`node3,node7`, `node[3,7]`).
-        settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
-        """
-
-
-# -- Optional capabilities of a scheduler for diagnosis: pending reasons, job history, notices, doctor checks, survey
-
-
-class ExplainsPending(ABC):
-    """A scheduler that reports why a job is pending."""
-
-    @abstractmethod
-    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        """Returns why a job is pending.
-
-        timeout: timeout of each query in seconds.
-        Raises QueryError: the query of the job itself failed.
-        """
-
-
-@dataclass(frozen=True)
-class JobExecution:
-    """One execution of a job; a requeued job has several."""
-
-    raw_state: str  # state as the scheduler prints it; empty if not reported
-    by: str = ""  # name or id of the user who cancelled the job; empty if it was not cancelled
-    begin: str = ""  # start in local time (`2026-11-21T20:00:00`); any other text means unknown
-    end: str = ""  # end, in the same form
-    # peak memory in bytes, per task, node or job as in `RemembersJobs.memory`; None if not measured
-    used: int | None = None
-
-
-class RemembersJobs(ABC):
-    """A scheduler that can keep records of ended jobs."""
-
-    @abstractmethod
-    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        """Returns all executions of a job, oldest first; [] without a record or an answer of the scheduler.
-
-        timeout: timeout of each query in seconds.
-        """
-
-    def memory(self, plan: JobPlan) -> int | None:
-        """Returns the requested memory in bytes that is comparable to `JobExecution.used`; None if not set.
-
-        The default is the memory of one node. A scheduler that measures the whole job returns the sum of all nodes.
-        """
-        return plan.mem
-
-
-class OpensOutput(ABC):
-    """A scheduler that opens a job's output file before it starts the job script."""
-
-    output_signal: int  # number of the signal with which the scheduler ends a job when it cannot open the output file
-
-
-class WritesNotices(ABC):
-    """A scheduler that writes a notice into the output of a job that it kills."""
-
-    @abstractmethod
-    def notices(self) -> tuple[Form, ...]:
-        """Returns the patterns of the scheduler's notices, the most specific ones first."""
-
-
-class ChecksItself(Scheduler):
-    """A scheduler that `doctor` can check."""
-
-    command: str  # name of the command that submits jobs
-
-    @abstractmethod
-    def found(self) -> str:
-        """Returns text about the scheduler's commands on PATH, with the evidence for their scheduler; empty: none."""
-
-    @abstractmethod
-    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        """Yields findings about the live scheduler, and about a profile compared with it.
-
-        timeout: timeout of each query in seconds.
-        """
-
-
-class DescribesSite(ChecksItself):
-    """A scheduler from whose queries `site init` can write a profile of the site."""
-
-    @abstractmethod
-    def survey(self, timeout: float) -> Site:
-        """Collects the facts of the site that an ordinary user can query, with a few commands.
-
-        timeout: timeout of each query in seconds.
-        Raises QueryError: the scheduler does not answer.
-        """

@@ -6,7 +6,7 @@ from launcher.config import profiles
 from launcher.config.schema import Cluster, Config, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
-from launcher.schedulers.base import Queue, Requeues, Scheduler
+from launcher.schedulers.base import Queue, Scheduler
 from launcher.spec.build import Site, build
 from launcher.spec.plan import JobPlan
 
@@ -35,8 +35,8 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
 
 
 def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
-    if how is ResumeHow.requeue and not isinstance(scheduler, Requeues):
-        able = [each.name for each in registry.schedulers() if isinstance(each, Requeues)]
+    if how is ResumeHow.requeue and not scheduler.requeues:
+        able = [each.name for each in registry.schedulers() if each.requeues]
         why = scheduler.no_requeue if isinstance(scheduler, Queue) else ""
         raise ConfigError(
             f"resume.how=requeue is only for {' and '.join(able)}, and the cluster is {scheduler.name}: use auto"

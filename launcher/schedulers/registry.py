@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
-from launcher.schedulers.base import ExcludesNodes, Queue, Scheduler, StartsJobSteps
+from launcher.schedulers.base import Queue, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -90,7 +90,7 @@ def queue(name: str) -> Queue:
 
 
 def without(name: str, hosts: str, settings: Mapping[str, Any]) -> str:
-    """Returns the override with which `resume` excludes nodes; see `ExcludesNodes.without`.
+    """Returns the override with which `resume` excludes nodes; see `Scheduler.without`.
 
     Returns an empty text if the scheduler cannot exclude nodes.
 
@@ -98,8 +98,7 @@ def without(name: str, hosts: str, settings: Mapping[str, Any]) -> str:
     settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
     Raises ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
     """
-    found = scheduler(name)
-    return found.without(hosts, settings) if isinstance(found, ExcludesNodes) else ""
+    return scheduler(name).without(hosts, settings)
 
 
 def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
@@ -116,7 +115,7 @@ def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
     return found
 
 
-def starting_steps(starter: str | None) -> StartsJobSteps | None:
+def starting_steps(starter: str | None) -> Scheduler | None:
     """Returns the scheduler that starts job steps with the same command as a run's tasks, or None if there is none.
 
     The run may be in an allocation of that scheduler (cluster=allocation), so `cluster.scheduler` does not name it.
@@ -126,7 +125,7 @@ def starting_steps(starter: str | None) -> StartsJobSteps | None:
     if starter is None or starter in STARTERS:
         return None
     loaded = (each for name in names() for each in schedulers([name]))  # one after the other: each takes 10 to 20 ms
-    return next((each for each in loaded if isinstance(each, StartsJobSteps) and each.step_starter == starter), None)
+    return next((each for each in loaded if each.step_starter == starter), None)
 
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:

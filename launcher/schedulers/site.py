@@ -15,7 +15,7 @@ from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, format_time
 from launcher.schedulers import registry
-from launcher.schedulers.base import DescribesSite, QueryError
+from launcher.schedulers.base import QueryError, Scheduler
 from launcher.units import parse_memory, parse_time
 
 # -- The parts of `site init` and `site check` that all schedulers share: the facts of a site, lines of its profile
@@ -60,9 +60,9 @@ class Site(ABC):
         """Compares a profile with the site, and yields findings, also where they agree."""
 
 
-def described_schedulers() -> list[DescribesSite]:
+def described_schedulers() -> list[Scheduler]:
     """Returns the schedulers for which `site init` can write a profile."""
-    return [each for each in registry.schedulers() if isinstance(each, DescribesSite)]
+    return [each for each in registry.schedulers() if each.command]
 
 
 class ErrorCollector:

@@ -27,7 +27,7 @@ from launcher.runs.directory import Run, new_id, token_of
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.allocation import Allocation, require_room
-from launcher.schedulers.base import CountsJobs, QueryError
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
 from launcher.spec import limits, workload_hook
@@ -318,13 +318,14 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs:
         return ()
     queue = registry.queue(plan.cluster.scheduler)
     notes = queue.compare(plan, environ)
-    if not (jobs and limits.limited_jobs(config.cluster) and isinstance(queue, CountsJobs)):
+    if not (jobs and limits.limited_jobs(config.cluster)):
         return notes
     try:
         there = queue.count_jobs(plan.cluster.submit_timeout)
     except QueryError as error:
         return (*notes, f"your jobs were not counted: {error}")
-    limits.check_jobs(config.cluster, jobs, there)
+    if there is not None:
+        limits.check_jobs(config.cluster, jobs, there)
     return notes
 
 

@@ -17,7 +17,7 @@ from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
 from launcher.schedulers import registry
-from launcher.schedulers.base import ChecksItself, Queue, Scheduler
+from launcher.schedulers.base import Queue, Scheduler
 from launcher.spec import workload_hook
 
 # -- Runs checks concurrently, each in a thread and with a time limit
@@ -100,16 +100,16 @@ def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
     timeout: seconds for one query to the scheduler.
     """
     wanted = registry.scheduler(cluster.scheduler)
-    yield from which(wanted, [each for each in registry.schedulers() if isinstance(each, ChecksItself)])
-    if isinstance(wanted, ChecksItself) and not wanted.problem():
+    yield from which(wanted, [each for each in registry.schedulers() if each.command])
+    if wanted.command and not wanted.problem():
         yield from wanted.check(cluster, timeout)
 
 
-def which(wanted: Scheduler, known: Sequence[ChecksItself]) -> Iterator[Finding]:
+def which(wanted: Scheduler, known: Sequence[Scheduler]) -> Iterator[Finding]:
     """Reports which schedulers have their commands on PATH, and checks that the profile's scheduler is one of them."""
     none = f"none found: no {' and no '.join(dict.fromkeys(each.command for each in known))} is on PATH"
     present = "; ".join(filter(None, (each.found() for each in known))) or none
-    if not isinstance(wanted, ChecksItself):
+    if not wanted.command:
         yield ok("scheduler", present)
         if name := next((each.name for each in known if not each.problem()), None):
             looks = f"`doctor --cluster {name}` checks the scheduler"

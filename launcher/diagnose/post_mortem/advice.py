@@ -13,7 +13,6 @@ from launcher.failures.symptoms import Kind
 from launcher.formatting import format_hours, rough_size
 from launcher.runs.events import Fault
 from launcher.schedulers import registry
-from launcher.schedulers.base import OpensOutput
 from launcher.spec.plan import JobPlan, keys_of
 
 GIB = 1024**3
@@ -327,7 +326,7 @@ def _cancelled(case: Case) -> Steps:
 def _never(case: Case) -> Steps:
     lines: Steps = [Step("try again", case.resume())]
     scheduler = registry.scheduler(case.plan.cluster.scheduler)
-    if isinstance(scheduler, OpensOutput) and case.signal == scheduler.output_signal:
+    if case.signal is not None and case.signal == scheduler.output_signal:
         lines.insert(
             0, f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?"
         )

@@ -33,7 +33,7 @@ from launcher.runs.events import (
 from launcher.runs.history import first_fault
 from launcher.runs.output import file_names, last_state
 from launcher.schedulers import pending, registry
-from launcher.schedulers.base import JobExecution, Queue, RemembersJobs, Scheduler, WritesNotices
+from launcher.schedulers.base import JobExecution, Queue, Scheduler
 from launcher.spec.plan import JobPlan
 from launcher.submission.render import setup_lines
 
@@ -183,7 +183,7 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
             evidence = replace(evidence, job=replace(evidence.job, raw_state=past.raw_state))
         evidence = replace(evidence, memory=memory)
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
-    limit = scheduler.memory(seen.plan) if isinstance(scheduler, RemembersJobs) else seen.plan.mem
+    limit = scheduler.memory(seen.plan)
     if limit and "limit" not in evidence.memory:
         evidence = replace(evidence, memory={**evidence.memory, "limit": limit})
     return evidence
@@ -241,7 +241,7 @@ def _forms(scheduler: Scheduler) -> list[pending.Form]:
     # For a run inside an allocation they are the forms of all schedulers: which one made the allocation is not known
     has_jobs = scheduler.on_this_machine or isinstance(scheduler, Queue)
     writers = [scheduler] if has_jobs else registry.schedulers()
-    return [form for each in writers if isinstance(each, WritesNotices) for form in each.notices()]
+    return [form for each in writers for form in each.notices()]
 
 
 def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
@@ -301,9 +301,7 @@ def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
     job_id: id of the job, which has several executions if it was requeued; None: the run has no job.
     """
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
-    if job_id is None or not isinstance(scheduler, RemembersJobs):
-        return []
-    return scheduler.history(job_id, seen.plan.cluster.submit_timeout)
+    return [] if job_id is None else scheduler.history(job_id, seen.plan.cluster.submit_timeout)
 
 
 def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool) -> JobExecution | None:

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.base import (
-    CountsJobs,
-    DescribesSite,
-    ExplainsPending,
-    HoldsAllocations,
     JobExecution,
     Queue,
-    ReadsOptions,
-    RemembersJobs,
-    WritesNotices,
 )
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.job_environment import Scrubbed
@@ -34,69 +27,19 @@ if TYPE_CHECKING:
     from launcher.schedulers.pending import Explanation, Form, Waiting
     from launcher.spec.plan import JobPlan
 
-
-# -- PBS's diagnosis capabilities: pending reasons, job history, notices, doctor checks and site survey
-# Imports the modules that implement them on use: a submission needs none, and `pending` and `site` take 15 ms each.
-
-
-class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite):
-    """The diagnosis capabilities of PBS."""
-
-    command = "qsub"
-
-    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.pbs import pending
-        from launcher.schedulers.pbs.capacity import ResourceQueries
-
-        return pending.explain(waiting, ResourceQueries(PBS(timeout)))
-
-    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        return history(PBS(timeout), job_id)
-
-    def memory(self, plan: JobPlan) -> int | None:
-        return plan.mem and plan.mem * plan.nodes  # resources_used.mem, which `history` reads, is the sum of all nodes
-
-    def notices(self) -> tuple[Form, ...]:
-        return FORMS
-
-    def found(self) -> str:
-        qsub = detect()
-        if qsub.kind is Kind.PBS:
-            return f"PBS {qsub.version} ({qsub.path} --version says {qsub.evidence})"
-        if qsub.kind in (Kind.NONE, Kind.GRID_ENGINE):
-            return ""
-        return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
-
-    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.pbs import limits
-
-        return limits.check(cluster, PBS(timeout), detect().version)
-
-    def survey(self, timeout: float) -> PBSSite:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.pbs import limits
-
-        return limits.survey(PBS(timeout), detect().version)
-
-
-# -- The PBS scheduler: its capabilities, each implemented by another module of this folder
-
-
 # Variables that select the server for the commands.
 SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
 
 
-class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnosis):
-    """PBS (OpenPBS or PBS Professional) as a scheduler; the base classes are the capabilities that it has."""
+class PBSScheduler(Queue):
+    """PBS (OpenPBS or PBS Professional) as a scheduler. The modules that diagnosis needs are imported on use."""
 
     name = "pbs"
     title = "PBS"
+    command = "qsub"
     template = "qsub.sh.j2"
     shell = SHELL
     interactive = "qsub -I"
-    submit_command = "qsub"
     allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")
     frees_dependents = False  # OpenPBS leaves them held for ever, and qalter cannot remove a dependency
     no_requeue = "PBS lets only operators requeue, so a new job is submitted"
@@ -177,3 +120,39 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnos
         from launcher.schedulers.pbs import task_starters
 
         return environment_file.within_job(plan, run, task_starters.find("qsub"))
+
+    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.pbs import pending
+        from launcher.schedulers.pbs.capacity import ResourceQueries
+
+        return pending.explain(waiting, ResourceQueries(PBS(timeout)))
+
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
+        return history(PBS(timeout), job_id)
+
+    def memory(self, plan: JobPlan) -> int | None:
+        return plan.mem and plan.mem * plan.nodes  # resources_used.mem, which `history` reads, is the sum of all nodes
+
+    def notices(self) -> tuple[Form, ...]:
+        return FORMS
+
+    def found(self) -> str:
+        qsub = detect()
+        if qsub.kind is Kind.PBS:
+            return f"PBS {qsub.version} ({qsub.path} --version says {qsub.evidence})"
+        if qsub.kind in (Kind.NONE, Kind.GRID_ENGINE):
+            return ""
+        return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.pbs import limits
+
+        return limits.check(cluster, PBS(timeout), detect().version)
+
+    def survey(self, timeout: float) -> PBSSite:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.pbs import limits
+
+        return limits.survey(PBS(timeout), detect().version)

@@ -298,12 +298,12 @@ def size(octets: int) -> str:
 
 
 def command_options() -> dict[str, bool | None]:
-    """Returns qsub's options for `run SCRIPT`; see `ReadsOptions.command_options`."""
+    """Returns qsub's options for `run SCRIPT`; see `Scheduler.command_options`."""
     return {f"-{each}": each in WITH_VALUE for each in WITH_VALUE + WITHOUT_VALUE}
 
 
 def keys_of(option: str, value: str | None) -> dict[str, Any]:
-    """Returns the keys that an option of qsub stands for; see `ReadsOptions.keys_of`.
+    """Returns the keys that an option of qsub stands for; see `Scheduler.keys_of`.
 
     | option | keys |
     |---|---|

@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.base import (
-    CountsJobs,
-    DescribesSite,
-    ExplainsPending,
-    HoldsAllocations,
     JobExecution,
     QueryError,
     Queue,
-    ReadsOptions,
-    RemembersJobs,
-    Requeues,
 )
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.job_environment import Scrubbed
@@ -34,63 +27,22 @@ if TYPE_CHECKING:
     from launcher.schedulers.sge.limits import SGESite
     from launcher.spec.plan import JobPlan
 
-
-# -- Grid Engine's diagnosis capabilities: pending reasons, job history, doctor checks and site survey
-# Imports the modules that implement them on use.
-
-
-class SGEDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
-    """The diagnosis capabilities of Grid Engine."""
-
-    command = "qsub"
-
-    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import pending
-        from launcher.schedulers.sge.capacity import ResourceQueries
-
-        return pending.explain(waiting, ResourceQueries(SGE(timeout)))
-
-    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        return history(SGE(timeout), job_id)
-
-    def found(self) -> str:
-        qsub = detect()
-        if qsub.kind is not Kind.GRID_ENGINE:
-            return ""
-        return f"Grid Engine {qsub.version} ({qsub.path} -help says {qsub.evidence})"
-
-    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import limits
-
-        return limits.check(cluster, SGE(timeout), detect().version)
-
-    def survey(self, timeout: float) -> SGESite:
-        # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import limits
-
-        return limits.survey(SGE(timeout), detect().version)
-
-
-# -- The Grid Engine scheduler: its capabilities, each implemented by another module of this folder
-
-
 # Variables that select the cell, and the port of its qmaster.
 SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
 # Variable of a job with the path of a file. If the file exists, the job script exits with 99, which requeues the job.
 AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
-class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, SGEDiagnosis):
-    """Grid Engine as a scheduler; the base classes are the capabilities that it has."""
+class SGEScheduler(Queue):
+    """Grid Engine as a scheduler. The modules that diagnosis needs are imported on use."""
 
     name = "sge"
     title = "Grid Engine"
+    requeues = True
+    command = "qsub"
     template = "sge.sh.j2"
     shell = SHELL
     interactive = "qrsh -pe NAME SLOTS bash"
-    submit_command = "qsub"
     joins_values = False
     allocation_variables = ("JOB_ID", "PE_HOSTFILE")
     secrets_in_files = True
@@ -179,3 +131,31 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, 
         if os.environ.get("NHOSTS", "1") != "1":
             raise QueryError("Grid Engine may never start a job of several nodes a second time")
         Path(os.environ[AGAIN]).touch()
+
+    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import pending
+        from launcher.schedulers.sge.capacity import ResourceQueries
+
+        return pending.explain(waiting, ResourceQueries(SGE(timeout)))
+
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
+        return history(SGE(timeout), job_id)
+
+    def found(self) -> str:
+        qsub = detect()
+        if qsub.kind is not Kind.GRID_ENGINE:
+            return ""
+        return f"Grid Engine {qsub.version} ({qsub.path} -help says {qsub.evidence})"
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import limits
+
+        return limits.check(cluster, SGE(timeout), detect().version)
+
+    def survey(self, timeout: float) -> SGESite:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import limits
+
+        return limits.survey(SGE(timeout), detect().version)

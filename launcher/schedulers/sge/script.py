@@ -305,7 +305,7 @@ def names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_options() -> dict[str, bool | None]:
-    """Returns qsub's options for `run SCRIPT`; see `ReadsOptions.command_options`."""
+    """Returns qsub's options for `run SCRIPT`; see `Scheduler.command_options`."""
     return {
         **{f"-{name}": True for name in (*KEYS, *WITH_VALUE.split())},
         **{f"-{name}": False for name in WITHOUT_VALUE.split()},
@@ -313,7 +313,7 @@ def command_options() -> dict[str, bool | None]:
 
 
 def keys_of(option: str, value: str | None) -> dict[str, Any]:
-    """Returns the keys that an option of qsub stands for; see `ReadsOptions.keys_of`.
+    """Returns the keys that an option of qsub stands for; see `Scheduler.keys_of`.
 
     `-l h_rt=3600` is time=3600s, and any other `-l NAME=VALUE` is cluster.resources.NAME=VALUE.
     """

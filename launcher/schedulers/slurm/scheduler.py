@@ -12,23 +12,11 @@ from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Allocation
 from launcher.schedulers.base import (
     JOB_TIMEOUT,
-    CountsJobs,
-    DescribesSite,
     Ending,
-    ExcludesNodes,
-    ExplainsPending,
-    HoldsAllocations,
     JobExecution,
     JobVariables,
-    OpensOutput,
     QueryError,
     Queue,
-    ReadsOptions,
-    RemembersJobs,
-    Requeues,
-    ShowsPreemption,
-    StartsJobSteps,
-    WritesNotices,
 )
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.slurm import script
@@ -45,70 +33,20 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 
-# -- Slurm's diagnosis capabilities: pending reasons, job history, notices, doctor checks and site survey
-# Imports the modules that implement them on use: a submission needs none, and `pending` and `site` take 15 ms each.
-
-
-class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, OpensOutput, DescribesSite):
-    """The diagnosis capabilities of Slurm."""
-
-    command = "sbatch"
-    output_signal = 53  # RaisedSignal:53(Real-time_signal_19)
-
-    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.slurm import pending
-        from launcher.schedulers.slurm.capacity import ResourceQueries
-
-        return pending.explain(waiting, ResourceQueries(timeout))
-
-    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.slurm.client import history
-
-        return history(Slurm(timeout), job_id)
-
-    def notices(self) -> tuple[Form, ...]:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.slurm.client import FORMS
-
-        return FORMS
-
-    def found(self) -> str:
-        path = shutil.which(self.command)
-        return f"Slurm (sbatch is {path})" if path else ""
-
-    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.slurm import limits
-
-        return limits.check(cluster, Slurm(timeout))
-
-    def survey(self, timeout: float) -> SlurmSite:
-        # Lazily: queries of job states do not need it
-        from launcher.schedulers.slurm import limits
-
-        return limits.survey(Slurm(timeout))
-
-
-# -- The Slurm scheduler: its capabilities, each implemented by another module of this folder
-
-
-class SlurmScheduler(
-    Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, StartsJobSteps, ReadsOptions,
-    SlurmDiagnosis,
-):  # fmt: skip
-    """Slurm as a scheduler; the base classes are the capabilities that it has."""
+class SlurmScheduler(Queue):
+    """Slurm as a scheduler. The modules that diagnosis needs are imported on use."""
 
     name = "slurm"
     title = "Slurm"
+    requeues = True
+    command = "sbatch"
+    output_signal = 53  # RaisedSignal:53(Real-time_signal_19)
     template = "sbatch.sh.j2"
     shell = JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
     )  # fmt: skip
     interactive = "salloc"
-    submit_command = "sbatch"
     allocation_variables = ("SLURM_JOB_ID",)
     step_starter = "srun"
     step_requirement = "srun --overlap, of Slurm 20.11 or newer"
@@ -210,3 +148,38 @@ class SlurmScheduler(
         names = f"{excluded},{hosts}" if excluded else hosts
         plain = not set("[],") & set(names)  # needs no quotes for Hydra and the shell
         return f"cluster.exclude={names}" if plain else f"\"cluster.exclude='{names}'\""
+
+    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm import pending
+        from launcher.schedulers.slurm.capacity import ResourceQueries
+
+        return pending.explain(waiting, ResourceQueries(timeout))
+
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm.client import history
+
+        return history(Slurm(timeout), job_id)
+
+    def notices(self) -> tuple[Form, ...]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm.client import FORMS
+
+        return FORMS
+
+    def found(self) -> str:
+        path = shutil.which(self.command)
+        return f"Slurm (sbatch is {path})" if path else ""
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm import limits
+
+        return limits.check(cluster, Slurm(timeout))
+
+    def survey(self, timeout: float) -> SlurmSite:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm import limits
+
+        return limits.survey(Slurm(timeout))

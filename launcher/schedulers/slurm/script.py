@@ -203,7 +203,7 @@ def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_options() -> dict[str, bool | None]:
-    """Returns sbatch's options for `run SCRIPT`; see `ReadsOptions.command_options`."""
+    """Returns sbatch's options for `run SCRIPT`; see `Scheduler.command_options`."""
     long: dict[str, bool | None] = {
         **dict.fromkeys((*KEYS, *WITH_VALUE.split()), True), **dict.fromkeys(WITHOUT_VALUE.split(), False),
         **dict.fromkeys(MAYBE_VALUE.split(), None),
@@ -212,7 +212,7 @@ def command_options() -> dict[str, bool | None]:
 
 
 def keys_of(option: str, value: str | None) -> dict[str, Any]:
-    """Returns the keys that an option of sbatch stands for; see `ReadsOptions.keys_of`.
+    """Returns the keys that an option of sbatch stands for; see `Scheduler.keys_of`.
 
     | option | keys |
     |---|---|
@@ -248,7 +248,7 @@ def keys_of(option: str, value: str | None) -> dict[str, Any]:
 
 
 def tasks(plan: JobPlan) -> list[str]:
-    """Returns the srun command for `StartsJobSteps.start_tasks`."""
+    """Returns the srun command for `Scheduler.start_tasks`."""
     # Lazily: 60 ms, and only scripts need it
     from launcher.environment import containers
 
@@ -275,7 +275,7 @@ def arguments(plan: JobPlan) -> list[str]:
 
 
 def command(argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-    """Returns the srun command that runs `argv` on one node of a running job; for arguments see `StartsJobSteps.step`.
+    """Returns the srun command that runs `argv` on one node of a running job; for arguments see `Scheduler.step`.
 
     --overlap shares the CPUs that the job's other steps occupy (Slurm 20.11 and newer).
     """

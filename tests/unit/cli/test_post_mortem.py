@@ -20,7 +20,7 @@ from launcher.runs import event_file, events
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import registry
-from launcher.schedulers.base import JobExecution, JobState, RemembersJobs
+from launcher.schedulers.base import JobExecution, JobState
 from launcher.schedulers.pbs import client as pbs_history
 from launcher.schedulers.slurm import client
 from tests.unit.plans import plan_of
@@ -323,7 +323,6 @@ def test_what_pbs_remembers() -> None:
 def test_what_a_job_may_take_is_counted_as_what_it_took(scheduler: str, limit: int) -> None:
     """PBS tells the sum of all nodes, Slurm the most of one task."""
     remembers = registry.scheduler(scheduler)
-    assert isinstance(remembers, RemembersJobs)
     assert remembers.memory(plan_of(nodes=3, mem="2G")) == limit
     assert remembers.memory(plan_of(nodes=3)) is None
 

@@ -21,7 +21,7 @@ from launcher.diagnose.doctor import checks, machine
 from launcher.diagnose.doctor.checks import Check, run_all, start
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
-from launcher.schedulers.base import ChecksItself, Scheduler
+from launcher.schedulers.base import Scheduler
 from launcher.schedulers.local.scheduler import LocalScheduler
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
@@ -285,7 +285,7 @@ def test_the_longest_mount_point_tells_the_file_system() -> None:
 # -- the scheduler
 
 
-class Known(LocalScheduler, ChecksItself):
+class Known(LocalScheduler):
     """A scheduler whose commands are as they are here."""
 
     def __init__(self, name: str, command: str, found: str = "", problem: str | None = None) -> None:
@@ -323,7 +323,7 @@ LOCAL = registry.scheduler("local")
     ],
 )  # fmt: skip
 def test_the_scheduler_of_the_profile_must_be_there(
-    wanted: Scheduler, known: list[ChecksItself], told: list[tuple[Level, str]]
+    wanted: Scheduler, known: list[Scheduler], told: list[tuple[Level, str]]
 ) -> None:
     found = list(checks.which(wanted, known))
     assert [(each.level, each.says) for each in found] == told

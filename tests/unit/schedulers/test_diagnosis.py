@@ -8,14 +8,32 @@ import sys
 import pytest
 
 from launcher.schedulers import registry
-from launcher.schedulers.base import ChecksItself, DescribesSite, ExplainsPending, RemembersJobs
+from launcher.schedulers.base import Scheduler
 
 PARTS = ("pending", "limits", "capacity")
 
 
-@pytest.mark.parametrize("ability", [ExplainsPending, RemembersJobs, ChecksItself, DescribesSite])
-def test_who_can_tell_what_is_a_matter_of_type(ability: type) -> None:
-    assert [each.name for each in registry.schedulers() if isinstance(each, ability)] == ["slurm", "pbs", "sge"]
+def test_a_scheduler_that_names_its_command_has_what_belongs_to_it() -> None:
+    needed = ("command_options", "keys_of", "found", "check", "survey")
+    for each in registry.schedulers():
+        own = [name for name in needed if getattr(type(each), name) is not getattr(Scheduler, name)]
+        assert own == (list(needed) if each.command else []), each.name
+        assert bool(each.command) is each.queued
+
+
+@pytest.mark.parametrize(
+    ("flag", "methods", "having"),
+    [
+        ("requeues", ["requeue"], ["slurm", "sge"]),
+        ("allocation_variables", ["allocation"], ["slurm", "pbs", "sge"]),
+        ("step_starter", ["start_tasks", "step", "step_environment"], ["slurm"]),
+    ],
+)
+def test_what_a_scheduler_says_that_it_can_do_it_does(flag: str, methods: list[str], having: list[str]) -> None:
+    for each in registry.schedulers():
+        own = [name for name in methods if getattr(type(each), name) is not getattr(Scheduler, name)]
+        assert own == (methods if getattr(each, flag) else []), each.name
+    assert [each.name for each in registry.schedulers() if getattr(each, flag)] == having
 
 
 @pytest.mark.parametrize(("name", "other"), [("slurm", "pbs"), ("pbs", "slurm"), ("sge", "pbs")])
