@@ -186,7 +186,8 @@ class JobMonitor:
         in_array = sweep is not None and token in sweep.tokens()
         if history.job_id is not None and (len(wanted) == 1 or history.ended is not None):  # the job has started
             if not in_array:
-                run.journal(Submitted(job=history.job_id))
+                with contextlib.suppress(OSError):  # for instance a full disk: it is recorded another time
+                    run.journal(Submitted(job=history.job_id))
             return history
         when, count = self._sought.get(token, (-math.inf, 0))
         pause = max(interval(count, 0.0, SCHEDULER_INTERVAL), plan.cluster.query_interval or 0.0)
@@ -198,13 +199,14 @@ class JobMonitor:
         except QueryError:
             return history
         jobs = [each for each in found if each is not None]
-        if len(jobs) < len(found):  # a chain may be half submitted
-            return dataclasses.replace(history, job_id=history.job_id or found[0])
-        if sweep is not None and in_array:
-            sweep.submitted(token, jobs[0])
-        else:
-            run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:])))
-        return read_history(run)
+        if len(jobs) == len(found):  # else a chain may be half submitted
+            with contextlib.suppress(OSError):
+                if sweep is not None and in_array:
+                    sweep.submitted(token, jobs[0])
+                else:
+                    run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:])))
+                return read_history(run)
+        return history if in_array else dataclasses.replace(history, job_id=history.job_id or found[0])
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
         """Returns the fields `left`, `before` and `age` of RunStatus from the scheduler's last reply."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Run
-from launcher.runs.events import Submitted, Submitting, every
+from launcher.runs.events import Event, Submitted, Submitting, every
 from launcher.runs.history import journal_events, read_history
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from tests.unit.plans import bare_plan
@@ -74,6 +75,18 @@ def test_a_job_is_found_and_recorded_once(tmp_path: Path, server: Server) -> Non
         assert status_of(run, JobMonitor()).state is RunState.QUEUED
     assert jobs(run) == [("7", ())]
     assert server.asked == ["t"] * 3, "once it is known, nobody looks for it"
+
+
+def test_a_full_disk_hides_no_job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "run")
+    run.journal(Submitting(token="t", by_hand=True))
+    server.jobs = {"t": "7"}
+
+    def full(self: Run, event: Event) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Run, "journal", full)
+    assert status_of(run, JobMonitor()).state is RunState.QUEUED
 
 
 def test_who_follows_a_run_does_not_look_at_each_turn(tmp_path: Path, server: Server) -> None:
