@@ -106,7 +106,7 @@ KEYS = (
     "updated", "directory",
 )  # fmt: skip
 CODES = ("kind", "code", "stop", "stays")  # columns with the codes of the cause, for programs
-WITHOUT_CAUSE = ("done", "queued", "running", "suspended")  # states
+WITHOUT_CAUSE = ("done", "unconfirmed", "unsubmitted", "queued", "running", "suspended")  # states
 UNREADABLE = "unreadable"
 ORPHANED = "orphaned"  # a job without a run
 FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
