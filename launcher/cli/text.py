@@ -168,9 +168,6 @@ def print_commands(commands: Sequence[str], following: str) -> None:
 
     following: arguments of the launcher's command that shows what was submitted.
     """
-    print(
-        f"launcher: nothing is submitted yet: run this in a shell with the same environment, once; then "
-        f"`{program()} {following}`",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+    told = f"run this in a shell with the same environment, once; then `{program()} {following}`"
+    print(f"launcher: nothing is submitted yet: {told}", file=sys.stderr, flush=True)
     print("\n".join(commands))

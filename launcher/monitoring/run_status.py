@@ -33,7 +33,7 @@ from launcher.files.shared_files import is_transient
 from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
 from launcher.monitoring.state import JobStatus, RunState, run_state
 from launcher.runs.directory import Run, chain_tokens
-from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Submitted
+from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import sweep_of
@@ -120,6 +120,7 @@ class JobMonitor:
         self._least: dict[str, float] = {}  # by scheduler: the site's minimum seconds between two queries
         # By token of a job that the user submits: when it was looked for (monotonic seconds), and how often.
         self._sought: dict[str, tuple[float, int]] = {}
+        self._found: set[str] = set()  # tokens of those that were found and recorded
         self._announced = False
         self._pinned: set[str] | None = None  # schedulers that have replied inside a `pinned` block
         self.boards = Boards()
@@ -177,36 +178,41 @@ class JobMonitor:
 
         Returns the run's history, read again if there is such a job.
         """
-        if not history.by_hand:
+        wanted = history.by_hand
+        if wanted is None:
             return history
-        history = read_history(run)  # another point of its array may have been looked at meanwhile
-        token, sweep, wanted = history.by_hand, sweep_of(run), chain_tokens(plan, history.by_hand)
-        if not token or ownership.why_not_own(run.path):
+        if wanted.token in self._found:  # as another point of its array
+            return read_history(run)
+        tokens = chain_tokens(plan, wanted.token)
+        if history.job_id is not None and (len(tokens) == 1 or history.ended is not None):  # it has started
+            if wanted.points is None and not ownership.why_not_own(run.path):
+                self._record(run, wanted, [history.job_id])
             return history
-        in_array = sweep is not None and token in sweep.tokens()
-        if history.job_id is not None and (len(wanted) == 1 or history.ended is not None):  # the job has started
-            if not in_array:
-                with contextlib.suppress(OSError):  # for instance a full disk: it is recorded another time
-                    run.journal(Submitted(job=history.job_id))
-            return history
-        when, count = self._sought.get(token, (-math.inf, 0))
+        when, count = self._sought.get(wanted.token, (-math.inf, 0))
         pause = max(interval(count, 0.0, SCHEDULER_INTERVAL), plan.cluster.query_interval or 0.0)
-        if time.monotonic() - when < pause:
+        if time.monotonic() - when < pause or ownership.why_not_own(run.path):
             return history
-        self._sought[token] = time.monotonic(), count + 1
+        self._sought[wanted.token] = time.monotonic(), count + 1
         try:
-            found = [queries(plan, QUERY_TIMEOUT).find(each, plan.name) for each in wanted]
+            found = [queries(plan, QUERY_TIMEOUT).find(token, plan.name) for token in tokens]
         except QueryError:
             return history
         jobs = [each for each in found if each is not None]
-        if len(jobs) == len(found):  # else a chain may be half submitted
-            with contextlib.suppress(OSError):
-                if sweep is not None and in_array:
-                    sweep.submitted(token, jobs[0])
-                else:
-                    run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:])))
-                return read_history(run)
-        return history if in_array else dataclasses.replace(history, job_id=history.job_id or found[0])
+        if len(jobs) == len(found) and self._record(run, wanted, jobs):  # else a chain may be half submitted
+            return read_history(run)
+        return history if wanted.points else dataclasses.replace(history, job_id=history.job_id or found[0])
+
+    def _record(self, run: Run, wanted: Submitting, jobs: list[str]) -> bool:
+        # Writes into the journal which jobs the user has submitted; returns False if it cannot be written now
+        sweep = sweep_of(run) if wanted.points else None
+        with contextlib.suppress(OSError):  # for instance a full disk
+            if sweep is not None:
+                sweep.submitted(wanted.token, jobs[0])
+            else:
+                run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:])))
+            self._found.add(wanted.token)
+            return True
+        return False
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
         """Returns the fields `left`, `before` and `age` of RunStatus from the scheduler's last reply."""

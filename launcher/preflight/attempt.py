@@ -110,7 +110,7 @@ def decide(
     hosts = ",".join({each.host: None for each in bad})
     failure = PreflightFailure(
         reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
-        exclude=registry.without(scheduler, hosts, settings) if len(nodes) > 1 else "",
+        exclude=registry.scheduler(scheduler).without(hosts, settings) if len(nodes) > 1 else "",
     )  # fmt: skip
     return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure)
 

@@ -331,7 +331,7 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
 def _exclude(run: RunData, hosts: str) -> str:
     cluster = run.plan.get("cluster")
     name = cluster.get("scheduler") if isinstance(cluster, Mapping) else None
-    return registry.without(name, hosts, run.cluster_settings) if hosts and name in registry.names() else ""
+    return registry.scheduler(name).without(hosts, run.cluster_settings) if hosts and name in registry.names() else ""
 
 
 def conditions(known: Mapping[str, Any]) -> str:

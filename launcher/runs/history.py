@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher import errors
 from launcher.files.shared_files import retry_read, unwrap
+from launcher.formatting import ranges
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
@@ -67,9 +68,12 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
     # Cached until the journal's inode or size changes, so that reading all points of a sweep parses it once
     entries: dict[int, list[dict[str, Any]]] = {}
     for each in sweep.submissions():
+        began = event_file.entry(
+            Submitting(time=each.time, token=each.token, points=ranges(each.points), by_hand=each.by_hand)
+        )
         for number, index in enumerate(each.points):
             found = entries.setdefault(index, [])
-            found.append(event_file.entry(Submitting(time=each.time, token=each.token, by_hand=each.by_hand)))
+            found.append(began)
             if each.job is not None:
                 found.append(event_file.entry(Submitted(time=each.time, job=element_id(each.job, number))))
     return entries
@@ -93,7 +97,7 @@ class RunHistory:
     # event with which the search of the run's sweep ended it; None: it did not, or the run was started again
     pruned: Pruned | None = None
     may_have_job: bool = True  # whether a job was submitted, or its submission was interrupted
-    by_hand: str = ""  # token of the job that the user is to submit by hand (submit=false), until its id is known
+    by_hand: Submitting | None = None  # the job that the user is to submit (submit=false), until its id is known
 
     def last(self, kind: type[E_]) -> E_ | None:
         """Returns the last attempt's latest event of a kind; None: it has no such event."""
@@ -170,7 +174,7 @@ def history_of(
         pruned = None
     return RunHistory(
         jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code, pruned,
-        may_have_job(journal), by_hand.token if by_hand else "",
+        may_have_job(journal), by_hand,
     )  # fmt: skip
 
 

@@ -304,7 +304,7 @@ class Scheduler(ABC):
 
     def command_options(self) -> Mapping[str, bool | None]:
         """Returns the options (`--nodes`, `-N`), and whether each has a value; None: it may have one after a `=`."""
-        return {}
+        raise NotImplementedError
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
         """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated.

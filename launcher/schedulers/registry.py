@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
 from launcher.schedulers.base import Queue, Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from launcher.schedulers.functions.executor import FunctionExecutor
     from launcher.schedulers.tasks import TaskRequest
@@ -87,18 +87,6 @@ def queue(name: str) -> Queue:
     if not isinstance(found, Queue):
         raise ConfigError(f"cluster.scheduler={name}: it starts jobs at once, and has no queue")
     return found
-
-
-def without(name: str, hosts: str, settings: Mapping[str, Any]) -> str:
-    """Returns the override with which `resume` excludes nodes; see `Scheduler.without`.
-
-    Returns an empty text if the scheduler cannot exclude nodes.
-
-    hosts: the nodes (`node3,node7`).
-    settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
-    Raises ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
-    """
-    return scheduler(name).without(hosts, settings)
 
 
 def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:

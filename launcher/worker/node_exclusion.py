@@ -24,7 +24,7 @@ def how_to_exclude(hosts: str) -> str:
         return ""
     try:
         plan = attempt.run.plan()
-        if override := registry.without(plan.cluster.scheduler, hosts, plan.cluster.settings):
+        if override := registry.scheduler(plan.cluster.scheduler).without(hosts, plan.cluster.settings):
             return override
         settings = settings_class(plan.cluster.scheduler)
     except LauncherError:  # a measurement must not fail for want of this text

@@ -152,7 +152,7 @@ def _resume(*before: str) -> Callable[[Case], Steps]:
 def _node(case: Case) -> Steps:
     more: Steps = []
     cluster = case.plan.cluster
-    if case.host and (override := registry.without(cluster.scheduler, case.host, cluster.settings)):
+    if case.host and (override := registry.scheduler(cluster.scheduler).without(case.host, cluster.settings)):
         more = [Step("or without that node", case.resume(override))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [

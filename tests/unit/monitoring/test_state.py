@@ -12,7 +12,7 @@ from launcher import errors
 from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import RunState, run_state
 from launcher.runs.directory import Run
-from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed
+from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed, Submitting
 from launcher.runs.history import RunHistory, history_of
 from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
@@ -27,6 +27,7 @@ P, R, S, D, F, C, G, U = (
     JobState.GONE,
     JobState.UNKNOWN,
 )
+HANDED = Submitting(token="t", by_hand=True)
 NO_ANSWER = "no answer"
 EVERY = (None, P, R, S, D, F, C, G, U, NO_ANSWER)
 NOT_LIVE = (None, D, F, C, G)
@@ -42,7 +43,7 @@ def history(
     asked_to_stop: bool = False,
     agents: int | None = None,
     pruned: bool = False,
-    by_hand: str = "",
+    by_hand: Submitting | None = None,
 ) -> RunHistory:
     events = [] if code is None else [{"event": "started"}, {"event": "ended", "code": code}]
     if asked_to_stop:
@@ -99,8 +100,13 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({}, (None, D, G), (False,), RunState.LOST),
     ({}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
     ({"job": None}, EVERY, BOTH, RunState.UNCONFIRMED),
-    ({"job": None, "by_hand": "t"}, EVERY, BOTH, RunState.UNSUBMITTED),
-    ({"job": None, "by_hand": "t", "attempt": 0, "code": 75}, EVERY, BOTH, RunState.UNSUBMITTED),
+    ({"job": None, "by_hand": HANDED}, EVERY, BOTH, RunState.UNSUBMITTED),
+    (
+        {"job": None, "by_hand": HANDED, "attempt": 0, "code": 75},
+        EVERY,
+        BOTH,
+        RunState.UNSUBMITTED,
+    ),
     ({"job": None, "attempt": 0}, (R,), BOTH, RunState.RUNNING),  # it started before its id was written down
 ]
 CASES = [(row, job, cancelled, state) for row, jobs, asked, state in TABLE for job, cancelled in product(jobs, asked)]

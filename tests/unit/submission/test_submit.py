@@ -17,8 +17,8 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
-from launcher.runs.events import Event
-from launcher.runs.history import read_history
+from launcher.runs.events import Event, Submitting, every
+from launcher.runs.history import journal_events, read_history
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare
@@ -182,7 +182,8 @@ def test_the_command_for_the_user_makes_the_job_that_a_submission_would(
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
     config = make_config(runs_dir=str(tmp_path / "runs"), run_id="a", cluster={"check": False, "submit_timeout": 10})
     made = submit(prepare(config), {}, by_hand=True)
-    assert (made.job_id, read_history(made.run).by_hand) == ("", made.run.record()["token"])
+    assert (made.job_id, every(journal_events(made.run), Submitting)[-1].token) == ("", made.run.record()["token"])
+    assert read_history(made.run).by_hand is not None
     assert "-u OMPI_COMM_WORLD_RANK" in made.command
     assert submit(prepare(config), {}, by_hand=True).command == made.command
     done = subprocess.run(["bash", "-c", made.command], capture_output=True, text=True, check=True)
