@@ -99,7 +99,7 @@ if not TYPE_CHECKING:  # with __getattr__ a type checker would accept any name
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Lazily: nothing may be imported before the check of the working folder (launcher/__main__.py)
+        # Nothing may be imported before the check of the working folder (launcher/__main__.py)
         import importlib
 
         return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)

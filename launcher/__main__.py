@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     # Commands make many objects and little garbage. The collector took a fifth of a submission's time.
     gc.set_threshold(300_000)
     try:
-        # Lazily: nothing may be imported before the check of the working folder
+        # Nothing may be imported before the check of the working folder
         from launcher.cli.screen import Cleaned
 
         with Cleaned():
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report_errors(arguments: list[str]) -> int:
     # Prints errors that the user can fix without a traceback
-    # Lazily: nothing may be imported before the check of the working folder
+    # Nothing may be imported before the check of the working folder
     from launcher.errors import DONE, FAILED, INTERRUPTED, LauncherError
 
     try:
@@ -47,7 +47,6 @@ def _report_errors(arguments: list[str]) -> int:
         _discard_output()
         return DONE
     except OSError as error:
-        # Lazily: only an error needs it
         from launcher.files.shared_files import explain
 
         explained = explain(error)
@@ -63,17 +62,14 @@ def _report_errors(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     at = next((at for at, word in enumerate(arguments) if word not in IN_FRONT), len(arguments))
     if at < len(arguments) and not arguments[at].startswith(("-", "~")) and "=" not in arguments[at]:
-        # Lazily: each kind of command line needs its own
         from launcher.cli import commands
 
         return commands.main([arguments[at], *arguments[:at], *arguments[at + 1 :]])
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if not arguments or not ABOUT.isdisjoint(ours):
-        # Lazily: each kind of command line needs its own
         from launcher.cli import help
 
         return help.show_for(ours)
-    # Lazily: each kind of command line needs its own
     from launcher.cli import submit
 
     return submit.main(arguments)

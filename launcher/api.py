@@ -137,7 +137,6 @@ class Run:
             RunError: the run is done, is not over yet, or belongs to another user.
             SubmissionError: the scheduler refused, or did not respond.
         """
-        # Lazily: Hydra takes 100 ms, and readers of runs need none of it
         from launcher.submission.resume import ready_attempt
 
         ready_attempt(self._run, as_overrides(overrides, keys), new_snapshot=new_snapshot).submit()
@@ -237,7 +236,6 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     Raises:
         ConfigError: the settings are not valid.
     """
-    # Lazily: Hydra takes 100 ms, and readers of runs need none of it
     from launcher.config.hydra_errors import require_names
     from launcher.submission import configs
     from launcher.submission.resume import ready_run
@@ -272,7 +270,6 @@ def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: an override is not KEY=VALUE, or a value has a type that a config cannot hold.
     """
-    # Lazily: Hydra takes 100 ms, and readers of runs need none of it
     from launcher.config.compose import FOR_HYDRA
 
     if isinstance(overrides, str):

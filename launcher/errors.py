@@ -51,8 +51,8 @@ class RunError(LauncherError):
 class UnavailableError(RunError, OSError):
     """A file that the run's machines share cannot be read now. Whether it exists, and what it holds, is unknown.
 
-    Callers retry where they can. Otherwise an attempt exits with RESUME, and a command reports the error.
-    It is also an OSError, so that callers which ignore every OSError ignore it too.
+    Callers retry where they can. Otherwise an attempt exits with RESUME, and a command reports the error. An OSError
+    too: callers which ignore every OSError ignore it.
     """
 
     code = UNAVAILABLE
@@ -64,7 +64,6 @@ def near(word: str, known: Iterable[str]) -> str:
     Case and leading dashes do not count. If none is similar, those count that begin with the word (`gpus_per_node` for
     `gpus`), else those that end with it (`cluster.queue` for `queue`).
     """
-    # Lazily: 4 ms, and only an error needs it
     from difflib import get_close_matches
 
     low = word.lstrip("-").lower()

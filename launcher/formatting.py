@@ -130,10 +130,6 @@ def _scaled(size: float) -> tuple[str, str]:
 
 
 def log_line(text: str, stream: TextIO | None = None) -> None:
-    """Prints the line `launcher: TEXT`. Errors of writing, such as a full disk, are ignored.
-
-    text: the line, without `launcher: `.
-    stream: the stream to print to; None: sys.stderr.
-    """
+    """Prints the line `launcher: TEXT` to a stream (None: stderr), whatever errors that has."""
     with contextlib.suppress(OSError):
         print(f"launcher: {text}", file=stream or sys.stderr, flush=True)

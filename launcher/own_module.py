@@ -14,10 +14,7 @@ _CODE = (
 
 
 def own_module(name: str) -> list[str]:
-    """Returns arguments with which a Python interpreter runs a module of the launcher.
-
-    The module's own arguments can be appended. The working folder is not on sys.path while modules are imported.
-    """
+    """Returns Python's arguments that run a module of ours, without the working folder on sys.path."""
     return ["-c", _CODE, name]
 
 

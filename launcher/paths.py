@@ -11,10 +11,7 @@ GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folder
 
 
 def resource(name: str) -> Path:
-    """Returns the launcher's folder `conf` or `templates`: inside the package if installed, next to it in a checkout.
-
-    name: `conf` or `templates`.
-    """
+    """Returns the folder `conf` or `templates`: inside the package if installed, next to it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 
@@ -34,7 +31,6 @@ def user_config_dir() -> Path:
     """Returns $LAUNCHER_CONFIG_DIR, else the platform's per-user configuration folder (~/.config/launcher on Linux)."""
     if folder := os.environ.get("LAUNCHER_CONFIG_DIR"):
         return Path(folder).expanduser().absolute()
-    # Lazily: 5 ms, and most commands are given their folders
     import platformdirs
 
     return platformdirs.user_config_path("launcher")
@@ -42,7 +38,6 @@ def user_config_dir() -> Path:
 
 def user_data_dir() -> Path:
     """Returns the platform's per-user data folder (~/.local/share/launcher on Linux)."""
-    # Lazily: 5 ms, and most commands are given their folders
     import platformdirs
 
     return platformdirs.user_data_path("launcher")
@@ -52,7 +47,6 @@ def user_cache_dir() -> Path:
     """Returns $LAUNCHER_CACHE_DIR, else the platform's per-user cache folder (~/.cache/launcher on Linux)."""
     if folder := os.environ.get("LAUNCHER_CACHE_DIR"):
         return Path(folder).expanduser().absolute()
-    # Lazily: 5 ms, and most commands are given their folders
     import platformdirs
 
     return platformdirs.user_cache_path("launcher")

@@ -21,10 +21,7 @@ def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
-    """Returns whether a key or variable with this name holds a secret. The last pattern that matches decides.
-
-    patterns: shell patterns of secret names, in any case; `!` before a pattern makes names no secrets.
-    """
+    """Returns whether a name is a secret's, by the last shell pattern that matches, in any case; `!`: it is none."""
     found = False
     for each in patterns:
         if fnmatch.fnmatchcase(name.upper(), each.removeprefix("!").upper()):

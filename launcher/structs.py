@@ -24,7 +24,7 @@ REQUIRED = object()  # stands for the default of a field that has none
 
 
 class _DataclassFields:
-    """The fields, as far as `dataclasses.fields`, `replace` and `asdict` use them: without types and defaults."""
+    # As far as `dataclasses.fields`, `replace` and `asdict` use them: without types and defaults
 
     def __get__(self, _: object, kind: Any) -> Any:
         return _dataclass_fields(kind)
@@ -32,7 +32,6 @@ class _DataclassFields:
 
 @cache
 def _dataclass_fields(kind: Any) -> Any:
-    # Lazily: 8 ms, and a job's driver does without
     from dataclasses import make_dataclass
 
     return vars(make_dataclass(kind.__name__, kind.FIELDS))["__dataclass_fields__"]

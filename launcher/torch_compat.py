@@ -66,12 +66,9 @@ def is_device_error(error: Exception) -> bool:
 
 
 def local_part(whole: Tensor, like: DTensor) -> Tensor:
-    """Returns this rank's shard of a full tensor, as a view.
+    """Returns this rank's shard of a full tensor, as a view, by `like`'s placements.
 
     distribute_tensor(src_data_rank=None) returns the same, but communicates in versions before 2.7.
-
-    whole: the full tensor, which is the same on every rank.
-    like: a tensor of the same shape, whose placements decide the shard.
     """
     locate = cast(Any, __getattr__("compute_local_shape_and_global_offset"))
     shape, offset = locate(like.shape, like.device_mesh, like.placements)
@@ -89,14 +86,10 @@ def fsdp_computes_on(device: torch.device) -> bool:
 
 
 def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
-    """Starts a TCPStore server on a socket that is listening already.
+    """Starts a TCPStore server, which then owns the socket, on one that is listening already, at this address.
 
     The libuv server accepts a listening socket since torch 2.8. Before that it refuses, and prints an error that cannot
     be caught. The older server accepts one in every version, but is slower with many ranks.
-
-    listener: the socket; afterwards the store owns it.
-    host: the address that the socket is bound to; if it is bound to all, any address of this host.
-    timeout: how long an operation of the store may take.
     Raises NotImplementedError: neither server of this torch accepts the socket.
     """
     # Trying libuv first would print that error. Stores got queues in the same version, so look for these.

@@ -20,13 +20,10 @@ warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r
 
 
 def load_saved(stream: IO[bytes]) -> Any:
-    """Returns on the CPU what torch.save has written, with weights_only=True.
+    """Returns on the CPU what torch.save has written, with weights_only=True; raises UnpicklingError.
 
     Everything else is refused before torch.load: until torch 2.6 it executes code in a TorchScript archive and in files
     of older formats in spite of weights_only=True (CVE-2025-32434).
-
-    Raises:
-        UnpicklingError: it is no archive that torch.save writes, or it has other types than tensors and plain values.
     """
     start = stream.tell()
     head = stream.read(4)

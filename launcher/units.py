@@ -14,12 +14,10 @@ TIME_FORMS = "90 (minutes), 90m, 1h30m, 01:30:00 or 1-12:00:00"
 
 
 def parse_time(text: str, *, zero: bool = False) -> int:
-    """Parses a wall time and returns it in seconds.
+    """Returns a wall time in seconds; raises ValueError, for zero too, unless `zero` may be.
 
     Accepted are Slurm's formats (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
     days-hours:minutes, days-hours:minutes:seconds; and also `2d`, `1h30m`, `90m`, `45s`.
-
-    Raises ValueError: the text is not a wall time, or is zero, unless `zero` may be.
     """
     text = text.strip()
     if match := _CLOCK.fullmatch(text):
@@ -52,10 +50,7 @@ def _clock(days: str | None, fields: list[int], text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Parses a size and returns it in bytes: `512`, `64K`, `1.5M`, `16G`, `16GB`, `16GiB`. Units are powers of 1024.
-
-    Raises ValueError: the text is not a size, or is zero.
-    """
+    """Returns `512`, `64K`, `1.5M`, `16G`, `16GB`, `16GiB` in bytes (powers of 1024); raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a size: write it as 512K, 64M or 16G")
@@ -68,22 +63,14 @@ def parse_size(text: str) -> int:
 
 
 def parse_memory(text: str) -> int:
-    """Parses a size with a unit and returns it in bytes.
-
-    A plain number is refused, since Slurm takes it for MiB, and PBS for bytes.
-
-    Raises ValueError: the text is not a size, has no unit, or is zero.
-    """
+    """Like `parse_size`; raises ValueError without a unit, too: Slurm takes a plain number for MiB, PBS for bytes."""
     if re.fullmatch(r"[\d.]+", number := text.strip()):
         raise ValueError(f"{text!r} has no unit: write {number}G, or {number}M")
     return parse_size(text)
 
 
 def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
-    """Parses numbers and ranges such as `3` or `0-3,7`, and returns the numbers in the order of the text.
-
-    Raises ValueError: the text is not such a list, or lists more than `most` numbers.
-    """
+    """Returns the numbers in `0-3,7`, in that order; raises ValueError, for more than `most` too."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())

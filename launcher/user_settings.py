@@ -16,10 +16,7 @@ from typing import Any
 
 
 def hydra_configs(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yields Hydra configs that together have the effect of a settings file. They must be merged in this order.
-
-    groups: the config groups (`cluster`, ...) whose option the file may choose; empty for a file inside a group.
-    """
+    """Yields Hydra configs that, merged in this order, have the effect of a settings file; groups: it may choose."""
     chosen = []
     for key, value in values.items():
         if key in groups and (value is None or isinstance(value, str)):

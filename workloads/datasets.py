@@ -177,7 +177,6 @@ def default_data_dir() -> Path:
 
     Each data set is in a subdirectory with its name.
     """
-    # Lazily: 5 ms, and only the default folder needs it
     import platformdirs
 
     return platformdirs.user_data_path("launcher") / "datasets"
@@ -343,7 +342,6 @@ class _UselessError(Exception):
 
 
 def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Progress | None) -> None:
-    # Lazily: 50 ms, and only a download needs it
     import ssl
     from http.client import HTTPException
     from urllib.error import URLError
@@ -366,7 +364,6 @@ def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Pro
 
 
 def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | None) -> None:
-    # Lazily: 50 ms, and only a download needs it
     from urllib.error import HTTPError
     from urllib.request import urlopen
 

@@ -67,7 +67,6 @@ class Conditions:
 
 def conditions(config: Collective | P2P, env: Env) -> Conditions:
     """Returns the conditions of this run. All ranks must call it, since it gathers their hosts."""
-    # Lazily: torch takes a second, and checks on the login node need none of it
     import torch
 
     from workloads.ranks import gather

@@ -32,7 +32,6 @@ def available_memory(env: Env) -> int | None:
     """Returns the bytes that this rank can allocate: on its GPU, or an equal share of its node's memory; None:
     unknown."""
     if env.device.type != "cpu":
-        # Lazily: torch takes a second, and checks on the login node need none of it
         from launcher.worker import devices
 
         found = devices.memory(env.device)

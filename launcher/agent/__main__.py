@@ -43,13 +43,11 @@ def main(run_dir: str) -> int:
     else:
         os.environ["SUBMITIT_EXECUTOR"] = "slurm"
 
-    # Lazily: only after the guard has started, and after the check that nobody else can write the files to unpickle
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
 
     began = time.monotonic()
     with forks.imports_without_collection():
-        # Lazily: torch takes a second, and is loaded without collecting garbage
         from launcher.agent.attempt import AttemptFailed
 
     unpack_on_node.print_summary(time.monotonic() - began)
@@ -85,11 +83,7 @@ def _pose_as_local_job() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits with this code at once, without Python's own shutdown.
-
-    On a busy node the shutdown takes seconds. The job script, which waits for this process, needs them: it has to
-    record the end between the scheduler's SIGTERM and SIGKILL.
-    """
+    """Exits at once: the job script has to record the end, and Python's own shutdown takes seconds on a busy node."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

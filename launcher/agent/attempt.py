@@ -80,19 +80,12 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
 
 
 def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
-    """Returns the number of open files that an agent, or the process of its ranks' store, needs.
-
-    agents: number of agents that connect to this one, if it may lead the others; else 0.
-    world_size: number of ranks that connect to its store, if it may lead the others; else 0.
-    """
+    """Returns how many open files an agent or its store's process needs; agents, world_size: 0 if it cannot lead."""
     return BASE_FILES + max(FILES_PER_RANK * ranks + agents, store.FILES_PER_RANK * world_size)
 
 
 def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
-    """Returns the host and node of each agent of the job, by member index.
-
-    place: position of this process in the job, and the job's hosts.
-    """
+    """Returns the host and node of each agent of the job, by member index."""
     if plan.launch.mode != LaunchMode.tasks.value:
         return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
     per_node = plan.procs_per_node
@@ -111,7 +104,6 @@ def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
     """Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to cluster.interface, unless they are set.
 
     Without cluster.interface it sets only GLOO_SOCKET_IFNAME, to the interface of the connection to the leader.
-
     Raises RendezvousError: this host has no interface of that name.
     """
     if plan.cluster.interface:
@@ -133,11 +125,9 @@ def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
 
 
 def run(run_dir: str) -> dict[str, Any]:
-    """Runs this node's part of the attempt: the payload of every job. Returns the metrics of this agent's first rank.
+    """Runs this node's part of the attempt (LAUNCHER_RUN_DIR); returns the metrics of this agent's first rank.
 
-    run_dir: the run directory, for error messages; the attempt itself is found by LAUNCHER_RUN_DIR.
     Raises AttemptFailed: the attempt has failed or has to be resumed; the exit code tells the job script which.
-    Raises UnavailableError: the run directory cannot be read now.
     """
     attempt = current_attempt()
     here = socket.gethostname()
@@ -215,7 +205,7 @@ class _LeftOut(Exception):
 
 
 class _Agent:
-    """The agent of one node, or of one rank."""
+    # Of one node, or of one rank
 
     def __init__(
         self, plan: JobPlan, attempt: directory.Attempt, place: topology.Topology, events: Events, signals: Signals

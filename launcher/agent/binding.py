@@ -38,7 +38,6 @@ class Binder:
     """Chooses the cores of one agent's ranks in each round. The node's hardware is read only once."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], look: Look | None = None) -> None:
-        """look: returns the hardware, and the CPUs to use; None: `look_here`."""
         self._plan, self._environ = plan, dict(environ)
         self._wanted = masks.parse(plan.launch.bind)
         self._look = look or partial(look_here, self._environ)
@@ -47,11 +46,9 @@ class Binder:
     def bind(
         self, agents: Sequence[AgentLike], position: int, ranks: Sequence[Placement]
     ) -> tuple[list[Placement], Bound]:
-        """Returns the ranks with their CPUs and the variables that depend on them, and the event that records this.
+        """Returns an agent's ranks with their CPUs and the variables that depend on them, and the event of this.
 
-        agents: all agents of the round, in the order of their ranks.
-        position: index of this agent in `agents`.
-        ranks: the ranks of this agent, without CPUs.
+        agents: all agents of the round, in the order of their ranks, with this one at `position`.
         Raises BindingRefused: a list of launch.bind does not fit this node.
         """
         if self._seen is None:

@@ -59,13 +59,11 @@ T = TypeVar("T")
 class Link:
     """The connection of one agent to the others, for a whole attempt.
 
-    own: this agent.
-    status: the fields of this agent's heartbeat messages: see `coordinator`.
-    coordinator: the leader's state of all agents; None on other agents.
+    status: the fields of this agent's heartbeats (`coordinator`); coordinator: the leader's; None on other agents.
     """
 
     def __init__(self, own: Member, *, limits: Limits, places: Sequence[Place], signals: Signals) -> None:
-        """places: host and node of each agent of the job, by member index."""
+        # places: by member index
         self.own, self._limits, self._places, self._signals = own, limits, places, signals
         self.status: dict[str, Any] = {}
         self.coordinator: Coordinator | None = None
@@ -251,9 +249,8 @@ class Link:
     # -- values that all agents exchange while no ranks run
 
     def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
-        """On the leader: returns the values that the members of the round have reported for a key, by member index.
+        """On the leader: returns the members' values for a key, by member index, those that came in `timeout` seconds.
 
-        timeout: seconds after which it returns without the values that are missing.
         Raises StopRequested: a signal asks this agent to stop.
         """
         assert self.coordinator is not None
@@ -284,11 +281,10 @@ class Link:
         self._hub.broadcast(others, {"type": "answer", "key": key, "value": value})
 
     def answer(self, key: str, timeout: float) -> Any:
-        """On other agents: waits at most `timeout` seconds for the leader's value for a key, and returns it.
+        """On other agents: waits at most `timeout` seconds for the leader's value for a key.
 
         Raises LeaderLost: the leader is lost, or has published nothing in time.
-        Raises RendezvousError: the leader has refused this agent.
-        Raises StopRequested: a signal asks this agent to stop.
+        Raises RendezvousError (the leader has refused this agent) or StopRequested.
         """
 
         def handle(message: Message) -> tuple[Any] | None:
@@ -349,14 +345,9 @@ class Control(Link):
         secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
         saved: Callable[[int], bool | None] = lambda _: False,
     ) -> None:  # fmt: skip
-        """places: host and node of each agent of the job, by member index.
-        hosts: host name to connect to for each agent (with cluster.host_suffix), by member index.
-        key: id of this attempt, from which its secret is derived; equal on all of its agents.
-        port_range: lowest and highest port that a leader may use.
-        join_timeout: seconds in which all agents must have arrived for the first round.
-        blame: see `Coordinator`.
-        saved: returns whether a program has saved something since a time in nanoseconds; None: unknown.
-        """
+        # places, hosts (to connect to, with cluster.host_suffix): by member index. key: id of this attempt, from which
+        # its secret is derived. join_timeout: seconds in which all agents must have arrived for the first round. saved:
+        # whether a program has saved something since a time in nanoseconds; None: unknown.
         super().__init__(own, limits=limits, places=places, signals=signals)
         self._hosts, self._secret, self._port_range = hosts, secret_of(secret, key), port_range
         self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
@@ -378,18 +369,16 @@ class Control(Link):
     # -- which rounds have started
 
     def begun(self, number: int) -> bool:
-        """Returns whether any agents have started round `number`. Retries while the round's file cannot be read.
+        """Returns whether agents have started this round; retries while its file is unreadable.
 
-        Raises RendezvousError: the file could not be read for the whole join timeout.
-        Raises StopRequested: a signal asks this agent to stop.
+        Raises RendezvousError (unreadable for the whole join timeout) or StopRequested.
         """
         return self._read(lambda: self._rounds.begun(number))
 
     def others_begin(self, number: int) -> bool:
-        """Waits for as long as others may need to start round `number` without this agent. Returns whether they did.
+        """Waits as long as others may need to start this round without this agent; returns whether they did.
 
-        Raises RendezvousError: the file of the round could not be read for the whole join timeout.
-        Raises StopRequested: a signal asks this agent to stop.
+        Raises RendezvousError (its file was unreadable for the whole join timeout) or StopRequested.
         """
         give_up = time.monotonic() + self._limits.heartbeat * 2 + EXCHANGE
         while not self.begun(number):
@@ -430,8 +419,7 @@ class Control(Link):
         """Joins round 0, or the next round if round 0 has started already. Returns its history and rendezvous.
 
         Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
-        Raises AttemptOver: the attempt ended before this agent could take part.
-        Raises StopRequested: a signal asks this agent to stop.
+        Raises AttemptOver (the attempt ended first) or StopRequested.
         """
         if self._read(self._rounds.latest) is not None:
             if self.elastic:
@@ -440,16 +428,11 @@ class Control(Link):
         return self._round_of(History(), 0, range(self.size), self._join_timeout)
 
     def next(self, history: History, before: Rendezvous, lost: Collection[int]) -> tuple[History, Rendezvous]:
-        """Joins the next round, of the last round's members and of waiting agents. Returns its history and rendezvous.
+        """Joins the round `history.round`, of the last round's members and of waiting agents.
 
         If the leader is lost, the remaining members are tried as leaders, by index.
-
-        history: the rounds so far; `history.round` is the index of the new round.
-        before: the rendezvous of the last round.
-        lost: indices of members that are gone.
-        Raises RendezvousError: too few members arrived.
-        Raises Overtaken: the others have started the round without this agent.
-        Raises StopRequested: a signal asks this agent to stop.
+        Raises RendezvousError (too few members arrived), Overtaken (the others went on without this agent) or
+            StopRequested.
         """
         left = sorted(member.index for member in before.members if member.index not in lost)
         leader = before.members[0].index
@@ -485,10 +468,9 @@ class Control(Link):
         raise problem
 
     def join(self) -> tuple[History, Rendezvous]:
-        """Waits until the running round's leader starts a new round, and joins it. Returns its history and rendezvous.
+        """Joins the round after the running one, once its leader starts it. Returns its history and rendezvous.
 
-        Raises AttemptOver: the attempt ended before this agent could join, or its leader shows no heartbeat any more.
-        Raises StopRequested: a signal asks this agent to stop.
+        Raises AttemptOver (the attempt ended, or its leader shows no heartbeat any more) or StopRequested.
         """
         self._stop_leading()
         seen, since = "", time.monotonic()

@@ -71,8 +71,6 @@ LOOK = 1e-5  # seconds between two looks, for each agent above FEW: the leader s
 class Coordinator:
     """What the leader knows about all agents. Takes their messages, decides, and collects the messages to send.
 
-    limits: the run's timeouts and limits of restarts.
-    history: the rounds so far.
     arrivals: the agents that have arrived for a round that is about to start; None: no round is.
     verdict: what follows the failure of this round; None: it has had no failure.
     reports: the values of `report` messages: by key, then by member index.
@@ -82,12 +80,8 @@ class Coordinator:
         self, limits: Limits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame,
         saved: Callable[[], bool | None] = lambda: False,
     ) -> None:  # fmt: skip
-        """places: host and node of each agent of the job, by member index.
-        claim: records the start of a round, from its index and members; returns a fault if the round cannot start.
-        listen: opens a port for the ranks' store of a round with these members, and returns it.
-        blame: finds the ranks that cause a hang, from the stacks of all ranks.
-        saved: see `judge`.
-        """
+        # claim: records the start of a round, from its index and members; returns a fault if it cannot start. listen:
+        # opens a port for the ranks' store of a round with these members.
         self.limits, self._places, self._own, self._claim, self._blame = limits, places, own, claim, blame
         self._listen, self._saved = listen, saved
         self.history = History()
@@ -126,12 +120,9 @@ class Coordinator:
         return {index for index, agent in self._watch.agents.items() if not agent.gone}
 
     def gather(self, history: History, wanted: Collection[int], timeout: float, now: float) -> None:
-        """Starts waiting for the members of a new round.
+        """Starts waiting for the members (with or without the leader) of the round `history.round`.
 
-        history: the rounds so far; `history.round` is the index of the new round.
-        wanted: member indices of the agents to wait for, with or without the leader's.
-        timeout: seconds in which they have to arrive.
-        now: monotonic seconds, as in the other methods.
+        timeout: seconds in which they have to arrive; now: monotonic seconds, as in the other methods.
         """
         self.history, agents = history, self._watch.agents
         self._ready[self._own.index] = self._own

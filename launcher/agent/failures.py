@@ -21,10 +21,8 @@ from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 
 
 class AttemptFailed(Exception):
-    """The attempt ended before its work was done. The text of the exception is the cause, for the user.
+    """The attempt ended before its work was done; the text is the cause, for the user, and `event` too.
 
-    event: the cause.
-    exit_code: exit code of the agent, from which the job script decides whether the run continues.
     ours: whether this agent saw the cause first, so that it is the one that prints it.
     decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
     suspended: an event that is not written yet, because the lost members may be continuing without this agent (see
@@ -111,8 +109,6 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
     | any other, or a signal | an error | RAISED or LOST_PEER: the error came first |
     | a signal | none, or metrics | SIGNALLED |
     | any other | none, or metrics | EXITED |
-
-    returns: whether the rank has to report metrics; a user's program only has to exit with 0.
     """
     code, error = ended.code, ended.error
     if code == errors.DONE and (ended.returned is not None or not returns):
@@ -190,7 +186,6 @@ def exited_to_resume(
     | cannot | `left_first`, or the failure that caused the others is an exit with 75 | True |
     | | otherwise | False |
 
-    resumable: whether the ranks can resume.
     left_first: whether the agent is ending its ranks because one of them exited with 75.
     saving: whether the ranks were given time to save and exit: ranks of other agents have exited with 75, or these
         ranks were killed because they did not exit in time after a stop request.
@@ -203,9 +198,8 @@ def exited_to_resume(
 
 
 def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *, killed_after: float | None) -> Stop:
-    """Returns the event of an agent's ranks that have exited to resume later.
+    """Returns the event of ranks that have exited to resume later, after a stop request (None: without one).
 
-    asked: the stop request that the ranks have followed; None: they got none.
     killed_after: seconds of launch.grace, if ranks did not exit within them and were killed; None: no rank was.
     """
     left = tuple(sorted(ended.rank for ended in exits if ended.code == errors.RESUME))
@@ -226,9 +220,7 @@ def fault_of_lost_leader(
     | was asked to stop (`should_stop`) | NODE_ENDED |
     | otherwise | LEADER_LOST |
 
-    stopping: whether this agent or another one was asked to stop.
     ended_by: the signal because of which this agent is ending ranks that cannot resume; None: it is not.
-    asked: the stop request; None: this agent knows of none.
     """
     fault = Fault(host=leader.host, node=leader.node_rank, accused=(Accused(host=leader.host),))
     if ended_by is None:

@@ -17,7 +17,7 @@ _MADV_COLLAPSE = 25  # madvise(2)
 
 @contextlib.contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Context manager for forks: keeps the children's garbage collector off this process's objects (gc.freeze).
+    """For forks: keeps the children's garbage collector off this process's objects (gc.freeze).
 
     Without it a rank can hang in its first collection: the destructor of an earlier round's store joins a thread that
     does not exist in the child.
@@ -47,8 +47,7 @@ def use_large_pages() -> None:
     """Moves this process's memory into large pages, if the kernel can (Linux 6.1), so that forks start and end faster.
 
     A fork copies a page-table entry for each page, and frees it at its end. For the 150 MB of a process with torch this
-    takes longer than all else that the launcher does for a point. Memory that a child writes to is still copied in
-    small pages.
+    takes longer than all else that the launcher does for a point.
     """
     advise = ctypes.CDLL(None).madvise
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
@@ -57,10 +56,7 @@ def use_large_pages() -> None:
 
 
 def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
-    """Returns the address ranges (begin, end) of a process's private memory that consist of whole large pages.
-
-    maps: lines of /proc/PID/maps (man 5 proc).
-    """
+    """Returns the private address ranges of whole large pages in the lines of /proc/PID/maps (man 5 proc)."""
     found = []
     for line in maps:
         addresses, rights, _, _, _, *name = line.split()
@@ -94,10 +90,7 @@ def _threads() -> int:
 
 
 def uses_gpu(process: int | str = "self", devices: tuple[str, ...] = ("/dev/nvidia-uvm", "/dev/kfd")) -> bool:
-    """Returns whether CUDA or ROCm has opened its devices. NVML, which only queries GPUs, does not open these.
-
-    Raises OSError: the process has ended, or belongs to another user.
-    """
+    """Returns whether CUDA or ROCm has opened its devices (NVML does not); raises OSError if it cannot look."""
     with os.scandir(f"/proc/{process}/fd") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # the descriptor of this scandir itself

@@ -18,11 +18,7 @@ from launcher.formatting import long_size
 
 
 def log_name(rank: int | str, round_number: int, kind: str) -> str:
-    """Returns a file name such as `rank-3.out`, or `rank-3.round-1.out` for rounds after round 0.
-
-    round_number: index of the round, from 0.
-    kind: ending of the name: `out`, `err`, `error.json` or `stacks`.
-    """
+    """Returns a file name such as `rank-3.out`, or `rank-3.round-1.out` for rounds after round 0."""
     return f"rank-{rank}.round-{round_number}.{kind}" if round_number else f"rank-{rank}.{kind}"
 
 
@@ -45,7 +41,7 @@ _END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")
 
 @dataclass
 class _Source:
-    """The output or the error file of one rank."""
+    # The output or the error file of one rank
 
     descriptor: int
     path: Path
@@ -118,7 +114,7 @@ class _Source:
 
 
 class _Sink:
-    """Writes to a file descriptor, and keeps what its reader has not taken yet, or what a full disk does not take."""
+    # Keeps what its reader has not taken yet, or what a full disk does not take
 
     def __init__(self, descriptor: int, clock: Callable[[], float]) -> None:
         self._descriptor, self._clock = descriptor, clock
@@ -152,32 +148,24 @@ class _Sink:
 
 
 class Forwarder:
-    """Copies ranks' stdout and stderr files to the agent's stdout and stderr, a bounded amount in each call.
-
-    Each line gets the prefix `[RANK] `. It starts no thread.
-    """
+    """Copies ranks' output, each line as `[RANK] ...`, to the agent's own; no thread, a bounded amount a call."""
 
     def __init__(self, out: int = 1, err: int = 2, clock: Callable[[], float] = time.monotonic) -> None:
-        """out, err: file descriptors to write the ranks' stdout and stderr to.
-        clock: monotonic clock in seconds; tests replace it.
-        """
+        # descriptors to write the ranks' stdout and stderr to
         self._sinks = (_Sink(out, clock), _Sink(err, clock))
         self._sources: deque[tuple[_Source, _Sink]] = deque()  # the next one to be read is the first
         self._clock = clock
 
     def add(self, rank: int, out: int, err: int, paths: Sequence[Path]) -> None:
-        """Adds a rank's files, to be copied from their start; `finish` closes the descriptors.
-
-        out, err: file descriptors of the rank's stdout and stderr files, open for reading.
-        """
+        """Adds a rank's files, open for reading, to be copied from their start; `finish` closes the descriptors."""
         for descriptor, path, sink in zip((out, err), paths, self._sinks, strict=True):
             self._sources.append((_Source(descriptor, path, b"[%d] " % rank), sink))
 
     def forward(self) -> bool:
         """Copies about MOST bytes of the ranks' new output, of each file in turn. Returns whether to call it again.
 
-        It waits at most WAITS seconds for slow readers; one that has taken nothing in this time is no reason to
-        call it again at once.
+        It waits at most WAITS seconds for slow readers; one that has taken nothing in this time is no reason to call it
+        again at once.
         """
         until, taken = self._clock() + WAITS, self._taken()
         copied = idle = 0  # bytes; files in a row that have no more now
@@ -196,9 +184,7 @@ class Forwarder:
     def finish(self, timeout: float = 5.0) -> None:
         """Copies the rest of the ranks' output, including unfinished lines, and closes the ranks' files.
 
-        After the timeout, a line says how much of a file is left out, and the last lines of the file follow it.
-
-        timeout: most seconds to copy and to wait for a slow reader of the agent's output.
+        After the timeout (seconds), a line says how much of a file is left out, and its last lines follow.
         """
         give_up = self._clock() + timeout
         while any(source.left() > 0 or not sink.drained(0.0) for source, sink in self._sources):

@@ -7,7 +7,6 @@ from typing import Any
 
 def run(run_dir: str) -> dict[str, Any]:
     """Runs this node's part of an attempt, and returns metrics; see `launcher.agent.attempt.run`."""
-    # Lazily: torch takes a second, and the login node only needs the name of `run`
     from launcher.agent import attempt
 
     return attempt.run(run_dir)

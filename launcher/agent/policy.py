@@ -54,11 +54,7 @@ class History:
     hung: str = ""  # where the last round hung (`RoundFailure.place`); empty: it did not
 
     def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
-        """Returns the history at the start of the next round.
-
-        counts: whether this restart counts towards max_restarts.
-        hung: where this round hung; empty: it did not.
-        """
+        """Returns the history at the next round's start; counts: towards max_restarts; hung: where it did, or empty."""
         further = step > self.best
         return replace(
             self,
@@ -98,11 +94,6 @@ def decide(
     | otherwise | fail |
 
     progress: whether this round got further than all earlier rounds; None: unknown.
-    listens: whether the failed rank can resume: it saves and exits on a stop request. Of a lost node: any rank.
-    stopping: whether the agents have got a stop request.
-    enough: whether at least min_nodes are left.
-    max_restarts: maximum number of restarts in a row without progress; 0: no restart after a failure.
-    again: whether the ranks hung where they had hung in the round before.
     """
     if kind is Kind.NO_RETRY:
         return Then.NO_RETRY
@@ -219,10 +210,6 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
     | a rank lost a peer | some | yes: they may have saved | the failure |
     | a rank lost a peer | none | any | the failure |
     | any other | any | any | the failure: it explains itself |
-
-    failure: the first failure of the round.
-    done: the ranks that have exited with 0, in the order of their exits.
-    asked: whether ranks were asked to stop.
     """
     lost = failure.fault
     if failure.kind is not Kind.LOST_PEER or asked or not done:
@@ -245,10 +232,8 @@ def judge(
     max_restarts: int,
     saved: Callable[[], bool | None] = lambda: False,
 ) -> Verdict:
-    """Returns the verdict on a failure, by the restart policy.
+    """Returns the verdict on the first failure of a round, by the restart policy.
 
-    failure: the first failure of the round.
-    stopping: whether the agents were asked to stop.
     least: minimum number of agents with which the run can continue.
     saved: returns whether a program has saved something in this round, and None if that is unknown. Called only if the
         verdict depends on it.
@@ -284,8 +269,6 @@ def may_be_cut_off(verdict: Verdict, least: int) -> bool:
     | lost node | the attempt ends | fewer | False |
     | any | the ranks restart | any | False: the directory `rounds` decides which side continues |
     | another | any | any | False: the members of the round have exchanged messages |
-
-    least: minimum number of agents with which the run can continue.
     """
     return not verdict.restarts and verdict.failure.kind is Kind.LOST_NODE and len(verdict.failure.lost) >= least
 
@@ -338,7 +321,7 @@ class AgentState:
 
 @dataclass
 class _Hang:
-    """A suspected hang. The leader waits for the stacks of all ranks."""
+    # The leader waits for the stacks of all ranks
 
     limit: str  # config key of the timeout that expired, such as launch.hang_timeout
     seconds: float  # value of that timeout
@@ -350,19 +333,14 @@ class _Hang:
 
 
 class FailureDetector:
-    """Takes the reports of the agents of a round. `look` checks all timeouts, and returns the failure that it finds.
+    """Takes the reports of a round's agents. `look` checks all timeouts, and returns the failure that it finds.
 
-    agents: the agents of the round, by member index.
-    done: the ranks that have exited with 0, in the order of their exits.
     wants_stacks: whether the caller has to ask the agents for the stacks of their ranks.
-    first_stop: the first stop request that an agent reported; None: none has.
+    done, first_stop: the ranks that have exited with 0, in order; the first stop request reported.
     """
 
     def __init__(self, limits: Limits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool):
-        """agents: all agents of the round, by member index.
-        blame: finds the ranks that cause a hang, from the stacks of all ranks.
-        listened: whether ranks of an earlier round could resume.
-        """
+        # listened: whether ranks of an earlier round could resume
         self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
         self._listened = listened
         self.done: dict[int, Accused] = {}
@@ -443,10 +421,7 @@ class FailureDetector:
         return self._hang is not None or self._leave is not None
 
     def look(self, now: float) -> RoundFailure | None:
-        """Checks all timeouts. Returns the failure that it finds; None: there is none.
-
-        now: monotonic seconds, as in the other methods.
-        """
+        """Checks all timeouts at `now` (monotonic seconds); returns the failure that it finds, or None."""
         return self._silent_agents(now) or self.left(now) or self._not_joined(now) or self._hanging(now)
 
     def lost(self, agents: Sequence[AgentState], code: FaultCode, **details: Any) -> RoundFailure:

@@ -24,21 +24,16 @@ def modules(entry: str) -> tuple[str, ...]:
     The user's modules are imported in each rank, never in the agent. An import may start threads (a matrix product
     starts OpenMP's) or initialize CUDA (`torch.cuda.is_available()`), neither of which survives a fork: the ranks would
     hang or fail. The same holds for `workload.target`, which `workloads.function` imports in the rank.
-
-    entry: `workload.entry`, as `module:function`.
     """
     module = entry.partition(":")[0]
     return (module,) if module.startswith(f"{OURS}.") else ()
 
 
 def load(entry: str, timeout: int) -> None:
-    """Imports the modules for ranks with this `workload.entry`. Only the main thread may call it.
+    """Imports the modules for ranks with this `workload.entry`, on the main thread; timeout: seconds for all.
 
-    An import that fails, or takes longer than the timeout, raises nothing: the ranks repeat it, so that the user sees
-    their traceback, or which rank is missing.
-
-    entry: `workload.entry`, as `module:function`.
-    timeout: seconds for all imports.
+    An import that fails, or takes longer, raises nothing: the ranks repeat it, so that the user sees their traceback,
+    or which rank is missing.
     """
 
     def too_long(*_: object) -> None:

@@ -50,10 +50,7 @@ class MemoryCgroup:
 
 
 class Watch:
-    """Reads memory use, and counts the out-of-memory kills since this object was made.
-
-    root: directory with the `proc` and `sys` to read; tests replace it.
-    """
+    """Reads memory use, and counts the out-of-memory kills since this object was made. `root`: for tests."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
@@ -140,11 +137,7 @@ SHARE = 0.01  # within these bounds, the interval as a share of the time since t
 
 
 def interval(age: float, straggler_time: float) -> float:
-    """Returns the seconds between two Pace events of an agent.
-
-    age: seconds since the round started.
-    straggler_time: train.straggler_time in seconds, which has to contain several events.
-    """
+    """Returns the seconds between two Pace events, by the round's age; straggler_time has to contain several."""
     return min(max(min(FIRST, straggler_time / 4), SHARE * age), MOST, max(straggler_time, 1.0))
 
 
@@ -160,9 +153,7 @@ class Paces:
         index: int,
         round_number: int,
     ) -> None:
-        """index: index of this agent in `rendezvous.members`.
-        round_number: index of the round, from 0.
-        """
+        # index: in `rendezvous.members`
         self._plan, self._events, self._round = plan, events, round_number
         self._own, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
         self._file = attempt.path / "pace" / f"member-{self._own.index}.jsonl"
@@ -174,11 +165,7 @@ class Paces:
         self._named: set[int] = set()
 
     def look(self, paces: Sequence[tuple[float, int]], now: float) -> dict[str, Any] | None:
-        """Adds step times. If a Pace event is due, writes the event and returns it for the leader; else returns None.
-
-        paces: the step time and step count of each rank of this agent, see `Pulse.paces`.
-        now: monotonic seconds.
-        """
+        """Adds step times (`Pulse.paces`); if a Pace event is due, writes it and returns it for the leader."""
         for place, (seconds, steps) in enumerate(paces):
             if steps > self._steps[place]:
                 self._steps[place] = steps
@@ -253,9 +240,7 @@ class GpuWatch:
     """
 
     def __init__(self, host: str, gpus: int, events: Events, used: Callable[[], bool | None] | None = None) -> None:
-        """gpus: GPUs per node that the run asked for.
-        used: returns whether a process of the ranks has a GPU open; None: unknown. By default it looks.
-        """
+        # used: returns whether a process of the ranks has a GPU open; None: unknown
         self._host, self._gpus, self._events, self._used = host, gpus, events, used or gpu_is_open
         self._began: float | None = None
         self._next = 0.0
@@ -263,9 +248,8 @@ class GpuWatch:
         self._told: GpusUnused | None = None
 
     def look(self, ranks: Sequence[int], now: float, *, over: bool = False) -> None:
-        """Looks if it is time to, and reports ranks that have opened no GPU, or that do now. Called once a second.
+        """Looks, if it is time to, and reports ranks that have opened no GPU, or that do now.
 
-        now: monotonic seconds.
         over: whether the ranks have ended. What was seen of them before then counts.
         """
         if self._silent or not (over or now >= self._next):
@@ -302,20 +286,14 @@ class RankStatus:
     """The state of one agent's ranks in one round, as read from outside their processes.
 
     A rank's `place` is its index among the ranks of its agent, from 0.
-
-    signs: the newest heartbeat of each rank, by place.
-    step: highest step of the run that any rank has done; -1: none.
+    signs: the newest heartbeat of each rank, by place; step: the highest of any rank; -1: none.
     listened: whether any rank has listened for stop requests, and so can resume.
     """
 
     def __init__(
         self, context: AgentContext, rendezvous: Rendezvous, position: int, round_number: int, now: float
     ) -> None:
-        """context: the plan, and the objects by which the agent reads its ranks and writes events.
-        position: index of this agent in `rendezvous.members`.
-        round_number: index of the round, from 0.
-        now: monotonic seconds (the supervisor's clock), as in the other methods.
-        """
+        # position: in `rendezvous.members`; now: the supervisor's clock, as in the other methods
         plan, own = context.plan, rendezvous.members[position]
         self._context, self._ranks, self._host, self._round = context, own.ranks, own.host, round_number
         self._first_rank = rendezvous.first_rank(position)
@@ -334,10 +312,7 @@ class RankStatus:
         self.step = max(self.step, *(sign.step for sign in self.signs))
 
     def due(self, now: float) -> bool:
-        """Returns whether it is time to call `measure`, `silence` and `pace`, which share one timer.
-
-        If so, it also sets the timer, so that the next call returns False until the timer has expired.
-        """
+        """Returns whether it is time for `measure`, `silence` and `pace`, which share one timer, and sets the timer."""
         if now < self._next_look:
             return False
         launch = self._context.plan.launch
@@ -345,18 +320,11 @@ class RankStatus:
         return True
 
     def joined(self, ended: Mapping[int, Any]) -> bool:
-        """Returns whether all ranks have joined the process group, or have ended.
-
-        ended: the places of the ranks that have ended, as keys.
-        """
+        """Returns whether all ranks have joined the process group, or have ended (the keys of `ended`, by place)."""
         return all(sign.joined or place in ended for place, sign in enumerate(self.signs))
 
     def measure(self, pids: Sequence[int], now: float) -> dict[str, Any]:
-        """Returns the fields `missing` and `idle` of a heartbeat message (see `coordinator`).
-
-        pids: process ids by place; GONE for a rank that has ended.
-        now: monotonic seconds.
-        """
+        """Returns the fields `missing` and `idle` of a heartbeat message; pids: by place; GONE: it has ended."""
         self.watch_gpus(now)
         missing = [
             self._first_rank + place

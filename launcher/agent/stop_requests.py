@@ -26,10 +26,7 @@ class StopRequested(Exception):
 
 
 class Signals:
-    """Records the signals that this process gets after `install`.
-
-    wake: a file descriptor that becomes readable when a signal arrives, SIGCHLD included.
-    """
+    """Records the signals of this process after `install`; `wake` is readable when one arrives, SIGCHLD included."""
 
     def __init__(self) -> None:
         self._numbers: list[signal.Signals] = []
@@ -99,9 +96,7 @@ class StopChecker:
     """One agent's checks whether the ranks of a program have to stop."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool, now: float) -> None:
-        """first: whether this is the first agent, which checks for the stop file and estimates the time left.
-        now: monotonic seconds, as in the other methods.
-        """
+        # first: this is the first agent, which checks for the stop file and estimates the time left
         self._plan, self._first, self._next = plan, first, 0.0
         left = time_left(environ)
         self._left = None if left is None else left.seconds
@@ -142,10 +137,7 @@ def saved(plan: JobPlan, since: int) -> bool | None:
 def exit_time(grace: float, lead: float, left: float) -> float:
     """Returns the seconds that ranks have to exit after a stop signal, before they are killed.
 
-    The result is the grace period, but no longer than until the agents must record the end before the deadline.
-
-    grace: launch.grace, in seconds.
-    lead: resume.lead: seconds before the time limit at which a run is asked to stop.
-    left: seconds until the scheduler's time limit.
+    The grace period, but no longer than until the agents must record the end before the deadline.
+    grace, lead (launch.grace, resume.lead), left (until the scheduler's time limit): seconds.
     """
     return max(0.0, min(grace, left - min(RESERVED, lead / 2)) if left > 0 else 0.0)

@@ -92,11 +92,7 @@ class Supervisor:
         self, context: AgentContext, control: Connection, workers: Workers, rendezvous: Rendezvous,
         position: int, history: History, *, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """context: the plan, and the objects by which the agent reads its ranks and writes events.
-        workers: the processes of this agent's ranks, which have been started.
-        position: index of this agent in `rendezvous.members`; the agent at 0 is the leader.
-        clock: monotonic clock in seconds; tests replace it.
-        """
+        # workers: they have been started. position: in `rendezvous.members`; the agent at 0 is the leader
         plan = context.plan
         self._context, self._plan, self._control, self._workers = context, plan, control, workers
         self._rendezvous, self._history, self._clock, self._position = rendezvous, history, clock, position
@@ -128,10 +124,7 @@ class Supervisor:
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> Done | NextRound:
-        """Supervises the ranks until all of this agent have ended and the outcome is known. Returns the outcome.
-
-        Raises AttemptFailed: the attempt is over, without its work done.
-        """
+        """Supervises the ranks until all have ended and the outcome is known; raises AttemptFailed."""
         if self._leads and self._control.coordinator is not None:
             self._control.coordinator.watch(self._clock())
         while True:

@@ -45,9 +45,8 @@ def run_child(
     keep: tuple[int, int, int, int, Path], mask: set[Any], ignore: Collection[signal.Signals],
     close: Sequence[int],
 ) -> NoReturn:  # fmt: skip
-    """Runs a rank in the forked child, and exits with the rank's exit code.
+    """Runs a rank in the forked child (`fresh`: in a new interpreter), and exits with the rank's exit code.
 
-    fresh: how to start the rank in a new interpreter instead of calling `run`; None: call `run`.
     agent: process id of the agent; the rank dies with it.
     keep: descriptors for stdout, stderr, the report and the gate, and the path of the error file.
     """
@@ -159,11 +158,9 @@ class LeftOver:
 
 
 class StartError(Exception):
-    """A rank could not be started. The ranks that had started are killed.
+    """A rank could not be started; the ranks that had started are killed.
 
-    rank: global rank that could not be started.
-    number: errno of the OSError.
-    message: text of the OSError, with its file.
+    number, message: of the OSError, with its file.
     processes, files: this process's limits of processes and open files (`ulimit -u`, `ulimit -n`); -1: unlimited.
     """
 
@@ -184,8 +181,6 @@ class WorkersStillThere(Exception):
 
 @dataclass
 class _Worker:
-    """A rank that was started."""
-
     placement: Placement  # the rank
     pid: int  # the rank's process id
     report: int  # descriptor of the memory file to which the rank writes its metrics or its error
@@ -205,7 +200,7 @@ class WorkerGroup:
     """
 
     def __init__(self, logs: Path, *, fresh: Callable[[Placement], Fresh] | None = None) -> None:
-        """fresh: returns how to start a rank in a new interpreter, if a fork is unsafe; None: always fork."""
+        # fresh: returns how to start a rank in a new interpreter, if a fork is unsafe; None: always fork
         self._logs, self._fresh = logs, fresh
         self._workers: list[_Worker] = []
         self._seen: list[WorkerExit] = []  # exits that `poll` has yet to return
@@ -223,9 +218,7 @@ class WorkerGroup:
     ) -> None:  # fmt: skip
         """Starts all ranks of this agent. Before they use the store, they wait until `open_gate`.
 
-        ranks: the ranks, by place.
         run: function that a rank calls in its process, and that returns the rank's metrics.
-        round_number: index of the round, from 0.
         ignore: signals that ranks ignore from the start. All others have their default action.
         Raises WorkersStillThere: processes of an earlier round still exist.
         Raises StartError: a rank could not be started (no process, memory or descriptor is left). No rank keeps
@@ -353,10 +346,9 @@ class WorkerGroup:
             self.signal(worker.placement.place, signal.SIGKILL)
 
     def reap(self, timeout: float) -> list[int]:
-        """Waits until all ranks have ended.
+        """Waits at most `timeout` seconds until all ranks have ended; returns the process ids of the others.
 
-        timeout: most seconds to wait.
-        Returns Process ids of the ranks that have not ended. After `kill` these wait for a device or a file server.
+        After `kill` these wait for a device or a file server.
         """
         give_up, pause = time.monotonic() + timeout, 0.001
         while True:
@@ -376,8 +368,6 @@ class WorkerGroup:
         """Ends the round: kills ranks and their child processes, copies the rest of the output, removes error files.
 
         Afterwards `still_there` returns the ranks that did not end in time.
-
-        timeout: most seconds to wait until the ranks have ended.
         """
         self.kill()
         self.reap(timeout)

@@ -55,10 +55,7 @@ class JobStep:
     job: str  # id of the run's job
 
     def command(self, *arguments: str, terminal: bool) -> list[str]:
-        """Returns the command that runs `node_session` on the node with these arguments of its `main`.
-
-        terminal: whether the step gets a terminal.
-        """
+        """Returns the command that runs `node_session` with these arguments on the node, with a terminal or without."""
         session = [self.plan.python, *own_module("launcher.attach.node_session"), *arguments]
         return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
 
@@ -75,8 +72,6 @@ def way(plan: JobPlan, host: str, job: str | None, here: str) -> Way | JobStep:
     | is this machine | any | HERE |
     | is another one | of Slurm | JobStep: Slurm checks who may, and no port has to be open |
     | is another one | of PBS, or none | NETWORK: in PBS only the job itself can start processes on its nodes |
-
-    job: the Slurm job's id; None: not a Slurm job.
     """
     if host.partition(".")[0] == here.partition(".")[0]:
         return Way.HERE
@@ -105,10 +100,7 @@ class DebuggerConnection:
         self.writing.flush()
 
     def receive(self) -> dict[str, Any] | None:
-        """Waits for the next message and returns it; None: the connection is closed, or the line is not JSON.
-
-        Raises RunError: a connection over the network was lost, or somebody on its way has changed messages.
-        """
+        """Waits for the next message; None: the end, or not JSON; RunError: lost on the network, or tampered with."""
         try:
             line = self.reading.readline()
         except ChannelError as error:
@@ -168,12 +160,7 @@ def connection_lost(error: ChannelError) -> RunError:
 
 
 def over_process(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
-    """Starts a command (srun) with this environment, and returns a connection to a debugger over its stdin and stdout.
-
-    The stderr of the command goes to the terminal.
-
-    Raises RunError: the command is not on this machine's PATH.
-    """
+    """Starts a command (srun), whose stderr is the terminal's, and connects to a debugger through it; RunError."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
@@ -246,10 +233,7 @@ RESIZE_INTERVAL = 0.2  # seconds between two looks at the size of the window
 
 
 def connect_terminal(channel: Channel) -> int:
-    """Sends keys and the window's size to the shell, and prints its output, until the shell ends; returns 0.
-
-    Raises RunError: the connection was lost, or somebody on its way has changed messages.
-    """
+    """Is the terminal of the shell until it ends; returns 0; RunError: the connection was lost, or tampered with."""
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
     events, window = {keyboard: select.POLLIN}, None
     try:
@@ -296,10 +280,7 @@ LEFT = "the rank stays at its breakpoint; the same command attaches again"
 
 
 def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
-    """Runs the prompt until the rank ends, or the user detaches (Ctrl-D at the prompt, Ctrl-C while the rank runs).
-
-    Returns Exit code of `attach`: 1 if no message of the debugger arrived, else 0.
-    """
+    """Runs the prompt until the rank ends or the user detaches (Ctrl-D, or Ctrl-C while it runs); 1: no answer."""
     reached = runs = False
     complete = _Completions(debugger)
     try:
@@ -344,13 +325,12 @@ def _ask(prompt: str, complete: Any) -> str | None:
 
 
 class _Completions:
-    """Inside a `with` block, completes names on the Tab key. The completions are requested from the rank's debugger."""
+    # Inside a `with` block, on the Tab key, from the rank's debugger
 
     def __init__(self, debugger: DebuggerConnection) -> None:
         self._debugger = debugger
         self._found: list[str] = []
         try:
-            # Lazily: only a terminal has a line to edit
             import readline
         except ImportError:
             self._readline: Any = None

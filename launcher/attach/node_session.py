@@ -61,12 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def environment(location: dict[str, Any], terminal: str | None) -> dict[str, str]:
-    """Returns the rank's present environment variables, with TERM for the user's terminal.
-
-    location: the rank's location, from `request_handler.rank_location`.
-    terminal: value of TERM; None: the rank's own.
-    Raises OSError: the rank's process is gone.
-    """
+    """Returns the rank's present environment variables, with this TERM; raises OSError: its process is gone."""
     values = initial_environment(location["pid"])
     for name, value in location["changes"].items():
         values.pop(name, None)
@@ -213,11 +208,9 @@ def exchange(
 ) -> tuple[Sequence[Message], dict[int, int]]:
     """Waits until something arrives, or one of the other descriptors is ready. Sends unsent messages meanwhile.
 
-    others: the events of poll(2) to wait for, by file descriptor.
+    others: the events of poll(2) to wait for, by file descriptor. timeout: seconds; None: no limit.
     reads: whether messages are received; else only their end is noticed.
-    timeout: seconds; None: no limit.
-    Returns the messages that have arrived, and the events of descriptors.
-    Raises ChannelError: the connection is closed or broken, or a message is not the one that was sent.
+    Returns the messages that have arrived, and the events of descriptors. Raises ChannelError.
     """
     poll = select.poll()
     poll.register(channel, (select.POLLIN if reads else select.POLLRDHUP) | (select.POLLOUT if channel.unsent else 0))

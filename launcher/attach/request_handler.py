@@ -47,10 +47,7 @@ class RequestHandler:
         return self._reader.next()
 
     def handle(self, text: str, place: int, host: str, processes: Callable[[], Sequence[Process]]) -> None:
-        """Writes the reply to a request. A repeated request is ignored. An error never fails the run.
-
-        place: index of this agent among the agents of the round, which names the file of the reply.
-        """
+        """Writes this agent's reply to a request, once. An error never fails the run."""
         request = None if text == self._last else requests.parse(text)
         self._last = text
         self._servers = [server for server in self._servers if server.poll() is None]
@@ -87,13 +84,11 @@ class RequestHandler:
 
 
 def rank_location(host: str, rank: Process) -> dict[str, Any]:
-    """Returns a rank's location: `rank`, `host`, `pid`, `cwd` (its working folder), `job` (id of Slurm), `changes`.
+    """Returns a rank's `rank`, `host`, `pid`, `cwd`, `job` (id of Slurm) and `changes`; raises OSError.
 
     `changes` has the variables that differ from the environment with which the process was started (None: removed).
     This initial environment is not included, since it may contain secrets, which must not be written to a file.
     `node_session` reads it from /proc on the rank's node.
-
-    Raises OSError: the process is gone.
     """
     now, first = rank.environment, initial_environment(rank.pid)
     if first.get("RANK") == str(rank.rank):  # the rank has called exec, so /proc has its present environment
@@ -107,9 +102,6 @@ def rank_location(host: str, rank: Process) -> dict[str, Any]:
 
 
 def initial_environment(pid: int) -> dict[str, str]:
-    """Returns the environment with which a process of this user was started (man 5 proc, /proc/PID/environ).
-
-    Raises OSError: the process is gone.
-    """
+    """Returns the environment with which a process was started (man 5 proc, /proc/PID/environ); OSError."""
     pairs = (os.fsdecode(entry).partition("=") for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}

@@ -74,13 +74,11 @@ def is_listening(attempt: directory.Attempt) -> bool:
 def send(
     attempt: directory.Attempt, what: str, members: int, files: dict[str, str] | None = None, rank: int | None = None
 ) -> Path:
-    """Sends a request to all agents of an attempt, and returns the folder of their replies.
+    """Sends a request to all agents of an attempt, and returns the folder of their replies; raises OSError.
 
     what: the request: STACKS (of all ranks), RANK (location of a rank) or SERVE (network access to a rank).
     members: number of agents for which an empty reply file is created; others may reply, too.
-    files: contents of further files in the folder of replies, by name, which are written before the request.
-    rank: the rank that the request is about; None: all ranks.
-    Raises OSError: the run directory cannot be written to.
+    files: further files in the folder of replies, by name, which are written before the request.
     """
     request = AttachRequest(id=secrets.token_hex(8), what=what, rank=rank)
     folder = folder_of(attempt, events.values(request))

@@ -28,12 +28,10 @@ ALIKE = "PCI_BUS_ID"  # value of CUDA_DEVICE_ORDER: device numbers follow the bu
 
 
 def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
-    """Returns the hardware of the node whose file system is at `root`.
+    """Returns the hardware of the node whose file system, or a copy of it, is at `root`.
 
     `unbound` of the result says why no rank can be bound there, if the files show too little.
-
-    root: root of the file system, or of a copy of its files.
-    environ: environment variables; they decide how CUDA orders GPUs and how Intel's tiles are counted.
+    environ: decides how CUDA orders GPUs and how Intel's tiles are counted.
     """
     files = _Files(str(root).rstrip("/"))
     cores, unbound = _cores(files)
@@ -45,7 +43,7 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
 
 
 class _Files:
-    """Reads small files below a root directory. Paths are strings: pathlib would take most of the time."""
+    # Paths are strings: pathlib would take most of the time
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -245,12 +243,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def parent_of_slice(uuid: str) -> str | None:
-    """Returns the PCI address of the GPU that has the MIG slice `uuid`.
-
-    None: nvidia-ml-py is not installed, or a query fails.
-    """
+    """Returns the PCI address of the GPU with this MIG slice; None: nvidia-ml-py is not installed, or a query fails."""
     try:
-        # Lazily: it may not be installed, and only MIG slices need it
         import pynvml
     except ImportError:
         return None
@@ -302,10 +296,7 @@ def names() -> list[str]:
 
 
 def require(name: str, key: str) -> None:
-    """Checks that a node type of this name exists. `key` is the config key or option with the name, for the error.
-
-    Raises ConfigError: there is no such type.
-    """
+    """Raises ConfigError, naming this key or option, if there is no such node type."""
     if name not in (known := names()):
         raise ConfigError(f"{key}={name}: there is no such type of node.{near(name, known)} Known: {', '.join(known)}")
 

@@ -138,9 +138,6 @@ def bind(
 
     All hardware threads of a core belong to the same rank. Only allowed CPUs are used.
 
-    allowed: the CPUs that the job may use.
-    ranks: the devices of each rank, by local rank.
-    wanted: `launch.bind`.
     cpus_per_rank: number of CPUs that each rank requested. If there are enough for all, each rank gets as many.
     Raises BindingRefused: a list of map names a CPU that is not allowed, or there are fewer lists than ranks.
     """
@@ -346,13 +343,11 @@ def of_ranks(
     node: Node, environ: Mapping[str, str], ranks: Sequence[int], *, gpus: bool, most: int | None = None,
     pairs: Sequence[str] = (), parent: Parent = lambda uuid: None,
 ) -> list[RankDevices]:  # fmt: skip
-    """Returns the devices of each of the given ranks.
+    """Returns the devices of each of these ranks.
 
-    environ: environment variables of the agent, with those by which the scheduler limits visible devices.
-    gpus: whether the ranks compute on accelerators.
+    environ: of the agent, with the variables by which the scheduler limits visible devices.
     most: number of visible accelerators that the run uses, the first ones; None: all.
-    pairs: `cluster.nics`: the network device of each accelerator of the node, or of each rank if the ranks use no
-        accelerators.
+    pairs: `cluster.nics`: the network device of each accelerator of the node, or without accelerators of each rank.
     parent: returns the PCI address of the GPU of a MIG slice.
     Raises DeviceError: no accelerator is found; a variable names one that does not exist, or names one twice; or a
         network device of `pairs` does not exist.
@@ -374,10 +369,7 @@ def of_ranks(
 
 
 def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda uuid: None) -> list[Gpu]:
-    """Returns the accelerators that a process with these environment variables sees, by device index.
-
-    Raises DeviceError: a variable names an accelerator that does not exist, or names one twice.
-    """
+    """Returns the accelerators that a process with this environment sees, by index; raises DeviceError."""
     shown = list(node.gpus)
     for mask in MASKS.get(shown[0].vendor, ()) if shown else ():
         if (text := environ.get(mask)) is not None:

@@ -46,20 +46,12 @@ class Peers:
     """Collective calls of all ranks through a process group for checkpoints; an error on one rank is raised on all.
 
     After an error of the process group itself (for example because a rank was too slow) no rank knows whether the
-    others had the error, too. So each rank records in the store how each save ended, and before the next save all
-    ranks read these records.
-
-    rank, world_size: this rank, and the number of ranks.
-    many: whether there is more than one rank.
-    group: the process group; None: the default group.
+    others had the error, too. So each rank records in the store how each save ended, and before the next save all ranks
+    read these records.
     """
 
     def __init__(self, rank: int, world_size: int, timeout: float, *, own_group: bool) -> None:
-        """Makes the process group if wanted. All ranks must make their Peers at the same point of the program.
-
-        timeout: seconds to wait for the slowest rank.
-        own_group: whether to make a group for checkpoints; otherwise the default group is used.
-        """
+        # All ranks make their Peers at the same point of the program
         self.rank, self.world_size = rank, world_size
         self.many = world_size > 1
         self.group: dist.ProcessGroup | None = None
@@ -85,11 +77,7 @@ class Peers:
     # -- from one save to the next
 
     def record_end(self, *, published: bool, broken: bool) -> None:
-        """Records how a save ended on this rank, for the other ranks. Any thread may call this method.
-
-        published: whether the checkpoint was published.
-        broken: whether the process group failed.
-        """
+        """Records how a save ended on this rank, for the others: published or not; whether the group failed."""
         self._saves += 1
         self._last = SaveResult(published, int(broken))
         if self._store is not None:
@@ -98,11 +86,9 @@ class Peers:
                 self._store.add(f"ended/{self._saves}", 1 + _RANKS * broken + _RANKS**2 * counted)
 
     def last_result(self) -> SaveResult | None:
-        """Waits until the last save has ended on all ranks. All ranks must call it before the next save.
+        """Waits until the last save has ended on all ranks (None: there was none since the last call).
 
-        Makes a new process group if the group failed in that save.
-
-        Returns how the last save ended; None if there was no save since the last call.
+        All ranks call it before the next save. If the group failed in that save, it makes a new one.
         Raises SavesFail: some ranks have not finished that save within the timeout.
         """
         if self._settled == self._saves:

@@ -192,12 +192,9 @@ def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
 
 
 class _Task(threading.Thread):
-    """A function that runs in a thread.
-
-    Executors of concurrent.futures would not do: they accept no work once the main thread has ended, and a save must
-    still complete then. The thread is not a daemon, since the process must not end before it. Where no thread can be
-    started (Python 3.12.0 and 3.12.1 start none then), the function is called at once.
-    """
+    # Executors of concurrent.futures would not do: they accept no work once the main thread has ended, and a save must
+    # still complete then. The thread is not a daemon, since the process must not end before it. Where no thread can be
+    # started (Python 3.12.0 and 3.12.1 start none then), the function is called at once.
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(name="checkpoint-file")
@@ -228,12 +225,8 @@ class SmallFile:
     """A file that is written in a thread; its checksums are computed while another thread waits for the disk."""
 
     def __init__(self, path: Path, make: Callable[[], Any], *, alone: bool) -> None:
-        """Starts to write the value that `make` returns.
-
-        make: function that returns the value to save; it may also make the folder.
-        alone: whether nothing else in this process calls torch.save meanwhile. Then torch's own checksums, a setting of
-            the whole process, are switched off.
-        """
+        # alone: whether nothing else in this process calls torch.save meanwhile. Then torch's own checksums, a setting
+        # of the whole process, are switched off.
         self._path, self._make, self._alone = path, make, alone
         self._synced: _Task | None = None
         self._written = _Task(self._write)
@@ -263,11 +256,7 @@ class SmallFile:
 
 
 def load_file(path: Path, timeout: float = 0.0) -> Any:
-    """Returns the value that `save_file` has written, in CPU memory; executes nothing in the file.
-
-    Raises Damaged: the file is missing, or not one that torch.save writes.
-    Raises Unavailable: the file cannot be read now.
-    """
+    """Returns what `save_file` has written, in CPU memory, executing nothing in it; raises Damaged or Unavailable."""
     with _opened(path, timeout, "is not what torch.save writes") as stream:
         return torch_compat_dcp.load_saved(cast(IO[bytes], stream))
 
@@ -335,10 +324,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], rank: int, files:
 
 
 def write_metadata(folder: Path, parts: Iterable[Part], files: dict[str, File]) -> None:
-    """Writes the `.metadata` of torch.distributed.checkpoint for what all ranks have written.
-
-    Raises CheckpointError: the parts of a tensor are not the whole.
-    """
+    """Writes torch.distributed.checkpoint's `.metadata` for all ranks' parts; CheckpointError: some are missing."""
     found: dict[str, TensorStorageMetadata] = {}
     results: dict[MetadataIndex, WriteResult] = {}
     for result, data in parts:
@@ -370,7 +356,7 @@ def _encoding(kind: object, name: object) -> _MEM_FORMAT_ENCODING:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles only the types of torch.distributed.checkpoint's metadata, whatever Python has pickled them."""
+    # Only the types of torch.distributed.checkpoint's metadata, whatever Python has pickled them
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -396,11 +382,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
-    """Returns the metadata in the `.metadata` file of the checkpoint in the folder `path`; executes nothing in it.
-
-    Raises Damaged: the file is missing, not valid, or contains other types than metadata needs.
-    Raises Unavailable: the file cannot be read now.
-    """
+    """Returns the metadata in a checkpoint's `.metadata`, executing nothing in it; raises Damaged or Unavailable."""
     with _opened(path / METADATA_FILE, timeout, "is not used") as stream, _without_collection():
         metadata = _Unpickler(stream).load()
     if not isinstance(metadata, Metadata):
@@ -417,7 +399,7 @@ def needed_bytes(metadata: Metadata) -> dict[str, int]:
 
 
 class _RetryingFiles(FileSystem):
-    """A file system for torch's reader: retries failing reads; raises Damaged for a bad file, and else Unavailable."""
+    # Raises Damaged for a bad file, and else Unavailable
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -443,7 +425,7 @@ class Reader(torch_compat_dcp.PlainReader):
 
 
 class _Planner(dcp.DefaultLoadPlanner):
-    """Loads tensors only, and refuses other values, since torch would unpickle them."""
+    # Refuses other values than tensors, since torch would unpickle them
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         raise Damaged(f"{read_item.dest_index.fqn} is not a tensor in this checkpoint")
@@ -453,12 +435,7 @@ def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], 
     """Fills tensors, and this rank's parts of DTensors, from a checkpoint of torch.distributed.checkpoint.
 
     Each rank reads what it needs, whatever the others do: dcp.load would gather all names and plans on rank 0.
-
-    metadata: its metadata, from `read_metadata`.
-    tensors: the tensors to fill, by name.
-    timeout: see the module.
-    Raises Damaged: the files do not match the metadata.
-    Raises Unavailable: a file cannot be read now.
+    Raises Damaged (the files do not match the metadata) or Unavailable.
     """
     reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
@@ -477,9 +454,6 @@ def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -
     | otherwise, some are Damaged | Damaged |
     | otherwise, some are Unavailable | Unavailable |
     | otherwise | CheckpointError |
-
-    errors: error or its text, by rank.
-    world_size: number of all ranks. If all have the same error, the text names no ranks.
     """
     kinds = (Misfit, Damaged, Unavailable)
     kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
@@ -519,9 +493,7 @@ def misfits(
 ) -> list[str]:
     """Returns a line for each difference between a checkpoint and the state that it is to be loaded into.
 
-    saved: type and shape of the checkpoint's tensors, by name.
-    wanted: the tensors that this rank reads, by name.
-    roots: for each of the checkpoint's tensors, and each of its top-level keys, the top-level key.
+    roots: top-level key of each of the checkpoint's tensors and top-level keys.
     everyone: names of the tensors that all ranks read, and their top-level keys.
     """
     lines = []

@@ -37,12 +37,7 @@ def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
 
 
 def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
-    """Returns the checkpoint with the best value of a metric, of several the newest.
-
-    best: name of the metric; None: the result is None.
-    best_is: which value is the best: `max` or `min`.
-    Returns the manifest; None if no checkpoint has a finite value of the metric.
-    """
+    """Returns the newest checkpoint with the best finite value of a metric; None: there is none."""
     if best is None:
         return None
     sign = 1 if best_is == "max" else -1
@@ -82,8 +77,6 @@ def surplus_checkpoints(
     | was just published | stays |
     | is one of the newest `keep` of its lineage, or its best | stays |
     | any other | is removed |
-
-    keep, best, best_is: see `Retention`.
     """
     own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
     stay = kept_checkpoints(own.values(), keep, best, best_is) | {published.step}
@@ -104,11 +97,7 @@ class Retention:
 
 
 class Folder:
-    """A folder of checkpoints, as one attempt uses it.
-
-    path: the folder.
-    attempt: index of the attempt, from 0.
-    """
+    """A folder of checkpoints, as one attempt (from 0) uses it."""
 
     def __init__(self, path: Path, attempt: int, stays: Retention, read_timeout: float) -> None:
         self.path, self.attempt, self._stays, self._timeout = path, attempt, stays, read_timeout
@@ -121,8 +110,7 @@ class Folder:
         """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
 
         remove_leftovers: False if a save of this process may be in progress.
-        Raises CheckpointError: the folder cannot be made or written to, or others can write to it.
-        Raises Unavailable: the file system has a transient error.
+        Raises CheckpointError (it cannot, or others can write to it) or Unavailable.
         """
 
         def make() -> None:
@@ -153,12 +141,7 @@ class Folder:
                 path.rename(self.path / checkpoints.name_of(step))
 
     def require_private(self, path: Path) -> None:
-        """Refuses a folder into which others could have put files.
-
-        Raises Damaged: it is a checkpoint of this folder that has been removed.
-        Raises CheckpointError: the folder belongs to another user, or others can write to it.
-        Raises Unavailable: the folder cannot be checked now.
-        """
+        """Raises CheckpointError if others could have put files into it, Damaged if it has been removed."""
 
         def check() -> None:
             reading.found(lambda: require_private(path), path) if path.parent == self.path else require_private(path)
@@ -173,10 +156,8 @@ class Folder:
     # -- listing
 
     def known(self) -> tuple[list[tuple[Path, Manifest]], dict[Path, str]]:
-        """Lists all checkpoints of the folder.
+        """Returns the valid checkpoints, newest first, and what is wrong with each of the others.
 
-        Returns the checkpoints with a valid manifest, newest first; and for each other checkpoint what is wrong with
-            it.
         Raises CheckpointError: others can write to the folder, or to a checkpoint.
         Raises Unavailable: a checkpoint cannot be read, so that the newest one is unknown.
         Raises Misfit: a newer version of launcher wrote a checkpoint.
@@ -201,10 +182,7 @@ class Folder:
         self._lineage, self._parent = manifest.lineage, manifest.step
 
     def quarantine(self, path: Path, why: Sequence[str], judged: Manifest | None = None) -> str:
-        """Quarantines a damaged checkpoint: renames it, so that nothing loads or removes it.
-
-        judged: its manifest, if that could be read; if the manifest in `path` is another one now, nothing is done.
-        """
+        """Renames a damaged checkpoint, so that nothing loads or removes it, if its manifest is still `judged`."""
         try:
             if judged is not None and checkpoints.read(path, self._timeout) != judged:
                 return "another one has taken its place"
@@ -231,9 +209,8 @@ class Folder:
 
         Replaces an existing checkpoint of this step, which is removed if it has the same lineage, and otherwise kept
         under another name.
-
-        fence: function that is called before each removal. If it raises, since another attempt owns the run now,
-            nothing more is removed.
+        fence: called before each removal. If it raises, since another attempt owns the run now, nothing more is
+            removed.
         Raises OSError: the folder could not be renamed; an existing checkpoint of this step is unchanged.
         """
         path = self.path / checkpoints.name_of(manifest.step)

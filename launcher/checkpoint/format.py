@@ -122,19 +122,12 @@ def step_of(name: str) -> int | None:
 
 
 def temporary(step: int, attempt: int, what: str = "saving") -> str:
-    """Returns a new name, with a random part, for the folder of a checkpoint that is not to be loaded.
-
-    attempt: index of the attempt that makes the folder.
-    what: saving (being written), old (being replaced), gone (being removed) or aside (quarantined).
-    """
+    """Returns a new name of a folder that is not to be loaded: `what` is saving, old, gone (being removed) or aside."""
     return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
 
 
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
-    """Returns the folders that have the name of a complete checkpoint, highest step first.
-
-    Raises Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
-    """
+    """Returns the folders named like complete checkpoints, highest step first; raises Unavailable."""
 
     found = reading.entries(folder, timeout, missing_ok=missing_ok)
     steps = ((step, name) for name, is_dir in found.items() if is_dir and (step := step_of(name)) is not None)
@@ -142,11 +135,7 @@ def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -
 
 
 def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
-    """Renames a checkpoint that cannot be used, so that nothing loads or removes it; returns its new path.
-
-    attempt: index of this attempt.
-    why: what is wrong with the checkpoint: lines for why.txt.
-    """
+    """Renames a checkpoint that cannot be used (`why`: lines for why.txt), so that nothing loads or removes it."""
     aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
     path.rename(aside)
     with contextlib.suppress(OSError):
@@ -185,10 +174,8 @@ def replaced_step(name: str) -> int | None:
 
 
 def read(path: Path, timeout: float = 0.0) -> Manifest:
-    """Reads, checks and returns the manifest of the checkpoint in `path`.
+    """Returns the manifest of the checkpoint in `path`; raises Damaged or Unavailable.
 
-    Raises Damaged: the manifest is missing, or not valid.
-    Raises Unavailable: the manifest cannot be read now.
     Raises Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
     """
     try:
@@ -277,10 +264,7 @@ def _short(value: Any) -> str:
 
 
 def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[str]:
-    """Returns a line for each file that is missing, or has another size than in the manifest. Cheap: reads no data.
-
-    Raises Unavailable: the size of a file cannot be read now.
-    """
+    """Returns a line for each file that is missing, or has another size than in the manifest; reads no data."""
     problems = []
     for name, file in manifest.files.items():
         try:
@@ -307,10 +291,7 @@ class Block:
 
 
 def blocks(manifest: Manifest) -> list[Block]:
-    """Returns all blocks of all files in a manifest, in order.
-
-    Raises Damaged: a file has more or fewer checksums than blocks.
-    """
+    """Returns all blocks of all files in a manifest; Damaged: a file has more or fewer checksums than blocks."""
     found = []
     for name, file in manifest.files.items():
         if len(file.crc32) != -(-file.size // BLOCK):
@@ -340,11 +321,7 @@ def shares(found: Sequence[Block], count: int) -> list[list[Block]]:
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
-    """Returns a line for each of the blocks `found` that has changed since it was written. Uses `threads` threads.
-
-    Raises Unavailable: a block cannot be read.
-    """
-    # Lazily: 10 ms, and only a check of files needs it
+    """Returns a line for each of these blocks that has changed since it was written; raises Unavailable."""
     from concurrent.futures import ThreadPoolExecutor
 
     def look(block: Block) -> str | None:
@@ -382,11 +359,7 @@ def file_of(path: Path) -> File:
 
 
 def verify(path: Path) -> list[str]:
-    """Returns lines on what is wrong with the checkpoint in `path`; empty: it is sound. Reads all of its data.
-
-    Raises Unavailable: the checkpoint cannot be read now.
-    Raises Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
-    """
+    """Returns lines on what is wrong with a checkpoint; empty: it is sound. Reads all of it; raises like `read`."""
     try:
         manifest = read(path)
         return wrong_sizes(path, manifest) or wrong_checksums(path, blocks(manifest), threads=2)
@@ -398,11 +371,9 @@ def verify(path: Path) -> list[str]:
 
 
 def sound(folder: Path) -> dict[Path, Manifest]:
-    """Returns the checkpoints with a valid manifest and files of the right sizes, newest first.
+    """Returns the checkpoints with a valid manifest and files of the right sizes, newest first; raises Unavailable.
 
     Leaves out checkpoints that cannot be read, and those of a newer version of launcher.
-
-    Raises Unavailable: the folder cannot be listed.
     """
     found = {}
     for path in candidates(folder):
@@ -414,10 +385,7 @@ def sound(folder: Path) -> dict[Path, Manifest]:
 
 
 def newest_step(folder: Path) -> int | None:
-    """Returns the step from which a run would resume; None if there is no checkpoint. Checks sizes, not checksums.
-
-    Raises Unavailable: a checkpoint cannot be read now, so that the newest one is unknown.
-    """
+    """Returns the step from which a run would resume, by sizes, not checksums; None: none. Raises Unavailable."""
     known = []
     for path in candidates(folder):
         try:

@@ -47,10 +47,8 @@ _ALIGNMENT = 8  # bytes; alignment of the first tensor, so that the file can be 
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes CPU tensors into a new safetensors file; an incomplete file is removed.
+    """Writes CPU tensors, and text for the header, into a new safetensors file; an incomplete file is removed.
 
-    tensors: the tensors by dotted name.
-    metadata: text by name for the file's header.
     Raises CheckpointError: a tensor has a type that the format does not know, or the file cannot be written.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -127,11 +125,7 @@ class Entry:
 
 
 def entries(path: Path, manifest: Manifest) -> list[Entry]:
-    """Returns the tensors of a checkpoint, without their data, sorted by name; executes nothing in the checkpoint.
-
-    Raises Damaged: the checkpoint's metadata is not valid.
-    Raises Unavailable: the checkpoint cannot be read now.
-    """
+    """Returns a checkpoint's tensors without their data, by name; executes nothing; raises Damaged or Unavailable."""
     if manifest.kind == SINGLE:
         tensors = _single(path)["tensors"]
         return [
@@ -200,9 +194,7 @@ def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
     """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
 
-    Raises Damaged: the checkpoint has changed since it was written.
-    Raises Unavailable: the checkpoint cannot be read now.
-    Raises CheckpointError: the checkpoint contains nothing under one of the keys.
+    Raises Damaged (it has changed), Unavailable, or CheckpointError (there is nothing under one of the keys).
     """
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
     if manifest.kind == SINGLE:
@@ -231,11 +223,9 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
     """Reads the part of a checkpoint that one rank has written.
 
     Returns a dict with `shard` (the rank), `world_size` and `step`; `parts`, a list of dicts with the `name` of a
-        tensor, the `shape` of the whole tensor, the `offset` of this part in it, and the part as `tensor`; and the
-        rank's `rank_state`, or None.
-    Raises Damaged: files of this rank have changed since they were written.
-    Raises Unavailable: the checkpoint cannot be read now.
-    Raises CheckpointError: the checkpoint has no shard with this number.
+    tensor, the `shape` of the whole tensor, the `offset` of this part in it, and the part as `tensor`; and the rank's
+    `rank_state`, or None.
+    Raises Damaged (it has changed), Unavailable, or CheckpointError (there is no such shard).
     """
     if not 0 <= rank < manifest.world_size:
         raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
@@ -311,10 +301,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def save_plain(path: Path, value: Any) -> None:
-    """Writes a value into a new file of mode 0600 by torch.save; an incomplete file is removed.
-
-    Raises CheckpointError: the file exists, or cannot be written.
-    """
+    """Writes a value into a new private file by torch.save; raises CheckpointError, and leaves no part of it."""
     try:
         try:
             files.save_file(path, value, {})

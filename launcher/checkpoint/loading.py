@@ -74,10 +74,7 @@ class Generator:
 
 
 def stateful(value: Any) -> Stateful | None:
-    """Returns the object that has the state of a value in a state; None for tensors and plain values.
-
-    Models lose the wrappers of DDP and torch.compile, which a later attempt, of one rank for example, may not have.
-    """
+    """Returns the object with a value's state, out of DDP's and torch.compile's wrappers; None: a plain value."""
     numpy = sys.modules.get("numpy")
     if isinstance(value, torch.Generator | random.Random) or (numpy and isinstance(value, numpy.random.Generator)):
         return Generator(value)
@@ -138,12 +135,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
 
 
 class Wanted:
-    """The state that a checkpoint is loaded into: chooses the tensors to fill, and gives objects their state.
-
-    tensors, paths: this rank's tensors, and the keys to each, by name.
-    roots: top-level keys of the state.
-    only: dotted names of what is loaded; empty: everything.
-    """
+    """The state that a checkpoint is loaded into: chooses the tensors to fill, and gives objects their state."""
 
     def __init__(self, state: Mapping[Any, Any], only: Sequence[str] = ()) -> None:
         self._state, objects = expanded(state)
@@ -188,10 +180,7 @@ class Wanted:
         return chosen
 
     def misfits(self, values: Mapping[Any, Any], paths: Mapping[str, Keys]) -> list[str]:
-        """Returns a line for each name in `only` and each object that the checkpoint lacks, or that has other parts.
-
-        paths: keys to each of the checkpoint's tensors, by name.
-        """
+        """Returns a line for each name in `only` and each object that the checkpoint lacks, or that has other parts."""
         there = {path[:end] for path in paths.values() for end in range(1, len(path) + 1)}
         named = {dotted(path) for path in there}
         lines = [f"{name}: {ABSENT}" for name in self.only if name not in named and not named_part(values, [name])]
@@ -209,10 +198,7 @@ class Wanted:
         return lines
 
     def restore(self, saved: Mapping[Any, Any]) -> None:
-        """Calls load_state_dict of each object with its part of the loaded state `saved`.
-
-        Raises CheckpointError: an object does not take its state.
-        """
+        """Gives each object its part of the saved state; CheckpointError: one does not take it."""
         for path, item in self._objects.items():
             state, before = found_in(saved, path), found_in(self._state, path)
             if hasattr(before, "_metadata"):  # versions of a model's layers, which load_state_dict looks at
@@ -251,11 +237,9 @@ class Loaded:
 
 
 class Opened:
-    """A checkpoint while it is read, in steps: `open`, `require_fit`, `read`, `restore`.
+    """A checkpoint while it is read, in steps: `open`, `require_fit`, `read`, `restore`; `open` sets the fields.
 
-    tensors: the tensors to fill, by name, after `open`.
-    values: the values that are not tensors, after `open`.
-    rank_state: this rank's state, after `open`; None: another number of ranks saved the checkpoint.
+    rank_state: None: another number of ranks saved the checkpoint.
     """
 
     def __init__(
@@ -275,12 +259,7 @@ class Opened:
         self.rank_state: dict[str, Any] | None = None
 
     def open(self) -> list[str]:
-        """Reads everything except the tensors of a sharded checkpoint, and chooses the tensors to fill.
-
-        Returns an empty list: the problems are raised.
-        Raises Damaged: the checkpoint is not valid.
-        Raises Unavailable: the checkpoint cannot be read now.
-        """
+        """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged, Unavailable; []."""
         path, rank = self._path, self._peers.rank
         same = self._manifest.world_size == self._peers.world_size
         if self._manifest.kind == SINGLE:
@@ -311,11 +290,9 @@ class Opened:
         return []
 
     def require_fit(self, everyone: Collection[str]) -> list[str]:
-        """Compares the checkpoint with the state.
+        """Raises Misfit, which lists all that would not be restored; returns [].
 
         everyone: names of the tensors that all ranks fill, and the top-level keys of all ranks' states.
-        Returns an empty list: the problems are raised.
-        Raises Misfit: something in the checkpoint would not be restored; the text lists everything.
         """
         only = self._wanted.only
         roots = {name: str(path[0]) for name, path in self._paths.items()}
@@ -332,12 +309,7 @@ class Opened:
         return []
 
     def read(self) -> list[str]:
-        """Fills the tensors, after `require_fit`.
-
-        Returns an empty list: the problems are raised.
-        Raises Damaged: the data does not match the metadata.
-        Raises Unavailable: the checkpoint cannot be read now.
-        """
+        """Fills the tensors, after `require_fit`; returns []; raises Damaged (they don't match) or Unavailable."""
         if self._whole is None:
             assert self._metadata is not None
             files.load_tensors(self._path, self._metadata, self.tensors, self._timeout)

@@ -47,17 +47,15 @@ class Unavailable(CheckpointError, UnavailableError):
 
 
 class _NotListed(Exception):
-    """The folder was listed in full, and the file is not in it."""
+    """It was listed in full, and the file is not in it."""
 
 
 def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only: Collection[int] | None = None) -> T:
     """Calls an operation, and repeats it with growing pauses while it raises an OSError.
 
-    timeout: seconds for which to repeat the operation; 0: it is called once.
     only: errno values of transient errors; other errors are raised at once. None: all errors are transient.
     Raises Unavailable: the operation has failed for `timeout` seconds.
     Raises Damaged: the file has not been in its folder's listing for LAG seconds, or for `timeout` if that is less.
-    Raises OSError: an error that is not in `only`.
     """
     why = ""
     for elapsed in backoff(timeout):
@@ -93,10 +91,7 @@ def _entries(folder: Path) -> dict[str, bool]:
 
 
 def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> dict[str, bool]:
-    """Lists a folder: returns for each name in it whether that is a folder (False for links).
-
-    Raises Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
-    """
+    """Returns for each name in a folder whether it is a folder (False for links); raises Unavailable."""
 
     def look() -> dict[str, bool]:
         try:
@@ -127,11 +122,7 @@ def _removed(path: Path) -> bool:
 
 
 def size_of_file(path: Path, timeout: float = 0.0) -> int:
-    """Returns the size of a file in bytes.
-
-    Raises Damaged: the file is missing, or not a regular file.
-    Raises Unavailable: the size cannot be read now.
-    """
+    """Returns a file's size in bytes; raises Damaged (missing, or not regular) or Unavailable."""
     status = retry(lambda: found(lambda: _stat(path), path), path, timeout)
     if not stat.S_ISREG(status.st_mode):
         raise Damaged(f"{path} is not a file")
@@ -139,11 +130,7 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 
 
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
-    """Returns the whole content of a manifest. Files of tensors have no bound: files.py does not read them at once.
-
-    Raises Damaged: the file is missing, not a regular file, or larger than bounds.MANIFEST_BYTES.
-    Raises Unavailable: the file cannot be read now.
-    """
+    """Returns the content of a manifest, which alone has a bound (MANIFEST_BYTES); raises Damaged, Unavailable."""
     size = size_of_file(path, timeout)
     if size > bounds.MANIFEST_BYTES:
         raise Damaged(f"{path} has {size} bytes, more than the {bounds.MANIFEST_BYTES} that are read of such a file")
@@ -158,7 +145,7 @@ def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
 class RetryingFile(io.RawIOBase):
     """A file for reading. Failing reads are retried after opening it anew, since the old handle may be stale.
 
-    failure: error of the last read that failed for good, since a library may replace the error; None: none failed.
+    failure: error of the last read that failed for good, since a library may replace it; None: none failed.
     """
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:

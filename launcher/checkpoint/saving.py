@@ -52,10 +52,7 @@ class Staging:
         """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
 
         On a GPU the copies have the values that the tensors have at this point of the current stream.
-
-        tensors: whole and sharded tensors, by name.
-        still: whether nothing changes the tensors until they are written. Contiguous tensors in CPU memory are then not
-            copied.
+        still: nothing changes the tensors until they are written: those contiguous in CPU memory are not copied.
         """
         copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
         total = 0
@@ -74,11 +71,9 @@ class Staging:
         return Copying(self, dict(tensors), copied, ready)
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Copies a tensor, or this rank's shard of it, to the buffer for its name, in contiguous CPU memory.
+        """Returns a copy of a tensor, or of a DTensor's shard, in this name's buffer in contiguous CPU memory.
 
         A copy from a GPU is queued on the current stream of the tensor's device, and may still be running on return.
-
-        Returns the copy; for a DTensor a DTensor whose shard is in CPU memory.
         """
         here = local_part(tensor)
         known = self._copies.get(name)
@@ -107,8 +102,7 @@ class Copying:
     def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Completes the copies of the tensors with these names, and returns them. May run in any thread.
 
-        After the first call training may change the tensors. Later calls return the same copies, and must not ask for
-        other names.
+        After the first call training may change the tensors. Later calls must not ask for other names.
         """
         # A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream
         # is made for each device, and made current on that device.
@@ -219,7 +213,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What one rank would save. Digests are equal on ranks that would save the same."""
+    # Digests are equal on ranks that would save the same
 
     step: int  # steps of the run that are done
     size: int = 0  # bytes of all tensors
@@ -235,7 +229,7 @@ class _Offer:
 
 @dataclass(frozen=True)
 class _Agreement:
-    """What rank 0 has decided that all ranks do in a save."""
+    # What rank 0 has decided that all ranks do in a save
 
     kind: str  # kind of checkpoint: SINGLE or SHARDED
     temporary: str  # name of the temporary folder
@@ -260,9 +254,8 @@ class Writer:
         self._first = peers.rank == 0
 
     def write(self, save: Save) -> Outcome:
-        """Writes and publishes a checkpoint. All ranks must call it.
+        """Writes and publishes a checkpoint, on all ranks; the result has the ranks' errors.
 
-        Returns the result. Errors of the ranks are in it, and not raised.
         Raises Exception: the process group failed; the save may have succeeded on some ranks only.
         """
         temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's is used

@@ -83,10 +83,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def python_number(value: Any) -> Any:
-    """Returns a numpy scalar (for example in a learning rate scheduler's state) as a Python number.
-
-    Raises TypeError: the value is not a numpy scalar.
-    """
+    """Returns a numpy scalar, as a learning rate scheduler may have, as a Python number; else raises TypeError."""
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is not plain data")
@@ -103,8 +100,7 @@ def step_number(step: Any) -> int:
 def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Returns facts for a manifest as they will be read again; `what`: `extra`, `identity` or `metrics`.
 
-    Raises TypeError: they contain other types than JSON's, or metrics other types than numbers.
-    Raises ValueError: they are too large, or nested too deeply.
+    Raises TypeError (not JSON's types; metrics: not numbers) or ValueError (too large, nested too deeply).
     """
     try:
         # nested as in the manifest, where they are one level deeper
@@ -127,7 +123,6 @@ def _shown(found: Mapping[str, Any]) -> str:
 def plain(value: Any, what: str, path: str = "") -> Any:
     """Returns a copy of a value that torch.load(weights_only=True) can restore, with tensors in CPU memory.
 
-    what, path: name of the whole state, and keys from its root to the value, for the error.
     Raises TypeError: only pickle could restore a value; the text contains its type, `what` and `path`.
     """
     if type(value) is int and not -bounds.JSON_INTEGERS < value < bounds.JSON_INTEGERS:
@@ -190,12 +185,7 @@ def _take_apart(
 
 
 def merge(state: Any, values: Any) -> Any:
-    """Returns a copy of `state` with the same tensors, and with all other values from `values`.
-
-    state: nested dicts and lists with tensors; objects with a state of their own stay as they are.
-    values: loaded values (`Loaded.values`). Values that `values` lacks stay as in `state`; those that only `values` has
-        are added.
-    """
+    """Returns `state` with its tensors and objects, and all other values from `Loaded.values`, if there."""
     if isinstance(state, Mapping):
         if not isinstance(values, Mapping):
             return dict(state)
@@ -257,11 +247,7 @@ def is_named(name: str, keys: Sequence[str]) -> bool:
 
 
 def named_part(value: Any, keys: Sequence[str], path: Keys = ()) -> Any:
-    """Returns the part of nested values that the dotted names `keys` name; {}: they name nothing there.
-
-    keys: see `is_named`.
-    path: keys from the root to `value`.
-    """
+    """Returns the part of nested values that dotted names (`is_named`) name; {}: nothing."""
     if not keys or (path and is_named(dotted(path), keys)):
         return value
     parts: dict[Any, Any] = {}
@@ -284,13 +270,10 @@ def size_of(tensor: Tensor) -> int:
 
 
 def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
-    """Returns the names of the tensors that this rank writes, wholly or its parts.
+    """Returns the names of the tensors that this rank (`index` of `count` with the same) writes, or its parts.
 
     Of the ranks that have the same part one writes it, so that all write about the same number of bytes. Each rank
     chooses by itself: the ranks with the same part of a DTensor are known from its mesh and placements.
-
-    tensors: the tensors by name.
-    index, count: index of this rank among those with the same tensors, and their number.
     """
     sizes: dict[Any, dict[str, int]] = {}
     for name, tensor in tensors.items():
@@ -311,10 +294,7 @@ def copied_along(tensor: DTensor) -> tuple[bool, ...]:
 
 
 def replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
-    """Returns this rank's index among those with the same part of a DTensor (-1: outside of the mesh) and their number.
-
-    mesh, copied: the DTensor's mesh, and `copied_along` of it.
-    """
+    """Returns this rank's index among those with the same part (-1: outside of the mesh), and their number."""
     here = mesh.get_coordinate()
     index, count = 0, 1
     for dim, copies in enumerate(copied):
@@ -324,10 +304,7 @@ def replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
 
 
 def owners(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Returns the index of the owner of each tensor, so that all have about the same number of bytes.
-
-    sizes: bytes of each tensor, by name.
-    """
+    """Returns the index of the owner of each tensor, so that all have about the same number of bytes."""
     largest_first = sorted(sizes, key=lambda name: (-sizes[name], name))
     return dict(zip(largest_first, spread((sizes[name] for name in largest_first), count), strict=True))
 
@@ -370,11 +347,7 @@ class ReplicaTable:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> ReplicaTable:
-        """Returns the table of this rank's tensors, with hashes of the parts that other ranks may have as well.
-
-        tensors: the tensors by name.
-        copies: copies of some of the tensors, to hash in their place, since those tensors may have changed.
-        """
+        """Returns the table of this rank's tensors, with hashes (of their copies) of what others may have too."""
         kinds = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()}
         parts, places = {}, {}
         for name, tensor in tensors.items():
@@ -388,12 +361,10 @@ class ReplicaTable:
         return cls(kinds, parts, places)
 
     def differences(self, index: int, count: int) -> dict[int, int]:
-        """Returns a number for each bucket of names. Over all ranks these add up to 0 (modulo 1 << 64) if all that have
-        a part have the same one, and else, but for chance, to something else. So ranks compare by one sum.
+        """Returns a number for each bucket of names; over all ranks they add up to 0 (modulo 1 << 64) if parts match.
 
         Each of the n ranks with a part adds a hash of it with the rank's index, and subtracts one with the next index.
-
-        index, count: index of this rank among those with the same whole tensors, and their number.
+        So ranks compare by one sum, but for chance. index, count: this rank among those with the same whole tensors.
         """
         sums: dict[int, int] = {}
         for name, parts in self.parts.items():
@@ -476,10 +447,7 @@ def replica_conflicts(tables: Sequence[ReplicaTable]) -> list[str]:
 
 
 def conflict_error(lines: Sequence[str]) -> str:
-    """Returns the error text for names under which ranks have different tensors or values, with what to do.
-
-    lines: a line for each such name, from `conflicts` or `merged_values`.
-    """
+    """Returns the error text for lines of `conflicts` or `merged_values`, with what to do."""
     more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
     return (
         "ranks hold different things under one name, and only one rank's would be saved:"
@@ -492,11 +460,7 @@ def conflict_error(lines: Sequence[str]) -> str:
 
 
 def merged_values(values: Mapping[int, Mapping[Any, Any]], groups: Sequence[int]) -> tuple[dict[Any, Any], list[str]]:
-    """Merges the values of all ranks that are not tensors.
-
-    values: the values of each group of ranks, in the order of their numbers.
-    Returns the merged values, and a line for each name with different values, of which the lowest rank's is taken.
-    """
+    """Merges the values of groups of ranks that are not tensors; where they differ, the lowest rank's, with a line."""
     whole: dict[Any, Any] = {}
     lines: dict[str, list[int]] = {}
 

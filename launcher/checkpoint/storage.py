@@ -44,17 +44,14 @@ _CHECKSUMS = "launcher_files"  # attribute on a rank's first WriteResult: size a
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a rank writes: name of the temporary folder that the coordinator has made, and torch's file name prefix."""
+    # The temporary folder that the coordinator has made, and torch's file name prefix
 
     temporary: str
     prefix: Any
 
 
 class LauncherWriter(FileSystemWriter):
-    """A StorageWriter that publishes a checkpoint in `folder`.
-
-    Make a new one for each save, or call dcp.save with checkpoint_id=".../step-N", which sets the step.
-    """
+    """A StorageWriter that publishes a checkpoint in `folder`; make one for each save."""
 
     def __init__(
         self,
@@ -231,11 +228,9 @@ def adopt(path: Path, step: int) -> Path:
     """Adds checksums and a manifest to a folder of torch.distributed.checkpoint, and renames it to `step-...`.
 
     The result then counts as the newest checkpoint in its parent folder.
-
     step: steps of the run that were done when it was written.
     Raises CheckpointError: the folder is not a complete checkpoint of torch.distributed.checkpoint, is one of our
         checkpoints already, others can write to it, or the parent folder has a checkpoint of this step.
-    Raises Unavailable: the folder cannot be read now.
     """
     folder = Folder(path.parent, 0, Retention(), 0.0)
     folder.require_private(path)

@@ -32,7 +32,6 @@ def run(arguments: Namespace) -> int:
             continue
         sweep = each if isinstance(each, Sweep) else sweep_of(each)
         if sweep is not None:
-            # Lazily: Hydra and submitit take 150 ms, and only a sweep needs them
             from launcher.cli import sweep_change
 
             sweep_change.cancel(sweep, None if sweep is each else [int(each.path.name)])
@@ -44,7 +43,6 @@ def run(arguments: Namespace) -> int:
             continue
         live.cancel(each)
         print(f"{each.id} is being cancelled", flush=True)
-        # Lazily: 15 ms, and what is over needs none of it
         from launcher.sweeps.control import release_followers
 
         release_followers([each.path], [seen])

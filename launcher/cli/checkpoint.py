@@ -227,7 +227,6 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
-    # Lazily: torch takes a second
     from launcher.checkpoint import inspect as checkpoint_read
 
     _require_private(path)
@@ -273,7 +272,6 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _verify(place: Place) -> int:
-    # Lazily: torch takes a second
     from launcher.checkpoint import inspect as checkpoint_read
 
     code = 0
@@ -296,7 +294,6 @@ def _verify(place: Place) -> int:
 
 
 def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace) -> int:
-    # Lazily: torch takes a second
     from launcher.checkpoint import inspect as checkpoint_read
 
     shard = arguments.shard
@@ -311,7 +308,6 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     _require_private(path)
     if plain:
-        # Lazily: torch takes a second
         from launcher.checkpoint import inspect
 
         tensors = inspect.flat_tensors(checkpoint_read.whole(path, manifest, arguments.keys))
@@ -342,7 +338,6 @@ def _adopt(name: str, step: str | None) -> int:
     number = step or "".join(re.findall(r"(\d+)\D*$", path.name))
     if not number.isdecimal():
         raise ConfigError(f"{step or path.name!r} contains no step: checkpoint adopt {name} STEP")
-    # Lazily: torch takes a second
     from launcher.checkpoint.storage import adopt
 
     adopted = adopt(path, int(number))

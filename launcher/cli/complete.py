@@ -33,7 +33,6 @@ def _known(shell: str) -> str:
 
 
 def _print_candidates() -> int:
-    # Lazily: neither --help nor completion needs it
     from launcher.cli.completion import candidates
 
     words = os.environ.get(WORDS, "\n.").split("\n")[:-1]
@@ -44,14 +43,12 @@ def _print_candidates() -> int:
 
 def script(shell: str) -> str:
     """Returns the completion script of a shell: bash, zsh or fish."""
-    # Lazily: neither --help nor completion needs it
     from pathlib import Path
 
     return Path(__file__).with_name(f"complete.{shell}").read_text()
 
 
 def _install(shell: str) -> int:
-    # Lazily: neither --help nor completion needs it
     from pathlib import Path
 
     from launcher.files.run_files import write
@@ -75,7 +72,6 @@ def _install(shell: str) -> int:
 
 
 def _add_line(rc: Path, path: Path) -> None:
-    # Lazily: neither --help nor completion needs it
     import shlex
 
     line = f"[ ! -r {shlex.quote(str(path))} ] || . {shlex.quote(str(path))}  # launcher complete"

@@ -37,10 +37,7 @@ MAX_RUNS = 200  # a terminal shows no more
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Returns the completions of the last word, as whole words.
-
-    words: all words after the program's name. The last one is the word at the cursor, up to the cursor.
-    """
+    """Returns the completions, as whole words, of the last of the words after the program's name."""
     *before, word = words or [""]
     if not before and not word.startswith("-") and "=" not in word:
         return [*_starting(COMMANDS, word), *overrides(word, before)]
@@ -65,7 +62,6 @@ def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
         return _starting(option.choices or (), word) or _values_of_argument(option, name, word)
     foreign: Mapping[str, Any] = {}
     if parser.others is not None and any(each.startswith("-") for each in (*before, word)):
-        # Lazily: 50 ms, and only `run` takes options of schedulers
         from launcher.cli.run import options, split
 
         foreign = options(before)
@@ -118,7 +114,6 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
     if name == "NAME" and command == "doctor":
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":
-        # Lazily: each TAB loads what its own question needs
         from launcher.spec import workload_hook
 
         return _starting(workload_hook.data_sets_of_all()[0], word)
@@ -129,11 +124,7 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
 
 
 def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
-    """Returns ids of runs, sweeps and points (SWEEP/0) that start with `word`, the newest first.
-
-    sweeps: whether sweeps are included.
-    points: whether runs and points are included.
-    """
+    """Returns ids of runs, sweeps and points (SWEEP/0) that start with `word`, the newest first."""
     folder = default_runs_dir()
     sweep, slash, point = word.rpartition("/")
     if slash:
@@ -173,10 +164,7 @@ def _timestamp(name: str) -> str:
 
 
 def overrides(word: str, before: Iterable[str]) -> list[str]:
-    """Returns the overrides (KEY= and KEY=VALUE) that start with `word`.
-
-    before: the words before it. A `workload=NAME` among them decides the keys of the section `workload`.
-    """
+    """Returns KEY= and KEY=VALUE that start with `word`; a `workload=NAME` before decides keys of `workload`."""
     plain = word.lstrip("+~")
     mark = word[: len(word) - len(plain)]
     key, equals, value = plain.partition("=")
@@ -185,7 +173,6 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
         opened, bare = ("[", last[1:]) if last.startswith("[") and not kept else ("", last)
         start = f"{mark}{key}=" + "".join(f"{each}," for each in kept) + opened
         return [f"{start}{choice}" for choice in values_of(key, before) if choice.startswith(bare)]
-    # Lazily: each TAB loads what its own question needs
     from launcher.config.keys import types_of_keys
 
     known = types_of_keys(before)
@@ -206,26 +193,19 @@ _GROUP_KEYS = tuple(f"{group}=" for group in GROUPS)
 
 
 def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
-    """Returns the values that a key may have; empty: any value, or the key is unknown.
-
-    key: the key, such as `cluster`.
-    before: the words before it, as for `overrides`.
-    """
+    """Returns the values that a key (`cluster`) may have, after such words; empty: any value, or it is unknown."""
     if key in GROUPS:
         return choices(key)
     if key == "track":
-        # Lazily: each TAB loads what its own question needs
         from launcher.spec.tracking import KNOWN
 
         return list(KNOWN)
     if key == "cluster.scheduler":
-        # Lazily: each TAB loads what its own question needs
         from launcher.schedulers import registry
 
         return list(registry.names())
     if key in ("baseline", "after", "sweep.after"):
         return runs("")
-    # Lazily: each TAB loads what its own question needs
     from launcher.config.keys import types_of_keys
 
     kind = types_of_keys(before).get(key)

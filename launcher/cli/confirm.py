@@ -24,9 +24,7 @@ def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool)
     """Prints the requested resources, and asks the user for confirmation if they exceed `above`.
 
     If stdin is not a terminal, the submission counts as confirmed.
-
     above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
-    yes: whether --yes was given.
     Raises Declined: the user did not answer yes.
     """
     for number_of, line in enumerate(lines):

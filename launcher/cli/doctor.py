@@ -58,11 +58,8 @@ def _all(cluster: str | None) -> Iterator[Finding]:
 
 
 def config_of(cluster: str | None) -> Config:
-    """Composes the config with the profile `cluster`; None: the default profile.
-
-    Raises ConfigError: the config cannot be composed.
-    """
-    # Lazily: what it needs may not be installed, which the checks before report
+    """Composes the config with a profile (None: the default one); raises ConfigError."""
+    # What it needs may not be installed, which the checks before report
     from launcher.submission import configs
 
     return configs.composed(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]).config

@@ -31,10 +31,7 @@ def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
 
 
 def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
-    """Finds a run, point or sweep by id, unique prefix, `latest`, directory or SWEEP/POINT.
-
-    Raises RunError: nothing has this name, or it is a prefix of several ids.
-    """
+    """Finds a run, point or sweep by id, unique prefix, `latest`, directory or SWEEP/POINT; raises RunError."""
     folder = runs_dir or default_runs_dir()
     if "/" in name or name == "latest" or unwrap(exists(folder / name / "record.json")):
         try:

@@ -38,11 +38,10 @@ def follow_to_end(
 
     foreground: whether the run belongs to this terminal. If so, Ctrl-C and closing the window cancel the run; else they
         only end this command.
-    output: whether the run's output is printed.
-    stream: reads the output that is printed; None: all output of the run.
+    stream: reads the output that is printed (with `output`); None: all output of the run.
     start: function that starts the run; None: the run was started before.
-    Returns the exit code of this command: 0 if the run is done or pruned, 75 if it is stopped and can be resumed, 93 if
-        a retry would fail too, else 1; with or without `foreground`, 130 after Ctrl-C, SIGTERM or a closed window.
+    Returns 0 if the run is done or pruned, 75 if it is stopped and can be resumed, 93 if a retry would fail too, else
+    1; with or without `foreground`, 130 after Ctrl-C, SIGTERM or a closed window.
     """
     started = start is None
 
@@ -80,8 +79,6 @@ def with_signals(
 
     follow: follows the run to its end. Called with whether output can be printed, and with the list of signals received
         so far.
-    foreground: whether the run belongs to this terminal.
-    cancel: cancels the run; called with True, kills it.
     Returns the result of `follow`, and whether the run was interrupted; None: following ended, and the run continues.
     """
     try:
@@ -125,9 +122,8 @@ def _discard_output(message: str) -> None:
 def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[int]]:
     """Handles Ctrl-C, SIGTERM and SIGHUP inside the `with` block; yields the list of signals received so far.
 
-    foreground: whether the run belongs to this terminal. If so, a signal calls `cancel`; else it raises
-        KeyboardInterrupt.
-    cancel: cancels the run. From the second signal on it is called with True, which kills the run.
+    foreground: whether the run belongs to this terminal. If so, a signal calls `cancel`, with True (kill it) from the
+        second on; else it raises KeyboardInterrupt.
     """
     signals: list[int] = []
 

@@ -114,7 +114,6 @@ def show_for(words: Sequence[str]) -> int:
 
 def next_steps() -> str:
     """Returns the text for a command line without arguments: commands to try first."""
-    # Lazily: only this answer needs it
     from launcher.schedulers import registry
 
     cluster = next(iter(registry.queues_here()), "slurm")
@@ -147,10 +146,7 @@ def everything() -> Iterator[str]:
 
 @cache
 def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
-    """Returns the title and the keys of each section of the config. The keys that all workloads have are one section.
-
-    others: whether keys of schedulers from other packages are included. Finding these packages takes 20 ms.
-    """
+    """Returns title and keys of each section of the config; others: of other packages' schedulers too (20 ms)."""
     found = []
     common = list(keys_of(schema.Workload, "workload."))
     for section in all_sections(others=others):
@@ -162,10 +158,7 @@ def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
 
 
 def row(key: Key, default: str | None = None) -> Iterator[str]:
-    """Yields lines of at most 80 characters with a key, its default and its meaning.
-
-    default: the value that is shown; None: the key's default.
-    """
+    """Yields lines of at most 80 characters with a key, its default (or this one) and its meaning."""
     default = key.default if default is None else default
     typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
     first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING_COLUMN) or [""]
@@ -197,10 +190,7 @@ def _explain(word: str) -> None:
 
 
 def of_key(name: str) -> Iterator[str]:
-    """Yields the help lines for a key, or for all keys of a section.
-
-    name: the key or section, or the last part of a key's name: `lr` finds `workload.lr`.
-    """
+    """Yields the help of a key, of a section's keys, or of keys with this last part: `lr` finds `workload.lr`."""
     every = [(title, key) for title, keys in sections() for key in keys]
     if name in GROUPS:
         yield from _wrapped(f"{name}=NAME: {', '.join(choices(name))}", "", "  ")
@@ -224,11 +214,7 @@ def of_key(name: str) -> Iterator[str]:
 
 
 def of_choice(group: str, name: str) -> Iterator[str]:
-    """Yields the help lines for GROUP=NAME: the keys of the section, with their values in conf/GROUP/NAME.yaml.
-
-    group: a config group: workload, cluster, launch or env.
-    Raises ConfigError: the group has no such option.
-    """
+    """Yields the help for GROUP=NAME: the section's keys, with the values of that file; raises ConfigError."""
     lineage, values = _values(group, name)
     kind = GROUPS[group]
     if group == "workload":
@@ -236,7 +222,6 @@ def of_choice(group: str, name: str) -> Iterator[str]:
         yield from _wrapped((kind.__doc__ or "").strip(), "", "")
     yield f"{group}={name} is {file_of(f'{group}/{name}')}\n"
     if group == "cluster":
-        # Lazily: only this answer needs it
         from launcher.config.profiles import find as find_profile
 
         kind = cluster_class(find_profile(name).scheduler) or kind
@@ -279,7 +264,6 @@ def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    # Lazily: only this answer needs it
     import yaml
 
     try:

@@ -121,7 +121,6 @@ def _attempt_mark(run: Run) -> object:
 
 
 def _is_over(run: Run) -> Callable[[], bool]:
-    # Lazily: 40 ms, and output alone asks no scheduler
     from launcher.monitoring.run_status import JobMonitor, status_of
 
     live = JobMonitor(share=True)
@@ -158,9 +157,7 @@ def _round(path: Path) -> int:
 class OneRank:
     """Reads the output of one rank from the rank's own files, which are complete even if the agent was killed.
 
-    The lines have no prefix `[RANK]`. The class has those methods of `Stream` that `logs` uses.
-
-    attempt: number of the only attempt to read; None: all attempts.
+    The lines have no prefix `[RANK]`. It has those methods of `Stream` that `logs` uses; attempt=None: all attempts.
     """
 
     def __init__(self, run: Run, rank: int, attempt: int | None) -> None:

@@ -50,17 +50,14 @@ class Multirun:
     """Submits the points of a sweep, and waits for them if the user asks for it."""
 
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
-        """config: the config that all points have in common, with Hydra's settings."""
         self._command = command
         self._compose = of_multirun(loader, config)
         if not (sweeper := str(config.hydra.sweeper._target_)).endswith(GRIDS):
             raise ConfigError(f"hydra/sweeper: {sweeper} is not used here. {SEARCHES}")
 
     def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-        """Submits a batch of points.
+        """Submits a batch of points, numbered from `first`; returns a JobReturn without a value for each.
 
-        first: the number of the batch's first point.
-        Returns one JobReturn for each point, without a value.
         Raises LauncherError: some or all points of the batch were not submitted; the text says which.
         """
         if wrong := too_many(first + len(batch)):  # before each is composed
@@ -89,9 +86,8 @@ class Multirun:
         return self._returns(prepared)
 
     def search(self, arguments: Sequence[str]) -> list[JobReturn]:
-        """Submits a search (sweep.search): jobs called pilots, which choose points while they run. Returns no results.
+        """Submits a search (sweep.search): pilots, which choose points while they run. Returns no results.
 
-        arguments: overrides; those with several values or a range are searched.
         Raises LauncherError: some or all pilots were not submitted; the text says which.
         """
         space, fixed = space_of(arguments)
@@ -143,10 +139,7 @@ class Multirun:
 
 
 def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> None:
-    """Prints a dry run: each job array of a sweep with its points and job script; for a search, its pilots.
-
-    settings: settings of a search (sweep.search); None: not a search.
-    """
+    """Prints a dry run: each job array of a sweep with its points and job script; for a search, its pilots."""
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(prepare.shares(prepared.parallelism, queued)), 0
@@ -178,11 +171,7 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
 
 
 def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings: SearchSettings | None = None) -> None:
-    """Prints what was submitted, and the next commands.
-
-    submitted: which of the sweep's points were submitted, and as which jobs.
-    settings: settings of a search (sweep.search); None: not a search.
-    """
+    """Prints which of the points were submitted, as which jobs, and the next commands."""
     sweep = submitted.sweep
     print(f"sweep      {sweep.id}: {searched(settings) if settings else plural(len(prepared.points), 'point')}")
     for job, points in submitted.jobs:

@@ -58,7 +58,7 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
 
 
 class _HelpWithActions(HelpFormatter):
-    """Keeps the lines of the list of actions, and wraps all other text."""
+    # Keeps the lines of the list of actions, and wraps all other text
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("actions:") else super()._fill_text(text, width, indent)
@@ -91,7 +91,6 @@ def add_runs_dir(parser: ArgumentParser) -> None:
 
 def folder(text: str) -> Path:
     """Converts an option's value to a Path."""
-    # Lazily: 5 ms, and most commands are given no folder
     from pathlib import Path
 
     return Path(text)
@@ -109,7 +108,6 @@ def age(text: str) -> float:
 
     The value is an age (2d, 12h, 90m), a day (2026-10-31), or a local time (2026-10-31T18:00).
     """
-    # Lazily: 2 ms, and few commands are given a time
     from datetime import datetime
 
     try:
@@ -364,7 +362,6 @@ def of_site(parser: ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="name of the profile (init: by default the cluster's own name)"
     )
-    # Lazily: it loads all schedulers
     from launcher.schedulers.site import described_schedulers
 
     names = [each.name for each in described_schedulers()]
@@ -421,7 +418,6 @@ def of_data(parser: ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", metavar="fetch", help="download the data set NAME, and verify its checksums"
     )
-    # Lazily: 10 ms, and only this command lists data sets
     from launcher.spec import workload_hook
 
     known = ", ".join(workload_hook.data_sets_of_all()[0])

@@ -36,20 +36,14 @@ def on_terminal(stream: TextIO) -> bool:
 
 
 class Rate:
-    """Measures how fast a number grows. Pure: the caller passes the times.
-
-    window: seconds over which the rate is measured.
-    """
+    """Measures how fast a number grows, over a window of seconds. The caller passes the times."""
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, moment: float, done: float) -> None:
-        """Adds a measured value. It is ignored if it is not later than the newest one.
-
-        moment: when the number had this value, in seconds on any clock.
-        """
+        """Adds a measured value at a time (seconds of any clock), if that is later than the newest one."""
         if self._seen and moment <= self._seen[-1][0]:
             return
         if self._seen and done < self._seen[-1][1]:  # it has started over
@@ -77,10 +71,9 @@ def _left(seconds: float | None) -> list[str]:
 
 
 def of_training(progress: Progress, rate: Rate) -> str:
-    """Formats the progress of a training run: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`.
+    """Formats a `progress` event: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`.
 
-    progress: the newest progress event. Values whose names end in `_per_s` are rates of samples: `images_per_s` is
-        shown as images/s.
+    Values whose names end in `_per_s` are rates of samples: `images_per_s` is shown as images/s.
     """
     values = dict(progress.values or {})
     speed = rate.per_second
@@ -116,9 +109,6 @@ class RunBars:
 
     The newest one is shown in the last line of a terminal; elsewhere it is printed at intervals. rich is not used,
     since its import takes longer than showing a log.
-
-    stream: the stream on which the run's output is shown too.
-    clock: returns the time in seconds.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -127,10 +117,7 @@ class RunBars:
         self._shown, self._when = "", clock()
 
     def show(self, states: Sequence[bytes]) -> None:
-        """Shows the newest bar.
-
-        states: the run's unfinished lines, the newest last; empty: no bar is shown any more.
-        """
+        """Shows the newest of a run's unfinished lines; empty: no bar is shown any more."""
         state = one_line(states[-1].decode(errors="replace")) if states else ""
         if state == self._shown:
             return
@@ -153,11 +140,7 @@ class RunBars:
 
 
 class Lines:
-    """Prints progress as lines at intervals, for output that is not a terminal.
-
-    every: seconds between two lines about the same thing; None: only `print` prints.
-    clock: returns the time in seconds.
-    """
+    """Prints progress as lines at intervals, for output that is not a terminal; every=None: only `print` prints."""
 
     def __init__(self, stream: TextIO, every: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._every, self._clock = stream, every, clock
@@ -169,11 +152,9 @@ class Lines:
         print(text, file=self._stream, flush=True)
 
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
-        """Prints the line `NAME: WORDS`: the first time, at the end, and at intervals if the progress has changed.
+        """Prints `NAME: WORDS` the first time, at the end, and at intervals if the progress has changed.
 
-        name: what progresses, such as a sweep's id.
-        total: the amount at the end; None: not known.
-        words: the progress as text. Only the part before two spaces counts as a change.
+        total: the amount at the end; None: not known. words: only the part before two spaces counts as a change.
         """
         if self._every is None:
             return
@@ -190,13 +171,9 @@ class Lines:
 
 
 class Bars:
-    """Draws progress bars in a terminal, one for each name, below the lines that are printed.
-
-    keep: whether the bars remain visible at the end.
-    """
+    """Draws progress bars in a terminal, one for each name, below the lines that are printed; keep: at the end too."""
 
     def __init__(self, stream: TextIO, *, keep: bool) -> None:
-        # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn
         from rich.table import Column
@@ -223,7 +200,6 @@ class Bars:
 
     def print(self, text: str) -> None:
         """Prints a text above the bars. Escape sequences other than colours are removed."""
-        # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.text import Text
 
         self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # not wrapped, so that it can be copied
@@ -242,11 +218,9 @@ class Bars:
 
 @contextlib.contextmanager
 def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bool = False) -> Iterator[Lines | Bars]:
-    """Yields an object that shows progress on a stream: Bars if it is a terminal, else Lines.
+    """Yields an object that shows progress on a stream (None: stdout): Bars if it is a terminal, else Lines.
 
-    stream: the stream; None: stdout.
     every: without a terminal, seconds between two lines about the same thing; None: no such lines.
-    keep: whether bars remain visible at the end.
     """
     stream = sys.stdout if stream is None else stream
     if not on_terminal(stream):
@@ -259,7 +233,6 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
 
 def still(done: float, total: float, width: int) -> ProgressBar:
     """Returns a bar without animation, filled to `done` of `total`, `width` characters wide, for a cell of a table."""
-    # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.progress_bar import ProgressBar
 
     return ProgressBar(total=max(total, 1), completed=min(done, total), width=width)
@@ -268,7 +241,6 @@ def still(done: float, total: float, width: int) -> ProgressBar:
 def bar(stream: TextIO, done: float, total: float, width: int = 60) -> None:
     """Prints one bar without animation, as of `still`, if the stream is a terminal."""
     if on_terminal(stream):
-        # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.console import Console
 
         Console(file=raw(stream)).print(still(done, total, width), "")

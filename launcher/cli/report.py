@@ -70,10 +70,7 @@ def print_location(path: Path) -> None:
 
 
 def copy_command(path: Path, environ: Mapping[str, str], user: str, host: str) -> str:
-    """Returns the scp command that copies a file from this machine to the user's own.
-
-    The command names this machine by the address to which the user's ssh connected; without ssh, by `host`.
-    """
+    """Returns the scp command that copies a file here to the user's own machine, from the address of ssh, or `host`."""
     address = (environ.get("SSH_CONNECTION", "").split() or [""] * 4)[2:3]  # client, its port, server, its port
     name = address[0] if address and address[0] else host
     name = f"[{name}]" if ":" in name else name

@@ -30,7 +30,6 @@ SCRIPT_ARGUMENTS = "; arguments of {} follow `--`"
 
 
 def run(arguments: Namespace) -> int:
-    # Lazily: 300 ms for Hydra, and completion needs none of it
     from launcher.cli import submit
 
     words = overrides(arguments.script, arguments.overrides, module=arguments.module)
@@ -52,9 +51,7 @@ class Given(NamedTuple):
 def as_keys(words: Sequence[str], own: Mapping[str, Action]) -> list[str]:
     """Replaces options of the cluster's scheduler (`--nodes 2`) by keys (`nodes=2`), and prints which.
 
-    words: the arguments of `run` in front of `--`.
-    own: the options of `run` itself, by name.
-    Raises ConfigError: there is no such option, or no key has its value.
+    words: the arguments of `run` in front of `--`; own: the options of `run` itself. Raises ConfigError.
     """
     result: list[str] = []
     lists: dict[str, list[str]] = {}
@@ -153,11 +150,7 @@ def _unknown(option: str, words: Sequence[str], own: Mapping[str, Action]) -> st
 
 
 def overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
-    """Returns the overrides that run a script: name, workload and script, then those in `given`, which win.
-
-    module: whether `script` is a module.
-    Raises ConfigError: an argument in `given` is not KEY=VALUE.
-    """
+    """Returns the overrides that run a script (or module): name, workload and script, then those given; ConfigError."""
     if "=" in script and not Path(script).is_file():  # Hydra's folders are named so: exp=1/train.py
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {RUN_USAGE}")
     for word in given:

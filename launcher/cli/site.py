@@ -97,11 +97,7 @@ def _check(name: str) -> int:
 
 
 def survey(wanted: str | None) -> tuple[Scheduler, Site]:
-    """Returns the scheduler of this machine, and its description of the site.
-
-    wanted: the scheduler's name; None: the first scheduler that is installed and responds.
-    Raises RunError: no scheduler is installed here, or none responds.
-    """
+    """Returns the scheduler here (None: the first that responds), and its site; raises RunError."""
     silent, others = [], []
     known = described_schedulers()
     for scheduler in (each for each in known if wanted in (None, each.name)):

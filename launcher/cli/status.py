@@ -20,7 +20,6 @@ def run(arguments: Namespace) -> int:
     if not arguments.names and lookup.is_empty(folder) and not queues_here():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
-    # Lazily: where there is nothing to show, it is most of the time
     from launcher.cli.status_view import show
 
     return show(arguments, folder)

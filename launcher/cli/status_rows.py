@@ -30,11 +30,7 @@ WIDTH = 80  # where the terminal's width is not known
 
 
 def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
-    """Returns the table's lines, the heading first. Columns that are empty, or that do not fit, are left out.
-
-    rows: rows, as `status --json` prints them.
-    width: width of the terminal in characters. Lines are longer only if ids and states are.
-    """
+    """Returns the lines of `status --json`'s rows as a table, without columns that are empty or do not fit `width`."""
     columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
     shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
     widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
@@ -190,15 +186,8 @@ class Rows:
         return View([*map(_orphaned, orphans), *(rows[each.path] for each in wanted)], seen, all_of_them - len(wanted))
 
     def _listed(self) -> tuple[list[Run | Sweep], int]:
-        """Selects runs and sweeps of the folder, newest first.
-
-        | the folder | selected runs and sweeps |
-        |---|---|
-        | has an index of live runs | those in the index, and the newest others |
-        | has no index | those that are not done by their own records, and the newest others |
-
-        Returns the selected runs and sweeps, and the number of all runs and sweeps in the folder.
-        """
+        # With an index of live runs: those in it, and the newest others; without: those that are not done by their own
+        # records, and the newest others. Returns the number of all, too
         paths = newest(self._folder)
         noted = live_index.possibly_live(self._folder)
         wanted: list[Run | Sweep] = []

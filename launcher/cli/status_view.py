@@ -31,20 +31,17 @@ SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the m
 def show(arguments: Namespace, folder: Path) -> int:
     """Prints the runs in a folder that the arguments of `status` select; returns the exit code.
 
-    Raises ConfigError: options contradict each other.
-    Raises RunError: none of the named runs can be read.
+    Raises ConfigError (options contradict each other) or RunError (none of the named runs can be read).
     """
     names = arguments.names
     if names and (arguments.failed or arguments.since is not None):
         raise ConfigError("--failed and --since choose among all runs: leave the names out")
     rows = Rows(names, folder, arguments.everything, Wanted(arguments.failed, arguments.since))
     if arguments.watch:
-        # Lazily: 5 ms, and only --watch needs it
         from launcher.cli import watch
 
         return watch.show(rows)
     if len(rows.wanted) == 1 and isinstance(rows.wanted[0], Sweep):
-        # Lazily: 15 ms, and only a sweep needs it
         from launcher.cli import sweep_status
 
         return sweep_status.show(rows.wanted[0], everything=arguments.everything, as_json=arguments.as_json)
@@ -118,16 +115,7 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
 
 
 def _remark(seen: RunStatus) -> str | None:
-    """Returns a remark to print about a run; None: no remark.
-
-    | the run is | remark |
-    |---|---|
-    | done | None |
-    | running | if its heartbeat is missing, a warning; else None |
-    | queued again | the scheduler's reason, and the cause of the end of the last attempt |
-    | queued, unknown, unconfirmed | the scheduler's reason, if there is one |
-    | failed, stopped, ... | the cause of its end |
-    """
+    # None: no remark
     if seen.state.value == "running":
         silent = seen.run.lease_age()
         if silent is None or silent < SILENCE:
@@ -147,7 +135,6 @@ def _remark(seen: RunStatus) -> str | None:
 def _last_output(seen: RunStatus) -> str:
     if seen.state.value != "running" or not (outputs := seen.run.outputs()):
         return ""
-    # Lazily: 20 ms, and only a run that was named needs it
     from launcher.diagnose.post_mortem.evidence import tail
 
     line = next((each for each in reversed(tail(outputs[-1])) if each.strip()), "")
@@ -166,7 +153,6 @@ def _health(seen: RunStatus) -> list[str]:
 
 
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
-    # Lazily: 20 ms, and only a run that was named needs it
     from launcher.diagnose.post_mortem.findings import verdicts
 
     ends = {attempt.number: verdict for attempt, verdict, _ in verdicts(seen)}

@@ -75,19 +75,13 @@ def main(arguments: list[str]) -> int:
 
 
 def command_line(arguments: list[str]) -> CommandLine:
-    """Returns the arguments in the form that Hydra expects, with --yes taken out.
-
-    Raises ConfigError: the arguments after `--` cannot be used; see `with_program_arguments`.
-    """
+    """Returns the arguments in the form that Hydra expects, with --yes taken out; raises ConfigError."""
     words = with_program_arguments(arguments)
     return CommandLine(tuple(opened(word for word in words if word != YES)), YES in words)
 
 
 def with_program_arguments(words: list[str]) -> list[str]:
-    """Replaces `--` and the words after it by workload.args=[...], each word as a string.
-
-    Raises ConfigError: workload.args is given as well, or an argument cannot be written into a config.
-    """
+    """Replaces `--` and the words after it by workload.args=[...], each word as a string; raises ConfigError."""
     if "--" not in words:
         return words
     at = words.index("--")
@@ -102,7 +96,6 @@ def with_program_arguments(words: list[str]) -> list[str]:
 def _require_grid(words: Sequence[str]) -> None:
     wrong = [word for word in words if key_of(word) == "hydra/sweeper" and word.split("=")[-1] not in SWEEPERS]
     if wrong:
-        # Lazily: only a sweep, and this error, need it
         from launcher.cli.multirun import SEARCHES
 
         raise ConfigError(f"{wrong[0]} is not used here. {SEARCHES}")
@@ -112,8 +105,6 @@ class Task:
     """The task function of Hydra, with the command line, which Hydra does not pass on.
 
     For a single run Hydra calls it with the config. For a multirun Hydra passes it to the launcher's Hydra plug-in.
-
-    command: the command line.
     problem: the error of the run, which `_hydra_main` raises; None: no error.
     """
 
@@ -133,7 +124,6 @@ class Task:
 
         config: the config that all points have in common, with Hydra's settings.
         """
-        # Lazily: 60 ms, and a single run needs none of it
         from launcher.cli.multirun import Multirun
 
         return Multirun(self.command, loader, config)
@@ -174,7 +164,6 @@ def _require_known_options(arguments: Sequence[str]) -> None:
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
-    # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
     from launcher.submission import resume
 
     wanted = composed.config
@@ -193,11 +182,8 @@ def ask(ready: Ready, *, yes: bool) -> None:
     """Prints the resources that a submission requests, and asks for confirmation if they exceed `confirm_above`.
 
     Does nothing for a run on this machine, if the user submits it (submit=false), or if the run has its job already.
-
-    yes: whether the user has confirmed with --yes.
-    Raises Declined: the user did not confirm.
+    Raises Declined: the user did not confirm, here or with --yes.
     """
-    # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
     from launcher.runs.history import read_history
 
     plan = ready.prepared.plan
@@ -214,11 +200,8 @@ def ask(ready: Ready, *, yes: bool) -> None:
 def conclude(ready: Ready, output: Stream | None = None) -> int:
     """Submits a run, prints what was submitted, follows the run if `wait` is set, and returns the exit code.
 
-    A run on this machine is followed unless `wait=false`.
-
-    output: reads the output that is printed; None: all output of the run.
+    A run on this machine is followed unless `wait=false`. output: what of it is printed; None: all.
     """
-    # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
     from launcher.cli.follow import follow_to_end
 
     prepared, wait = ready.prepared, ready.composed.config.wait
@@ -237,7 +220,6 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
 
 def show(prepared: Prepared) -> int:
     """Prints the plan as a table, then the job script exactly as it would be submitted; returns 0."""
-    # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
     from launcher.submission import render
 
     print(plan_table(prepared.plan))

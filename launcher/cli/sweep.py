@@ -35,7 +35,6 @@ def run(arguments: Namespace) -> int:
         if getattr(arguments, key) and action not in actions:
             raise ConfigError(f"{option} goes with sweep {' and sweep '.join(actions)}")
     if action == "status" and name is None:
-        # Lazily: each action needs its own
         from launcher.cli import sweep_status
 
         return sweep_status.overview(arguments.runs_dir, arguments.everything, arguments.as_json)
@@ -48,22 +47,18 @@ def run(arguments: Namespace) -> int:
 
 def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
     if action == "status":
-        # Lazily: each action needs its own
         from launcher.cli import sweep_status
 
         return sweep_status.show(sweep, everything=arguments.everything, as_json=arguments.as_json)
     if action == "results":
-        # Lazily: each action needs its own
         from launcher.cli import sweep_results
 
         options = {"sort": arguments.sort, "reverse": arguments.reverse}
         return sweep_results.show(sweep, **options, csv=arguments.csv, as_json=arguments.as_json)
     if action == "wait":
-        # Lazily: each action needs its own
         from launcher.cli import sweep_results
 
         return sweep_results.follow_to_end(sweep)
-    # Lazily: Hydra and submitit take 150 ms, and only a change of a sweep needs them
     from launcher.cli import sweep_change
 
     require_own(sweep.path, f"{action} it")
@@ -76,11 +71,7 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
 
 
 def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
-    """Converts arguments such as `3` and `0-4,7` to point numbers without duplicates; None: there are no arguments.
-
-    Raises ConfigError: an argument is neither a number nor a range.
-    Raises RunError: the sweep has no such point.
-    """
+    """Converts `3` and `0-4,7` to point numbers without duplicates, or None; raises ConfigError, RunError."""
     if not words:
         return None
     count = len(sweep.manifest().points)

@@ -17,12 +17,7 @@ from launcher.sweeps.submit import SubmittedSweep
 
 
 def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
-    """Restarts points and prints which.
-
-    points: numbers of the points; None: all that did not succeed.
-    yes: whether the user has confirmed with --yes.
-    Returns Exit code: 1 if the scheduler did not accept all of the points, else 0.
-    """
+    """Restarts points (None: all that did not succeed), prints which; returns 1 if not all were accepted."""
 
     def ask(chosen: Sequence[int]) -> None:
         plans = [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]
@@ -91,10 +86,7 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 
 
 def throttle(sweep: Sweep, most: int) -> int:
-    """Lets at most `most` points, or pilots of a packed sweep, run at once, and prints the new limits.
-
-    Returns Exit code: 1 if the scheduler did not accept all new pilots, else 0.
-    """
+    """Lets at most `most` points or pilots run at once, prints the limits; returns 1 if pilots were refused."""
     if sweep.manifest().packing is not None:
         submitted, stopping = control.throttle_pilots(sweep, most)
         print(f"{sweep.id}: {plural(most, 'pilot')}")

@@ -46,10 +46,9 @@ MAX_STARTERS = 3  # processes started for waiting points, one after another, wit
 def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
     """Follows a sweep to its end, and returns the command's exit code.
 
-    points: the numbers of the points to wait for; None: all.
     foreground: whether the sweep belongs to this terminal. If so, Ctrl-C cancels it; else Ctrl-C ends this command.
     Returns 0 if all points are done or pruned, 75 if all others are stopped and can be resumed, 130 if interrupted,
-        else 1.
+    else 1.
     """
 
     def cancel(kill: bool) -> None:
@@ -85,11 +84,7 @@ def sweep_exit_code(seen: Sequence[PointStatus]) -> int:
 def ended_line(
     before: Mapping[int, PointStatus], now: Sequence[PointStatus], keys: Sequence[str], objective: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yields a line for each point that has ended between two polls.
-
-    before: the points at the previous poll, by number.
-    objective: the metrics that the line shows for a point that is done.
-    """
+    """Yields a line, with the metrics of the objective, for each point that has ended since the poll before."""
     for each in now:
         last = before.get(each.point.index)
         if each.over and (last is None or not last.over):
@@ -172,7 +167,6 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
     if here := [index for index in waiting if index in asked]:
         if starters >= MAX_STARTERS:
             return f"points {ranges(here)} do not start: see {sweep.path}/points.log"
-        # Lazily: loads what submits
         from launcher.sweeps.submit import start_local_runner
 
         start_local_runner(sweep)
@@ -201,12 +195,9 @@ class Order:
 def show(
     sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
 ) -> int:
-    """Prints the points of a sweep as a table, as JSON or as CSV; returns 0.
+    """Prints the points of a sweep as a table, as JSON or as CSV (`-`: to stdout); returns 0.
 
-    sort, reverse: see `order_of`.
-    csv: path of the CSV file to write; `-`: stdout; None: no CSV.
-    as_json: whether JSON is printed.
-    Raises ConfigError: no point has the metric `sort`, or the file cannot be written.
+    sort, reverse: see `order_of`. Raises ConfigError: no point has the metric, or the file cannot be written.
     """
     seen, manifest = point_statuses(sweep), sweep.manifest()
     record = SearchRecord(sweep.path)
@@ -274,8 +265,6 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
     | the objective | the best first |
     | another metric | the smallest first |
 
-    sort: a metric; None: see the table.
-    reverse: whether the order is reversed.
     Raises ConfigError: no point has such a metric.
     """
     first = manifest.objective[0] if manifest.objective else None
@@ -288,10 +277,7 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
 
 
 def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
-    """Returns the numbers of points in the given order; points without the metric, or with NaN, come last.
-
-    metrics: the metrics of each point, by the point's number.
-    """
+    """Returns the numbers of points in the given order; points without the metric, or with NaN, come last."""
 
     def place(index: int) -> tuple[bool, float, int]:
         value = metrics[index].get(order.metric or "")
@@ -308,11 +294,7 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]
 def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
     """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit.
 
-    If there is only one point, all its metrics may be shown.
-
-    metrics: the metrics of each point, by the point's number.
-    first: metrics that are shown even if they do not fit.
-    room: width of all columns in characters, with two spaces before each.
+    If there is only one point, all its metrics may be shown. room: width of all columns, with two spaces before each.
     Returns the metrics that are shown, and those that are left out.
     """
     known = names_of(metrics.values())
@@ -400,8 +382,7 @@ def single_run(overrides: Sequence[str]) -> str:
 def csv_cell(value: Any) -> Any:
     """Returns a value as a CSV cell that no spreadsheet takes for a formula.
 
-    Text that starts like a formula gets an apostrophe in front
-    (https://owasp.org/www-community/attacks/CSV_Injection). Numbers, such as `-0.5`, are unchanged.
+    Text that starts like a formula gets an apostrophe in front (https://owasp.org/www-community/attacks/CSV_Injection).
     """
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")):
         return value

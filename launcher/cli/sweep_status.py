@@ -38,12 +38,7 @@ WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PR
 
 
 def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
-    """Prints a line for each sweep in a folder; returns 0.
-
-    runs_dir: the folder of runs; None: the default one.
-    everything: whether all sweeps are shown, and not only the newest.
-    as_json: whether JSON is printed.
-    """
+    """Prints a line for each sweep in a folder (None: the default one), all or the newest; returns 0."""
     folder = runs_dir or default_runs_dir()
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
@@ -63,11 +58,7 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 
 
 def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
-    """Prints a sweep: a bar, the number of points in each state, and lines for failed and running points; returns 0.
-
-    everything: whether all points get a line.
-    as_json: whether JSON is printed.
-    """
+    """Prints a sweep: a bar, the number of points in each state, and lines for failed and running points; returns 0."""
     monitor, manifest = SweepMonitor(), sweep.manifest()
     seen = point_statuses(sweep, monitor)
     keys = differing(manifest.points)
@@ -156,10 +147,7 @@ def row(each: PointStatus) -> dict[str, Any]:
 
 
 def why(each: PointStatus) -> str | None:
-    """Returns why a point ended without success, or the scheduler's reason why it waits; None: not known, or running.
-
-    For a point that the user has cancelled it is None, too.
-    """
+    """Returns why a point ended without success (but by the user) or waits; None: not known, or running."""
     if each.seen is None or each.state == RunState.RUNNING.value:
         return None
     if each.state == RunState.CANCELLED.value and each.seen.history.cancelled:

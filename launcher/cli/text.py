@@ -22,10 +22,7 @@ LONGEST_METRIC = 200  # characters of a value; result.json has all of it
 
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
-    """Prints a table with aligned columns. No cell is shortened.
-
-    lines: the headings, then the rows; all have the same number of cells.
-    """
+    """Prints the headings and rows with aligned columns. No cell is shortened."""
     lines = [tuple(map(one_line, line)) for line in lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
@@ -40,7 +37,6 @@ def print_unreadable(run: Run) -> None:
 
 def plan_table(plan: JobPlan) -> str:
     """Returns the plan as a table with two columns, as a dry run shows it."""
-    # Lazily: only this table or sentence needs it
     from launcher.spec import limits
 
     pools = [f"{key} {name}" for key, name in limits.pools_by_key(plan).items()]
@@ -79,7 +75,6 @@ def bound_to(plan: JobPlan) -> list[str]:
 
     If the profile names a type of node (cluster.node_type), the CPUs, GPU and NIC of each rank on it are listed.
     """
-    # Lazily: only this table needs it
     from launcher.binding import hardware, masks
     from launcher.failures.text import of_unbound
 
@@ -126,7 +121,6 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
 
     Of a run that is queued again it is the end of its last attempt.
     """
-    # Lazily: only this table or sentence needs it
     from launcher.diagnose.post_mortem.evidence import of, of_attempt
     from launcher.diagnose.post_mortem.verdict import classify
 
@@ -164,10 +158,7 @@ def outcome(seen: RunStatus) -> str:
 
 
 def print_commands(commands: Sequence[str], following: str) -> None:
-    """Prints commands with which the user submits jobs (submit=false): they alone go to stdout.
-
-    following: arguments of the launcher's command that shows what was submitted.
-    """
+    """Prints commands with which the user submits jobs, alone to stdout; `following`: the command that shows them."""
     told = f"run this in a shell with the same environment, once; then `{program()} {following}`"
     print(f"launcher: nothing is submitted yet: {told}", file=sys.stderr, flush=True)
     print("\n".join(commands))

@@ -43,9 +43,8 @@ _PARTS = 4  # most ranges of CPUs that have lines of their own in a NUMA node
 
 
 def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """Returns the lines that show the nodes of a run; nodes with the same bindings are drawn once.
+    """Returns the lines that show the nodes of a run, from the `bound` events in order of ranks; equal ones once.
 
-    bindings: the `bound` event of each agent, in the order of the agents' ranks.
     devices: names of GPUs and network devices, by NUMA node; None: those that ranks use.
     """
     alike: dict[tuple[object, ...], list[Bound]] = {}

@@ -94,7 +94,6 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def _live(rows: Rows) -> int:
-    # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.console import Console
     from rich.live import Live
 
@@ -107,7 +106,6 @@ def _live(rows: Rows) -> int:
 
 def layout(view: View, console: Console) -> RenderableType:
     """Returns a table of the runs with progress bars, cut to the height of the terminal."""
-    # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -156,7 +154,6 @@ def _done(row: Mapping[str, Any], done: int | None, total: int | None) -> str:
 
 
 def _bar(done: int | None, total: int | None, wide: bool) -> RenderableType:
-    # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.table import Table
     from rich.text import Text
 

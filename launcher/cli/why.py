@@ -82,11 +82,7 @@ def _start(option: Option, now: float) -> str:
 
 
 def moment(starts: float, now: float) -> str:
-    """Formats a start time as `21:10 (in 12 min)`; on another day with the date; within the next 30 s as `now`.
-
-    starts: the start time, in seconds since the epoch.
-    now: the current time, in seconds since the epoch.
-    """
+    """Formats a start (both since the epoch) as `21:10 (in 12 min)`, with the date on another day; soon: `now`."""
     left = starts - now
     if left < 30:
         return "now"

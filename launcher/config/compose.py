@@ -28,10 +28,7 @@ from launcher.paths import resource
 
 @contextlib.contextmanager
 def interpolated() -> Iterator[dict[str, str]]:
-    """Records the references `${oc.env:NAME}` that are resolved inside the `with` block.
-
-    Yields a dict that gets the NAME of each resolved reference, by the config key that has it.
-    """
+    """Yields a dict that gets NAME of each `${oc.env:NAME}` that is resolved in the block, by the key that has it."""
     found: dict[str, str] = {}
 
     def environment_variable(name: str, *default: Any, _node_: Any) -> Any:
@@ -46,11 +43,7 @@ def interpolated() -> Iterator[dict[str, str]]:
 
 
 def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
-    """Checks that no key has the value of a secret, however short the value is.
-
-    interpolated: what `interpolated` has recorded: names of variables, by the config key that refers to them.
-    Raises ConfigError: a key has the value of a secret. (A secret variable of cluster.environment may have one.)
-    """
+    """Raises ConfigError if a key (of `interpolated`) has a secret's value, however short; cluster.environment may."""
     for key, variable in interpolated.items():
         own = key.removeprefix("cluster.environment.")
         if redaction.is_secret(variable, patterns) and (own == key or not redaction.is_secret(own, patterns)):
@@ -80,10 +73,7 @@ class Composed:
 
 
 def composed(overrides: Sequence[str]) -> Composed:
-    """Composes the config of a run from its overrides.
-
-    Raises ConfigError: Hydra cannot compose the config, or `typed` refuses it.
-    """
+    """Composes the config of a run from its overrides; raises ConfigError (Hydra, or `typed`, refuses it)."""
     with in_our_words(overrides):
         return finished(by_hydra(overrides)[0])
 
@@ -104,10 +94,9 @@ def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
 
 
 def finished(config: DictConfig) -> Composed:
-    """Converts a config that Hydra has composed to the schema's dataclasses and to plain values.
+    """Converts a composed config to the schema's dataclasses and to plain values.
 
-    Raises ConfigError: see `typed`.
-    Raises OmegaConfBaseException: a value has the wrong type, or refers to a key that does not exist.
+    Raises ConfigError (`typed`), or OmegaConfBaseException (a wrong type, a reference to a missing key).
     """
     return Composed(typed(config), plain(config))
 
@@ -135,12 +124,9 @@ def plain(config: Container) -> Any:
 
 
 def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the values that a config sets for environment variables (cluster.environment), by name.
+    """Returns these of the variables in a config's cluster.environment, as far as they have a value.
 
-    A variable is left out if the config does not set it, or refers to a variable that does not exist. If the config
-    cannot be composed, the result is empty.
-
-    overrides: the overrides of the config; the profile that they name may have changed or be gone.
+    If the config cannot be composed (its profile may be gone), the result is empty.
     """
     found: dict[str, str] = {}
     with contextlib.suppress(ConfigError), in_our_words(overrides):

@@ -25,11 +25,7 @@ NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 
 @contextlib.contextmanager
 def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
-    """Converts errors that Hydra, OmegaConf and YAML raise inside the `with` block to ConfigErrors.
-
-    arguments: the overrides that are composed in the block, for the text.
-    Raises ConfigError: the overrides cannot be composed.
-    """
+    """Converts errors of Hydra, OmegaConf and YAML about these overrides in the block to ConfigErrors."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -70,10 +66,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def require_names(arguments: Sequence[str]) -> None:
-    """Refuses overrides for which Hydra would print a traceback.
-
-    Raises ConfigError: a config group is set to a number, or the key is missing (`=value`).
-    """
+    """Raises ConfigError for overrides for which Hydra would print a traceback (`=value`, a group set to a number)."""
     for word in arguments:
         key, equals, value = word.partition("=")
         if equals and (not key or (key in GROUPS and any(NO_NAME.fullmatch(each) for each in value.split(",")))):

@@ -22,10 +22,9 @@ _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]
 
 
 def register(held_nodes: Callable[[], int]) -> None:
-    """Registers the schema and our resolvers with Hydra. It must be called before a config is composed.
+    """Registers the schema and our resolvers with Hydra, before a config is composed.
 
-    held_nodes: function of the resolver `${launcher.held_nodes:}`: returns the number of nodes of the allocation that
-        this process is in.
+    held_nodes: of the resolver `${launcher.held_nodes:}`: the number of nodes of this process's allocation.
     """
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
@@ -39,12 +38,7 @@ def register(held_nodes: Callable[[], int]) -> None:
 
 @contextlib.contextmanager
 def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
-    """Registers the schema and our resolvers inside a `with` block, for a process that may be a Hydra app of the user.
-
-    At the end of the block, YAML's resolvers and Hydra's global config are restored.
-
-    held_nodes: see `register`.
-    """
+    """`register` in a block; restores YAML's resolvers and Hydra's global config, for a process that is a Hydra app."""
     resolvers, config = yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg
     register(held_nodes)
     try:
@@ -65,11 +59,7 @@ def _store_schema() -> None:
 
 
 class _Classes(dict[str, Any]):
-    """A group of Hydra's config store that creates the node of a dataclass when a config names it.
-
-    group: name of the group, below `hydra/schema`.
-    find: returns the dataclass for a name, or a config of that type; None: the name is unknown.
-    """
+    # A group (below `hydra/schema`) of Hydra's config store that makes a dataclass's node when a config names it
 
     def __init__(self, group: str, find: Callable[[str], Any]) -> None:
         super().__init__()

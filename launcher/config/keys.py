@@ -58,10 +58,7 @@ class Key:
 
 
 def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
-    """Yields the keys of `kind`, a dataclass of the schema, those of its base classes first.
-
-    prefix: sections in front of the keys' names (`launch.`).
-    """
+    """Yields the keys of a dataclass of the schema, those of its base classes first, each with a prefix (`launch.`)."""
     bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
     docs = {name: doc for base in bases for name, doc in _docs(base.__module__).get(base.__name__, {}).items()}
     hints = get_type_hints(kind)
@@ -111,10 +108,7 @@ class Section:
 
 @cache
 def sections(*, others: bool = True) -> tuple[Section, ...]:
-    """Returns all groups of keys, in the order of the help.
-
-    others: whether keys of schedulers from other packages (entry points) are included.
-    """
+    """Returns all groups of keys, in the order of the help; others: also of other packages' schedulers."""
     own = {name: settings_class(name) for name in (names() if others else OURS)}
     return (
         Section("", "Keys of every run (KEY=VALUE)", schema.Config),
@@ -154,10 +148,7 @@ def workloads_with(key: str) -> list[str]:
 
 
 def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
-    """Returns the type of each key, by its full name.
-
-    words: overrides. If they choose a workload or a cluster, keys of other workloads and schedulers are left out.
-    """
+    """Returns the type of each key, without keys of workloads and schedulers that these overrides do not choose."""
     found: dict[str, Any] = {}
     for name, kind in get_type_hints(schema.Config).items():
         if name == "workload":
@@ -173,7 +164,6 @@ def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
 
 
 def _clusters(words: Iterable[str]) -> list[type]:
-    # Lazily: 6 ms, and help needs none of it
     from launcher.config.profiles import profiles
 
     chosen = [word.partition("=")[2] for word in words if word.startswith("cluster=")]
@@ -191,11 +181,7 @@ def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def of_other_schedulers(key: str, kind: type | None) -> str | None:
-    """Returns the error text about a key that only other schedulers have, with the fix; None: no other one has the key.
-
-    key: full name of the key (`cluster.queue`).
-    kind: class of the profile in which the key was set; see `cluster_class`.
-    """
+    """Returns the error about a key (`cluster.queue`) that only other schedulers than this profile's have, or None."""
     section, _, name = key.partition(".")
     name = name.partition(".")[0]
     owners, scheduler = schedulers_with(name), scheduler_of(kind)

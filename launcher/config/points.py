@@ -139,7 +139,7 @@ _NAMES = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 @dataclass
 class _Shape:
-    """A config that Hydra has composed, from which the configs of other points are derived."""
+    # A config that Hydra has composed, from which the configs of other points are derived
 
     config: DictConfig  # config object of Hydra, which is modified in place for each derived point
     overrides: list[Override]  # overrides of the last derived point
@@ -147,7 +147,7 @@ class _Shape:
     references: dict[str, str]  # text of each value that refers to other keys, by key; for a list, all such texts in it
 
     def fits(self, overrides: Sequence[Override]) -> bool:
-        """Returns whether the config with these overrides can be derived from this one.
+        """Returns whether the config of these overrides can be derived from this one.
 
         Only plain values may differ, and no override may set a section that contains the key of another override.
         """
@@ -172,10 +172,7 @@ class _Shape:
 
 
 def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
-    """Returns the composer for the points of a multirun that Hydra runs.
-
-    common: config that all points have in common, with its section `hydra`.
-    """
+    """Returns the composer for the points of a multirun, from what they have in common with section `hydra`."""
 
     def by_hydra(overrides: Sequence[str], number: int) -> DictConfig:
         config = loader.load_sweep_config(common, list(overrides))
@@ -189,10 +186,7 @@ def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
 
 
 class Composer:
-    """Composes the configs of points, one after the other.
-
-    by_hydra: returns the config that Hydra composes from a point's overrides and number, without its section `hydra`.
-    """
+    """Composes the configs of points; by_hydra: Hydra's, from overrides and number, without section `hydra`."""
 
     def __init__(self, by_hydra: Callable[[Sequence[str], int], DictConfig]) -> None:
         self._by_hydra = by_hydra
@@ -201,11 +195,7 @@ class Composer:
         self._shapes: list[_Shape] = []
 
     def __call__(self, overrides: Sequence[str], number: int) -> Composed:
-        """Returns the config of a point.
-
-        Raises HydraException, OmegaConfBaseException: the config cannot be composed.
-        Raises ConfigError: see `compose.typed`.
-        """
+        """Returns the config of a point; raises HydraException, OmegaConfBaseException, or ConfigError."""
         parsed = [self._parse(each) for each in overrides]
         keys = [each.key_or_group for each in parsed]
         if len(set(keys)) == len(keys):  # of repeated keys the last one is valid, which _changed does not know
@@ -267,8 +257,6 @@ def affected(changed: Set[str], references: Mapping[str, str]) -> set[str]:
     |---|---|
     | `a-${b.c}`: only names | if b.c, a section that contains it, or a key in it is |
     | `${x:y}`, `${.b}`, `${a.${b}}`: a resolver, a relative or a composed name | always |
-
-    references: texts of the values that refer to other keys, by key.
     """
     found = {*changed, *(key for key, text in references.items() if "${" in _NAMES.sub("", text))}
     waiting = {key: _NAMES.findall(text) for key, text in references.items() if key not in found}

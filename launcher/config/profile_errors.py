@@ -21,11 +21,7 @@ KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or f
 
 
 def explain(text: str, kind: type | None) -> str | None:
-    """Returns our text for an error in a configuration file; None: the error is about something else.
-
-    text: message of Hydra (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
-    kind: dataclass of the section in which a key was set; None: not known.
-    """
+    """Returns our text for Hydra's error about a key of a section of class `kind`; None: another error."""
     match = IN_FILE.match(text)
     if match is None:
         return None

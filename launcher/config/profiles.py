@@ -82,11 +82,9 @@ def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
 
 
 def save(name: str, text: str, *, force: bool) -> Path:
-    """Writes a profile into the user's folder, and returns its path.
+    """Writes a profile into the user's folder, and returns its path; force: replaces one that exists.
 
-    force: whether to replace an existing profile of the user.
-    Raises ConfigError: the name is that of a base profile, or cannot be a file name.
-    Raises RunError: the profile exists already, or cannot be written.
+    Raises ConfigError: the name is that of a base profile, or cannot be a file name. Or RunError.
     """
     if name in bases():
         raise ConfigError(f"{name} is a profile on which others are based: choose another name (`site init NAME`)")

@@ -57,7 +57,6 @@ OURS = {
 @cache
 def entry_points_of(group: str) -> dict[str, str]:
     """Returns the entry points of other packages in a group: import paths by name, without names of our schedulers."""
-    # Lazily: 15 ms, and ours need none of it
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=group) if point.name not in OURS}
@@ -76,10 +75,7 @@ def load(place: str) -> Any:
 
 @cache
 def settings_class(name: str) -> type[SchedulerSettings] | None:
-    """Returns a scheduler's settings class: the keys of `cluster` that only it has. None: no scheduler has this name.
-
-    Raises ConfigError: the entry point of another package cannot be loaded.
-    """
+    """Returns the class of the keys of `cluster` that only this scheduler has, or None; raises ConfigError."""
     if name in OURS:
         return load(OURS[name].settings)
     if name not in entry_points_of(SCHEDULERS):
@@ -96,12 +92,7 @@ def settings_class(name: str) -> type[SchedulerSettings] | None:
 
 @cache
 def cluster_class(name: str) -> type[Cluster] | None:
-    """Returns the class of a scheduler's profiles: the keys of every cluster, and those of the scheduler itself.
-
-    None: no scheduler has this name.
-
-    Raises ConfigError: the entry point of another package cannot be loaded.
-    """
+    """Returns the class of a scheduler's profiles, all keys of theirs, or None; raises ConfigError."""
     settings = settings_class(name)
     return (
         None if settings is None else dataclass(type(settings.__name__, (settings, Cluster), {"__module__": __name__}))
@@ -109,10 +100,7 @@ def cluster_class(name: str) -> type[Cluster] | None:
 
 
 def own_settings(cluster: Cluster, kind: type[S]) -> S:
-    """Returns a profile, typed as the settings class of its scheduler.
-
-    Raises TypeError: the profile is for another scheduler.
-    """
+    """Returns a profile, typed as the settings class of its scheduler; TypeError: it is of another one."""
     if not isinstance(cluster, kind):
         raise TypeError(f"cluster={cluster.name} has no {kind.__name__}")
     return cluster

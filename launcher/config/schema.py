@@ -156,10 +156,7 @@ class Pool:
 
 @dataclass
 class SchedulerSettings:
-    """Keys of `cluster` that only one scheduler has: the base class of settings.py in each scheduler's folder.
-
-    A plan has these keys in `cluster.settings`, with the values of the config.
-    """
+    """Keys of `cluster` that only one scheduler has (its settings.py); a plan has them in `cluster.settings`."""
 
     # names of the keys that name a job's partition, queue or QOS. `cluster.pools` has settings for each
     POOLS: ClassVar[tuple[str, ...]] = ()

@@ -42,9 +42,6 @@ def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) ->
     | unknown | that the scheduler does not answer, or that its state for the job is not known to the launcher |
     | a point that has not started | what it waits for |
 
-    run: the run, which may be a point of a sweep.
-    program: the command of the launcher, as the user typed it; for commands to copy.
-    cause: returns the cause of a run's end as one line; None: the cause is not known.
     Raises RunError: the run's record cannot be read.
     """
     state = not_begun(run) if run.is_point else None

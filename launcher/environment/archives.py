@@ -34,11 +34,7 @@ EXCLUDED = ("/share/man/", "/pip-selfcheck")  # paths with one of these are not 
 
 
 def checked(name: str) -> tuple[str, Archive]:
-    """Checks the file of env.archive. Returns its absolute path, and the section `archive` of the plan.
-
-    name: value of env.archive; a relative path refers to the working folder.
-    Raises ConfigError: the file does not exist, or its name has none of the suffixes of archives.
-    """
+    """Returns env.archive's absolute path, and the plan's section `archive`; raises ConfigError."""
     key = f"env.archive={name}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
     if not path.name.endswith(SUFFIXES):
@@ -111,10 +107,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
 
 
 def import_seconds(python: Path) -> float:
-    """Measures how many seconds an interpreter takes to import torch. (The page cache makes it faster.)
-
-    Raises RunError: the interpreter cannot import torch.
-    """
+    """Returns how many seconds an interpreter takes to import torch, with the page cache; raises RunError."""
     began = time.monotonic()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     try:
@@ -126,7 +119,6 @@ def import_seconds(python: Path) -> float:
 
 @contextlib.contextmanager
 def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
-    # Lazily: only an archive that is packed with gzip needs it
     import gzip
 
     if name.endswith((".gz", ".tgz")):
@@ -147,10 +139,7 @@ def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
 
 
 def default_folder() -> Path:
-    """Returns the folder of the venv that this Python belongs to.
-
-    Raises ConfigError: this Python belongs to no venv.
-    """
+    """Returns the folder of the venv that this Python belongs to; raises ConfigError if it belongs to none."""
     if not (Path(sys.prefix) / "pyvenv.cfg").is_file():
         raise ConfigError(f"{sys.executable} belongs to no venv: name the FOLDER of one")
     return Path(sys.prefix)

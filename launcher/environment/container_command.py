@@ -84,10 +84,7 @@ def mounts(binds: Sequence[str]) -> list[str]:
 
 
 def python_inside(plan: JobPlan) -> list[str]:
-    """Returns the command that starts the interpreter inside the container, in the workdir and with PYTHONPATH set.
-
-    The caller appends the interpreter's arguments.
-    """
+    """Returns the start of the container's Python, in the workdir and with PYTHONPATH; the caller adds arguments."""
     path = [*plan.code.path, plan.code_root, plan.cluster.environment.get("PYTHONPATH")]
     return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.env.python, "-u"]
 
@@ -105,10 +102,7 @@ def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str
 def command(
     plan: JobPlan, environ: Mapping[str, str], runtime: str, exists: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts the interpreter in the container, and the environment of that command.
-
-    exists: returns whether a path exists on this node.
-    """
+    """Returns the command that starts the container's Python, and its environment; exists: of a path here."""
     assert plan.env.container is not None
     inside = passed_variables(environ, plan)
     seen = [*folders(plan), *(environ[name] for name in ("TMPDIR", "PBS_NODEFILE") if environ.get(name))]
@@ -128,11 +122,7 @@ def command(
 
 
 def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
-    """Returns the name of the container runtime to use on this node.
-
-    which: returns the path of a command; None: the command is not on PATH (shutil.which).
-    Raises ContainerError: the node does not have the runtime.
-    """
+    """Returns the container runtime to use on this node (`which`: as shutil's); raises ContainerError."""
     wanted = plan.env.container_runtime
     if wanted == "auto":
         names: Sequence[str] = ("enroot",) if str(plan.env.container).endswith(".sqsh") else RUNTIMES
@@ -148,10 +138,7 @@ def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
 
 
 def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPlan) -> None:
-    """Starts the container and checks that the agent can run in it.
-
-    Raises ContainerError: the container does not start, or its Python has a wrong version or lacks a package.
-    """
+    """Raises ContainerError unless the container starts and its Python has the version and packages needed."""
     query = [*words, "-c", programs.QUERY, *programs.NEEDED]
     done = subprocess.run(
         query, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False

@@ -30,10 +30,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 def checked(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]]:
     """Checks env.container. Returns the image (as an absolute path if it is a file), and notes for the user.
 
-    An image in a folder that does not exist on this machine is not checked, and a note says so.
-
-    env: section `env` of the config.
-    here: whether the run is on this machine, so that the image must be, too.
+    An image in a folder that does not exist on this machine is not checked, unless the run is `here`.
     Raises ConfigError: the image is not in its folder, cannot be read, or is not on this machine with `here`.
     """
     image = str(env.container)
@@ -57,10 +54,7 @@ def checked(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]]:
 
 
 def node_command(plan: JobPlan) -> list[str]:
-    """Returns the command that the script starts on each node, without its argument, the run directory.
-
-    Raises ConfigError: a folder of the run cannot be bound into the container.
-    """
+    """Returns the command, but for the run directory, that starts on each node; raises ConfigError."""
     if plan.env.archive is not None:
         return [plan.python, *own_module("launcher.environment.unpack_on_node")]
     if plan.env.container is None:

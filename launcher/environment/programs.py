@@ -51,10 +51,7 @@ class SetupLine:
 
 
 def check(plan: JobPlan) -> tuple[str, ...]:
-    """Checks the packages of the plan's trackers. Returns notes about missing ones that the job may have all the same.
-
-    Raises ConfigError: a package is missing, and the job certainly runs with this interpreter and module path.
-    """
+    """Returns notes on the trackers' packages that are missing; ConfigError: the job would certainly lack one."""
     missing = [name for name in plan.track if not _is_installed(name)]
     if not missing:
         return ()
@@ -108,13 +105,9 @@ fi"""
 
 
 def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Checks a venv or conda environment. Returns its absolute path, and notes for the user.
+    """Returns a venv's or conda environment's absolute path, and notes; raises ConfigError.
 
-    If even its parent folder does not exist on this machine, the environment is not checked, and a note says so.
-
-    folder: folder of the environment; a relative path refers to the working folder.
-    here: whether the run is on this machine, so that the environment must be, too.
-    Raises ConfigError: the environment does not exist, or ranks could not run in it.
+    If even its parent folder does not exist on this machine, the environment is not checked, unless the run is `here`.
     """
     key = f"{given_as}{folder}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(folder))))
@@ -177,10 +170,9 @@ class Place:
 
 
 def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:
-    """Returns where Python will look for modules in a job that this process submits.
+    """Returns where Python will look for modules in a job that this process submits from a folder (None: this one).
 
     setup: set-up lines, modules, environments and containers of the job; with any, the result is not complete.
-    folder: folder in which the job starts; None: this process's working folder.
     """
     folder = folder or os.getcwd()
     more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
@@ -189,11 +181,7 @@ def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | Non
 
 
 def checked_program(program: Program, place: Place) -> Program:
-    """Checks a program, and returns a copy in which `args` has all arguments as strings; flags and overrides are empty.
-
-    place: where Python will look for modules in the job; see `here`.
-    Raises ConfigError: the program cannot be run; the text names the fix.
-    """
+    """Returns a checked program, with all arguments as strings in `args`; raises ConfigError with the fix."""
     if (program.script is None) == (program.module is None):
         both = "not both" if program.script else "none is given"
         raise ConfigError(
@@ -209,11 +197,7 @@ def checked_program(program: Program, place: Place) -> Program:
 
 
 def checked_function(function: Function, place: Place) -> Function:
-    """Checks a function, and returns a copy with the target in the form `package.module:function`.
-
-    place: where Python will look for modules in the job; see `here`.
-    Raises ConfigError: the function does not exist, or does not take these arguments.
-    """
+    """Returns a checked function, with the target as `package.module:function`; raises ConfigError."""
     if function.target is None:
         raise ConfigError("workload=function needs workload.target=package.module:function, and none is given")
     module, name = _split(function.target)
@@ -229,11 +213,8 @@ def checked_function(function: Function, place: Place) -> Function:
 
 
 def entry_file(workload: Program | Function, place: Place) -> tuple[str, str | None]:
-    """Returns the setting that names the workload's code (`workload.script=train.py`), and the file that runs first.
+    """Returns the setting of the workload's code (`workload.script=train.py`), and its first file, or None.
 
-    The file is None if it is not known on this machine.
-
-    place: where Python will look for modules in the job; see `here`.
     Raises ConfigError: the module does not exist.
     """
     if isinstance(workload, Function):

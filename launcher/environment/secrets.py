@@ -68,11 +68,7 @@ def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str
 
 
 def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
-    """Checks that values to write contain no values of secrets of at least MIN_LENGTH characters.
-
-    secrets: values of the secrets, by name.
-    Raises ConfigError: a value or a key contains the value of a secret.
-    """
+    """Raises ConfigError if values have a secret (by name) of at least MIN_LENGTH characters in them."""
     # A variable may have the path of a file with the secret: this path itself is no secret.
     wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and not _is_path(text)}
     for key, text in _texts("", values):
@@ -144,10 +140,7 @@ def exported(secrets: Mapping[str, str]) -> Iterator[None]:
 
 
 def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Checks that the secrets of a recorded run are in the environment, before the run is submitted again.
-
-    Raises SubmissionError: a variable is missing.
-    """
+    """Raises SubmissionError if the secrets of a recorded run are not in the environment."""
     if missing := [name for name in names if name not in environ]:
         raise SubmissionError(
             f"{', '.join(missing)}: secrets are in no record, so set {'it' if len(missing) == 1 else 'them'} in this "
@@ -159,21 +152,14 @@ def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def folder() -> Path:
-    """Returns the folder of all files of secrets: $LAUNCHER_SECRETS_DIR, else `secrets` in the user's data folder.
-
-    The nodes must see this folder.
-    """
+    """Returns the folder, seen by the nodes, of all files of secrets: $LAUNCHER_SECRETS_DIR, or the user's data."""
     if named := os.environ.get(FOLDER):
         return Path(named).expanduser().absolute()
     return user_data_dir() / "secrets"
 
 
 def folder_of(runs: str, base: str) -> str:
-    """Returns the folder with the files of secrets of all runs in a folder.
-
-    runs: folder of the run directories: runs_dir, or the directory of a sweep.
-    base: folder of all files of secrets; see `folder`.
-    """
+    """Returns where the secrets of all runs in a folder (runs_dir, or a sweep's directory) are, below `folder`."""
     return f"{base}/{hashlib.sha256(runs.encode()).hexdigest()[:16]}"
 
 
@@ -184,12 +170,9 @@ def file_of(run_dir: str, base: str) -> Path:
 
 
 def write(text: str, path: Path) -> None:
-    """Writes a file of secrets that only its owner can read, in folders that only its owner can change.
+    """Writes a file of secrets, which jobs source, that only its owner can read, in folders that only he can change.
 
-    Nobody else may change the file, since jobs source it.
-
-    Raises OSError: the file cannot be written.
-    Raises RunError: one of the folders belongs to somebody else, or others can write to it.
+    Raises OSError, or RunError: one of the folders belongs to somebody else, or others can write to it.
     """
     try:
         _write(text, path)
@@ -212,12 +195,7 @@ def remove(path: Path) -> None:
 
 
 def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str, base: str) -> None:
-    """Writes the files of secrets of runs before their submission to PBS, and removes the files of runs that are over.
-
-    secrets: values of the secrets, by name. If it is empty, no file is written.
-    base: folder of all files of secrets; see `folder`.
-    Raises SubmissionError: a file cannot be written.
-    """
+    """Writes runs' secrets, if any, before submission, removes those of runs that are over; SubmissionError."""
     prune(Path(base))
     for run_dir in run_dirs:
         path = file_of(run_dir, base)
@@ -234,10 +212,7 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
 
 
 def forget(run_dir: str, base: str | None) -> None:
-    """Removes the file of secrets of a run that is cancelled. (If the run has started, it has read the file.)
-
-    base: folder of all files of secrets; None: the run has no such file.
-    """
+    """Removes the secrets of a run that is cancelled (once it has started, it has read them); None: it has none."""
     if base is not None:
         remove(file_of(run_dir, base))
 
@@ -270,7 +245,6 @@ def _over(run_dir: Path, written: float) -> bool:
     | waits, runs, or has ended with 75, after which it may be requeued or resubmitted | no |
 
     written: time at which the file was written, in seconds since the epoch.
-    Raises UnavailableError: the run directory cannot be read now.
     """
     run = Run(run_dir)
     if not unwrap(exists(run_dir)):

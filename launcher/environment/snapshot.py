@@ -48,11 +48,7 @@ class Tree:
 
 
 def tree(folder: str, without: Sequence[str] = ()) -> Tree:
-    """Returns the files that a snapshot of a repository would have.
-
-    without: folders to leave out (of run directories).
-    Raises ConfigError: the folder is in no git repository, or git fails.
-    """
+    """Returns the files, but for folders of runs, that a snapshot of a repository would have; raises ConfigError."""
     root = Path(_git(folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
     inner = [each for each in map(os.path.realpath, without) if within(each, str(root)) and each != str(root)]
     left_out = tuple(each + os.sep for each in inner)
@@ -102,10 +98,7 @@ def _git(folder: str, *arguments: str) -> str:
 
 
 def check(found: Tree, limit: int) -> None:
-    """Checks the size of a snapshot with the files `found`.
-
-    Raises ConfigError: the snapshot is larger than `limit` bytes; the text names the largest files.
-    """
+    """Raises ConfigError, with the largest files, if a snapshot would be larger than `limit` bytes."""
     if found.size <= limit:
         return
     largest = sorted(found.files, key=lambda name: -found.files[name])[:SHOWN]
@@ -118,10 +111,9 @@ def check(found: Tree, limit: int) -> None:
 
 
 def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | None, folder: Path) -> Site:
-    """Returns a copy of `site`, with folders in the repository replaced by the same folders in the run's snapshot.
+    """Returns `site` with folders in the repository replaced by those in the run's snapshot.
 
-    found: files of a new snapshot; None: the run uses the existing snapshot of `before`.
-    before: earlier plan of the run or its sweep; None: there is none with a snapshot.
+    found: files of a new snapshot; None: the run uses the existing one of `before`, an earlier plan of it or its sweep.
     Raises ConfigError: the snapshot would be too large, or would not contain the workload's code.
     """
     if found is None:
@@ -169,10 +161,7 @@ def _require_workload(config: Config, site: Site, found: Tree) -> None:
 def workload_in(
     workload: Program | Function, place: programs.Place, before: JobPlan
 ) -> tuple[Program | Function, programs.Place]:
-    """Returns a workload and its module path, with folders in the repository replaced by those in the snapshot.
-
-    place: where Python looks for modules, with folders in the repository.
-    """
+    """Returns a workload and its module path, with folders in the repository replaced by those in the snapshot."""
     assert before.code.repository is not None and before.code.snapshot is not None
     workdir = moved(os.path.realpath(place.workdir), before.code.repository, before.code.snapshot)
     path = path_in([*map(os.path.abspath, place.path)], before.code.repository, before.code.snapshot)
@@ -194,10 +183,7 @@ def notes(plan: JobPlan) -> tuple[str, ...]:
 
 
 def script_in(script: str, site: Site | JobPlan) -> str:
-    """Returns the path of a program's script in the snapshot of `site`; a relative path that is valid there, unchanged.
-
-    For a script outside of the repository, it is the absolute path of that script.
-    """
+    """Returns a script's path in `site`'s snapshot: relative as it is, else absolute (also outside of it)."""
     if site.code.snapshot is None or site.code.repository is None:
         return script
     path = os.path.expanduser(script)
@@ -268,10 +254,7 @@ def moved(path: str, root: str, code: str) -> str:
 
 
 def take(plan: JobPlan) -> None:
-    """Copies the files of a plan's snapshot, and of our packages, unless the copies exist already.
-
-    Raises ConfigError: the snapshot has become too large, or cannot be written.
-    """
+    """Copies a plan's snapshot, and our packages, unless they are there; ConfigError: too large, or unwritable."""
     library = Path(plan.code_root or "/")
     if library.name.startswith(LIBRARY) and not library.is_dir():
         _copy_launcher(library)
@@ -348,12 +331,7 @@ def _copy(root: Path, name: str, target: Path) -> None:
 
 
 def folder_of(run: Run, *, another: bool) -> Path:
-    """Returns the folder for a run's snapshot.
-
-    run: run, which may be a point of a sweep.
-    another: whether to name a new folder in the run's own directory (code, code-1, ...); otherwise all points of a
-        sweep share one folder.
-    """
+    """Returns the folder of a run's snapshot: its sweep's, or with `another` a new one of its own (code-1)."""
     if not another:
         return (run.path.parent if run.path.name.isdecimal() else run.path) / FOLDER
     number = sum(entry.is_dir() for entry in run.path.glob(f"{FOLDER}*"))
@@ -361,12 +339,7 @@ def folder_of(run: Run, *, another: bool) -> Path:
 
 
 def earlier_plan(run: Run) -> JobPlan | None:
-    """Returns the plan with the existing snapshot that a run uses: the run's, or that of another point of its sweep.
-
-    None: there is no snapshot yet.
-
-    Raises RunError: the folder of the snapshot is gone.
-    """
+    """Returns the plan with the existing snapshot of a run or its sweep, or None; RunError: its folder is gone."""
     plan = run.plan() if run.recorded() else _of_sweep(run)
     if plan is None or plan.code.snapshot is None:
         return None

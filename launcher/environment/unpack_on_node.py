@@ -54,20 +54,13 @@ class ArchiveError(RuntimeError):
 
 
 def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
-    """Returns the folder on this node in which the environment is unpacked.
-
-    usable: returns whether a folder is writable and not shared with other nodes.
-    """
+    """Returns where on this node the environment is unpacked; usable: writable, and not shared with other nodes."""
     named = [environ[name] for name in PLACES if environ.get(name)]
     return next((folder for folder in named if usable(folder)), "/tmp")  # noqa: S108  the folder in it is private
 
 
 def shared(folder: str, mounts: str) -> bool:
-    """Returns whether a folder is on a file system that other nodes see too.
-
-    folder: path of the folder, without symbolic links.
-    mounts: text of /proc/mounts.
-    """
+    """Returns whether other nodes see a folder (without links) too, by the text of /proc/mounts."""
     return SHARED.fullmatch(kind_at(folder, mounts)) is not None
 
 
@@ -81,14 +74,11 @@ def _usable(folder: str) -> bool:
 
 
 def unpack(archive: Path, folder: Path, digest: str) -> None:
-    """Unpacks an archive into a new folder.
+    """Unpacks an archive, if it has this SHA-256, into a new folder.
 
     The archive is copied first, and the copy is verified and unpacked, so that nobody can change it in between.
-
-    digest: expected SHA-256 of the archive, in hexadecimal.
     Raises ArchiveError: the archive's SHA-256 is not `digest`, the archive is damaged, or one of its files would be
-        outside of the folder.
-    Raises OSError: the archive cannot be read, or the folder cannot be written.
+        outside of the folder. Or OSError.
     """
     folder.mkdir(mode=0o700)
     with open(archive, "rb") as file, tempfile.TemporaryFile(dir=folder.parent) as copy:
@@ -123,8 +113,6 @@ class Members:
     | a member whose path is that of a link or leads through one | refused |
     | any other link to the outside; a hard link to anything but an earlier file of the archive | refused |
     | a device, a FIFO | refused |
-
-    interpreters: targets of the links to a Python outside of the folder, by name of the link.
     """
 
     def __init__(self) -> None:
@@ -192,10 +180,8 @@ def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:
     """Unpacks an environment on this node, unless another process has done so, and locks it against removal.
 
-    digest: SHA-256 of the archive, in hexadecimal.
-    base: folder on this node in which the environment is unpacked.
     Returns the file descriptor of the shared lock, the folder of the environment, and the seconds that unpacking took
-        (None: another process on this node has unpacked it).
+    (None: another process on this node has unpacked it).
     Raises ArchiveError: the environment cannot be unpacked.
     """
     folder = Path(base) / f"launcher-{os.getuid()}-{digest[:16]}"
@@ -282,21 +268,15 @@ def leave_own() -> None:
 
 
 def print_summary(seconds: float) -> None:
-    """Prints how much time unpacking took and saved (`summary`) to stderr, if this process has done the unpacking.
-
-    seconds: seconds that importing torch took in this process.
-    """
+    """Prints (`summary`, stderr) what unpacking took and saved, if this process did it; seconds: torch's import."""
     if times := os.environ.pop(TIMES, None):
         print(f"launcher: {summary(imported=seconds, **json.loads(times))}", file=sys.stderr, flush=True)
 
 
 def summary(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
-    """Returns the text about the time that unpacking took and saved.
+    """Returns the text about the seconds that unpacking took and saved.
 
-    unpacked: seconds that unpacking took.
-    imported: seconds that importing torch from the unpacked environment took.
-    of: folder that was packed; None: not known.
-    shared: seconds that importing torch from that folder took when it was packed.
+    unpacked, imported: here; shared: to import torch from folder `of` (None: unknown) when it was packed.
     """
     words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
     if of is None:

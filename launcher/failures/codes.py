@@ -110,10 +110,7 @@ class StopReason(Code):
 
 
 class NextReason(Code):
-    """Why a run continues, stays stopped or is given up, after an attempt that stopped early.
-
-    The comments divide the members into these three groups.
-    """
+    """Why a run continues, stays stopped or is given up, after an attempt that stopped early: these three groups."""
 
     # continues
     RESUMABLE = "resumable"

@@ -141,10 +141,8 @@ _TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> Kind | None:
     """Returns the kind of failure that an error message shows; None: no pattern matches.
 
-    Exceptions that torch does not raise are never CONNECTION_LOST.
-
-    exception: the exception's type; None: use the type that the text names (`ValueError: ...`), if any.
-    loads: whether it was raised while a checkpoint was being loaded.
+    exception: the exception's type; None: the one that the text names (`ValueError: ...`). Those that torch does not
+        raise are never CONNECTION_LOST. loads: whether it was raised while a checkpoint was being loaded.
     """
     kinds = (kind for kind, pattern in SYMPTOMS if pattern.search(text))
     from_user = _is_user_exception(text)

@@ -631,9 +631,5 @@ _SETUP = {
 
 
 def of_setup_line(part: SetupPart, number: int = 0, name: str = "", cluster: str = "the cluster's profile") -> str:
-    """Returns what messages call a set-up line of the job script: `line 2 of env.setup`.
-
-    number: the line's number within the setting, from 1.
-    name: the module, environment or folder that the line is about.
-    """
+    """Returns what messages call a set-up line (from 1), module, environment or folder: `line 2 of env.setup`."""
     return _SETUP[part].format(number=number, name=name, cluster=cluster)

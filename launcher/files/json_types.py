@@ -65,10 +65,7 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
 
 
 def as_json(value: Any, *, defaults: bool = True) -> Any:
-    """Returns a value as JSON types: converts dataclasses, enums, tuples and mappings, also nested ones.
-
-    defaults: whether the result has those fields of dataclasses that are equal to their default.
-    """
+    """Returns a value as JSON types, nested ones too; `defaults`: also fields equal to their default."""
     if isinstance(value, Enum):
         return value.value
     kind: Any = type(value)
@@ -82,11 +79,7 @@ def as_json(value: Any, *, defaults: bool = True) -> Any:
 
 
 def from_json(value: Any, kind: Any) -> Any:
-    """Returns a JSON value as a value of type `kind`, with its dataclasses, enums and tuples; the inverse of `as_json`.
-
-    value: value that matches `kind` according to `misfit`. Unknown fields of a dataclass are left out.
-    kind: a type that `misfit` accepts.
-    """
+    """Returns a JSON value that `misfit` accepts as a value of type `kind`, without unknown fields."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         kinds = [each for each in arguments if each is not types.NoneType]
@@ -144,7 +137,6 @@ def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     if issubclass(kind, Struct):
         needed = tuple(name for name, default in kind.FIELDS.items() if default is REQUIRED)
         return {name: hints[name] for name in kind.FIELDS}, needed
-    # Lazily: 8 ms, and a job's driver reads no dataclass
     from dataclasses import MISSING, fields
 
     taken = [each for each in fields(kind) if each.init]
@@ -156,7 +148,6 @@ def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 def _defaults(kind: Any) -> Any:
     if issubclass(kind, Struct):
         return kind.FIELDS
-    # Lazily: as above
     from dataclasses import fields
 
     return {each.name: each.default for each in fields(kind)}

@@ -33,11 +33,9 @@ _LOCKED = (errno.EWOULDBLOCK, errno.EACCES)
 
 @contextlib.contextmanager
 def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds the lock while the block runs; waits for it first if another process holds it.
+    """Holds the lock of a file, made if missing, in the block; waits for it first.
 
-    path: file of the lock; created if missing.
     inheritable: whether programs that are started in the block keep the lock until they end.
-    Raises UnavailableError: the file server does not respond.
     """
     with _open(path) as file:
         os.set_inheritable(file.fileno(), inheritable)
@@ -50,20 +48,13 @@ def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None
 
 @contextlib.contextmanager
 def try_acquire(path: Path) -> Iterator[bool]:
-    """Yields True and holds the lock while the block runs; yields False if another process holds it.
-
-    path: file of the lock; created if missing.
-    Raises UnavailableError: the file server does not respond.
-    """
+    """Yields True, and holds the lock of a file (made if missing) in the block; False: another process has it."""
     with _open(path) as file:
         yield _flock(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether a process holds the lock of this file. The check itself takes a shared lock for a moment.
-
-    Raises UnavailableError: the file server does not respond.
-    """
+    """Returns whether a process holds the lock of this file. The check itself takes a shared lock for a moment."""
     with _open(path) as file:
         return not _flock(file, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -144,13 +135,11 @@ class Holder:
 
 
 def dead(holder: Holder | None, machine: str, started: int | None, unchanged: float, timeout: float = TIMEOUT) -> bool:
-    """Returns whether a lock may be taken over because its holder is dead, by the module's table.
+    """Returns whether a lock's holder (None: a damaged file) is dead, by the module's table.
 
-    holder: holder of the lock; None: the lock's file is damaged.
     machine: `Holder.machine` of the waiting process.
     started: start time of the process on this machine that has the holder's PID; None: there is no such process.
-    unchanged: seconds for which the waiting process has seen the same holder.
-    timeout: seconds after which a holder on another machine counts as dead.
+    unchanged, timeout: seconds without a change that were seen, and that count as dead.
     """
     if holder is not None and holder.machine == machine:
         return started != holder.started
@@ -161,12 +150,9 @@ def dead(holder: Holder | None, machine: str, started: int | None, unchanged: fl
 def hold(
     path: Path, timeout: float = TIMEOUT, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:  # fmt: skip
-    """Holds the lock while the block runs; waits for it first if another process holds it.
+    """Holds the lock in the block; waits for it first if another process holds it; raises OSError.
 
-    path: file of the lock; its folder must exist.
     timeout: seconds after which a holder on another machine counts as dead.
-    Raises UnavailableError: the file cannot be read now.
-    Raises OSError: the file cannot be made.
     """
     mine = Holder.here()
     _IN_USE.add(mine.token)

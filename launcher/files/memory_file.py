@@ -11,12 +11,10 @@ _IN_MEMORY = "/dev/shm"  # noqa: S108  the files there are made with mode 0600, 
 
 
 def make(name: str) -> int:
-    """Makes an empty unnamed file in memory and returns its descriptor, which child processes do not inherit.
+    """Makes an unnamed file in memory, which children do not inherit; returns its descriptor.
 
     os.memfd_create is missing from a Python that was built with a glibc before 2.27 (those of conda and of uv), and
     from kernels before 3.17.
-
-    name: name by which `is_named` recognises the file.
     """
     create = getattr(os, "memfd_create", None)
     if create is not None:
@@ -31,9 +29,6 @@ def make(name: str) -> int:
 
 
 def is_named(descriptor: int, name: str) -> bool:
-    """Returns whether a file descriptor of this process belongs to a file that `make` made with this name.
-
-    Raises OSError: there is no such descriptor.
-    """
+    """Returns whether a descriptor is of a file that `make` made with this name; OSError: there is none."""
     target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     return target.name.startswith((f"memfd:{name}", f"{name}-"))

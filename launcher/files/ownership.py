@@ -66,10 +66,8 @@ class User:
 
 
 def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Returns why the last of these folders is not the user's own, by the module's table; None: it is.
+    """Returns why the last of a path's folders (from `/`) is not the user's own, by the module's table, or None.
 
-    folders: folders of a path, from `/` down.
-    user: the user who wants to use the last folder.
     trusted: paths of folders whose owners and groups the user trusts not to replace what is in them.
     """
     *way, last = folders
@@ -81,11 +79,7 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Returns a message saying who else could replace a folder below this path; None: nobody else can.
-
-    way: folders of the path, from `/` down.
-    user, trusted: as for `problem`.
-    """
+    """Returns who else could replace a folder below this path (from `/`); None: nobody. trusted: as in `problem`."""
     for each in way:
         safe = each.path in trusted
         if not safe and each.uid not in (0, user.uid):
@@ -103,23 +97,13 @@ def _writers(folder: Folder, user: User) -> str:
 
 
 def why_not_own(path: Path | str) -> str | None:
-    """Returns why a folder is not this user's own; None: it is.
-
-    Symbolic links among the folder's parents are followed; the folder itself must not be a link.
-
-    Raises UnavailableError: the folder cannot be checked now.
-    Raises FileNotFoundError: the folder does not exist.
-    """
+    """Returns why a folder (not a link) is not this user's own, or None; raises FileNotFoundError."""
     parent, name = os.path.split(os.path.abspath(path))
     folders = _folders(os.path.join(os.path.realpath(parent), name))
     return _unless_trusted(lambda trusting: problem(folders, _user(), trusting))
 
 
 def why_replaceable(path: Path | str) -> str | None:
-    """Returns why others could replace the folder that is or will be at a path; None: they cannot.
-
-    Raises UnavailableError: the path cannot be checked now.
-    """
     return _unless_trusted(lambda trusting: _why_replaceable(path, trusting))
 
 
@@ -149,12 +133,7 @@ def is_own(path: Path | str) -> bool:
 
 
 def require_own(path: Path, action: str) -> None:
-    """Checks that a run or sweep is this user's own before an action on it.
-
-    action: the action in the error message (`resume it`).
-    Raises UnavailableError: the directory cannot be checked now.
-    Raises RunError: the directory is not the user's own.
-    """
+    """Raises RunError before an action (`resume it`) on a run or sweep that is not this user's own."""
     if why := why_not_own(path):
         raise RunError(
             f"{why}: {path} is only shown (status, logs, why, post-mortem, report -o FILE), and nothing of it is "
@@ -163,13 +142,7 @@ def require_own(path: Path, action: str) -> None:
 
 
 def require_safe_way(folder: Path, setting: str) -> None:
-    """Checks that others cannot replace the folder in which run directories will be made.
-
-    folder: the folder; it need not exist.
-    setting: the user's setting that names the folder (`runs_dir=/runs`), for the error message.
-    Raises ConfigError: others could replace the folder.
-    Raises UnavailableError: the folder cannot be checked now.
-    """
+    """Raises ConfigError if others could replace the folder, of this setting (`runs_dir=/runs`), for new runs."""
     if why := why_replaceable(folder):
         raise ConfigError(
             f"{setting}: {why}, and so decide what your jobs run. Choose a folder below one that only you can write to "
@@ -275,10 +248,7 @@ def where() -> str:
 
 
 def require_in_files(given: Sequence[str]) -> None:
-    """Checks that the trusted folders of a config are in a settings file, where later commands look for them.
-
-    Raises ConfigError: a folder is in no settings file.
-    """
+    """Raises ConfigError if a config's trusted folder is in no settings file, where later commands look for it."""
     known = _in_files() if given else []
     for each in given:
         if each not in known:
@@ -303,7 +273,6 @@ def _in_file(path: Path, user_file: bool) -> Iterator[str]:
     if KEY not in text:
         return
     try:
-        # Lazily: 10 ms, and most folders have no file with the key
         import yaml
     except ImportError:
         return

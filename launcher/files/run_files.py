@@ -43,10 +43,7 @@ _KINDS = {
 
 
 def open_regular(path: AnyPath) -> IO[bytes]:
-    """Opens a regular file for reading.
-
-    Raises OSError: the file is missing, cannot be opened, or is not regular (EINVAL, or EISDIR for a folder).
-    """
+    """Opens a regular file for reading; OSError: it is missing or not regular (EINVAL, or EISDIR for a folder)."""
     try:
         descriptor = os.open(path, _READ)
     except OSError as error:
@@ -62,10 +59,7 @@ def open_regular(path: AnyPath) -> IO[bytes]:
 
 
 def read_whole(path: AnyPath, most: int | None = None) -> bytes:
-    """Returns all bytes of a file.
-
-    Raises OSError: as for `open_regular`; EFBIG if the file has more than `most` (None: bounds.RECORD_BYTES) bytes.
-    """
+    """Returns all bytes of a file; OSError as `open_regular`, or EFBIG above `most` (None: RECORD_BYTES)."""
     most = bounds.RECORD_BYTES if most is None else most
     with open_regular(path) as file:
         data = _read(file, most + 1)
@@ -75,11 +69,7 @@ def read_whole(path: AnyPath, most: int | None = None) -> bytes:
 
 
 def read_ends(path: AnyPath, first: int, last: int) -> list[bytes]:
-    """Returns the bytes of a file in one piece or, if it is larger than `first + last`, its beginning and its end.
-
-    first, last: number of bytes at the beginning and at the end.
-    Raises OSError: as for `open_regular`.
-    """
+    """Returns a file's bytes, or its `first` and `last` ones if it has more; OSError as `open_regular`."""
     with open_regular(path) as file:
         begin = _read(file, first)
         if len(begin) < first:
@@ -92,12 +82,7 @@ def read_ends(path: AnyPath, first: int, last: int) -> list[bytes]:
 
 
 def read_range(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[bytes, int]:
-    """Returns the last `most` bytes of a range of a file, and the offset at which they begin.
-
-    begin, end: offsets of the range, in bytes; an end of None is the end of the file.
-    most: maximum number of bytes to read.
-    Raises OSError: as for `open_regular`.
-    """
+    """Returns the last `most` bytes of a range (end=None: the file's end), and their offset; OSError as above."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         end = size if end is None else min(max(end, 0), size)
@@ -107,10 +92,7 @@ def read_range(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[b
 
 
 def parse_json(data: bytes) -> Any:
-    """Returns the value of a JSON text.
-
-    Raises ValueError: the text is not JSON, is nested too deeply, or has an integer that is too large.
-    """
+    """Returns the value of a JSON text; raises ValueError, also for what is nested too deeply or too large."""
     try:
         value = json.loads(data)
     except RecursionError:
@@ -124,10 +106,8 @@ def json_text(
 ) -> str:
     """Returns an object as JSON that `parse_json` reads again; with `lines`, one for each key.
 
-    most: maximum number of bytes.
-    lines: whether each key has a line of its own, for people who read the file.
-    Raises TypeError: it contains other types than JSON's.
-    Raises ValueError: it could not be read again; the text says why, with `it` for the object.
+    Raises TypeError (not JSON's types) or ValueError (more than `most` bytes, or not readable; with `it` for the
+        object).
     """
     try:
         parts = [f"{json.dumps(str(key))}: {json.dumps(value, default=default)}" for key, value in values.items()]
@@ -141,10 +121,7 @@ def json_text(
 
 
 def json_that_fits(values: Mapping[str, Any], most: int) -> tuple[str, list[str]]:
-    """Like `json_text`, but leaves out what could not be read again, the largest values first; other types become text.
-
-    Returns the JSON; and for each value that is left out its name, and why.
-    """
+    """Like `json_text`, but leaves out what could not be read again, largest first, and returns why, by name."""
     parts, left = {}, []
     for key, value in values.items():
         try:
@@ -161,10 +138,7 @@ def json_that_fits(values: Mapping[str, Any], most: int) -> tuple[str, list[str]
 
 
 def require_json_bounds(value: Any) -> None:
-    """Checks that a JSON value is within bounds.JSON_LEVELS and bounds.JSON_INTEGERS.
-
-    Raises ValueError: the value exceeds one of these bounds; the text says which.
-    """
+    """Raises ValueError for a JSON value beyond bounds.JSON_LEVELS or bounds.JSON_INTEGERS."""
     level: Iterable[Any] = [value]
     for _ in range(bounds.JSON_LEVELS):
         inside: list[Any] = []
@@ -208,11 +182,9 @@ def write(path: Path, text: str, *, sync: bool = True) -> Path:
 
 
 def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
-    """Writes a file with mode 0600 atomically: readers see the old content or the new one. Returns its path.
+    """Writes a file with mode 0600 atomically (a link there is replaced); OSError: nothing is left.
 
-    path: the file. A link at the path is replaced, not followed.
     sync: whether to wait until the data is on disk.
-    Raises OSError: the file cannot be written; no temporary file is left.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISLNK((status := os.lstat(path)).st_mode):
@@ -223,9 +195,8 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
 
 
 def create(path: Path, data: bytes) -> Path:
-    """Makes a new file with mode 0600 atomically; of several processes exactly one succeeds. Returns its path.
+    """Makes a new file with mode 0600 atomically: of several processes one succeeds, others get FileExistsError.
 
-    Raises FileExistsError: the file exists.
     Raises OSError: the file cannot be written, or its file system has no hard links.
     """
     with _temporary_file(path, data, sync=False) as temporary:
@@ -271,10 +242,7 @@ def temporary_name(name: str) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and its missing parents, each with mode 0700 whatever the umask is.
-
-    Raises OSError: a folder cannot be made, or the path exists and is not a folder.
-    """
+    """Makes a folder and its missing parents, each with mode 0700 whatever the umask is; raises OSError."""
     missing = []
     for each in (path, *path.parents):
         if each.is_dir():

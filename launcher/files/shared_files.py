@@ -78,11 +78,7 @@ Outcome = Ok[T] | Wrong | Unavailable
 
 
 def unwrap(outcome: Outcome[T]) -> T:
-    """Returns the value of an Ok outcome, and raises an error for the others.
-
-    Raises UnavailableError: the outcome is Unavailable.
-    Raises RunError: the outcome is Wrong.
-    """
+    """Returns the value of an Ok outcome; raises UnavailableError or (Wrong) RunError."""
     if isinstance(outcome, Unavailable):
         raise UnavailableError(outcome.reason)
     if isinstance(outcome, Wrong):
@@ -99,10 +95,7 @@ def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool
 
 
 def read_bytes(path: AnyPath, most: int | None = None, *, retry_seconds: float | None = None) -> Outcome[bytes | None]:
-    """Reads all bytes of a file; the outcome's value is None if there is no file, bytes otherwise.
-
-    The outcome is Wrong if the path is not a regular file, or has more than `most` (None: `bounds.RECORD_BYTES`) bytes.
-    """
+    """Reads all bytes of a file, None if there is none; Wrong: not regular, above `most` (None: RECORD_BYTES)."""
     return retry_read(lambda: run_files.read_whole(path, most), path, retry_seconds=retry_seconds)
 
 
@@ -129,10 +122,7 @@ def list_names(folder: AnyPath) -> Outcome[list[str] | None]:
 
 
 def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome[S | None]:
-    """Applies a function to the value of an Ok outcome, unless the value is None; returns other outcomes unchanged.
-
-    A RunError that the function raises becomes Wrong.
-    """
+    """Applies a function to the value, not None, of an Ok outcome; its RunError becomes Wrong."""
     if not isinstance(outcome, Ok) or outcome.value is None:
         return outcome if not isinstance(outcome, Ok) else Ok(None)
     try:
@@ -142,11 +132,9 @@ def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome
 
 
 def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[T | None]:
-    """Calls a function that reads a file, and retries it while its error is transient.
+    """Calls a function that reads a file, and retries it while its OSError is transient (None: as above).
 
-    call: reads the file, and raises OSError if it cannot.
-    retry_seconds: how long to retry, in seconds; None: as the module's docstring says.
-    Returns Ok with the result of `call`, or Ok(None) if the file does not exist; else Wrong or Unavailable.
+    Returns Ok with the result, or Ok(None) if the file does not exist; else Wrong or Unavailable.
     """
     global _rests_until
     if retry_seconds is None:
@@ -162,13 +150,9 @@ def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | N
 
 
 def backoff(limit: float, first: float | None = None, longest: float | None = None) -> Iterator[float]:
-    """Yields before each try of an operation: at once, then after growing pauses, until `limit` seconds have passed.
+    """Yields seconds since the first try before each: at once, then after growing pauses, until `limit`.
 
     The pauses are randomized, so that a thousand ranks do not all try at the same moment.
-
-    limit: seconds after which no further pause begins.
-    first, longest: the first pause and the longest pause, in seconds; None: FIRST, LONGEST.
-    Yields the seconds since the first try.
     """
     began, elapsed = time.monotonic(), 0.0
     pause, longest = FIRST if first is None else first, LONGEST if longest is None else longest
@@ -273,11 +257,7 @@ SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script tha
 
 
 def kind_of(folder: Path, mounts: str | None = None) -> str:
-    """Returns the type of the file system that holds a folder (`nfs4`); empty: unknown.
-
-    folder: absolute path of the folder.
-    mounts: text of /proc/mounts; None: it is read.
-    """
+    """Returns the type of the file system of an absolute path (`nfs4`); empty: unknown. mounts: of /proc/mounts."""
     if mounts is None:
         try:
             mounts = Path("/proc/mounts").read_text(errors="replace")
@@ -308,9 +288,6 @@ def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: 
     | its file system is of a type that is usually local | a warning: this machine may export it, or not |
     | its file system is of another type, or an unknown one | None |
 
-    kind: type of the folder's file system (`kind_of`).
-    seen: whether the folder has the file SEEN.
-    nodes: names of the hosts on which jobs may run.
     Raises ConfigError: no node can see the folder.
     """
     if seen or kind not in LOCAL or set(nodes) <= set(here):

@@ -22,11 +22,7 @@ class SecretError(RunError):
 
 
 def of_file(path: Path) -> bytes:
-    """Returns the secret in a file; makes the file if it is missing.
-
-    Raises OSError: the file can neither be read nor made.
-    Raises SecretError: the file is damaged, or others can read it.
-    """
+    """Returns the secret in a file, made if missing; raises OSError, or SecretError (damaged, others can read it)."""
     if not path.exists():
         make(path)
     with open(path, "rb") as file:
@@ -39,10 +35,7 @@ def of_file(path: Path) -> bytes:
 
 
 def make(path: Path) -> None:
-    """Makes a file with a new secret, atomically, unless another process makes it first.
-
-    Raises OSError: the file cannot be made.
-    """
+    """Makes a file with a new secret, atomically, unless another process makes it first; raises OSError."""
     secret = os.urandom(SIZE)
     try:
         run_files.create(path, secret)
@@ -55,10 +48,7 @@ def make(path: Path) -> None:
 
 
 def of_user() -> bytes:
-    """Returns the secret of this user: $LAUNCHER_SECRET, or the secret in a file of the user's config folder.
-
-    Raises SecretError: the variable is too short, or the file can neither be read nor made.
-    """
+    """Returns this user's secret: $LAUNCHER_SECRET, or that in the user's config folder; raises SecretError."""
     if given := os.environ.get(VARIABLE):
         if len(given) < MIN_LENGTH:
             raise SecretError(f"{VARIABLE} has {len(given)} characters, too few: use {MIN_LENGTH} or more")

@@ -39,7 +39,6 @@ def private_group(uid: int) -> int:
     """Returns the id of the group that has the user's name and no other member; -1: there is no such group."""
     first, sys.path[:1] = sys.path[:1], []  # with `python -m` it is the working folder
     try:
-        # Lazily: a module of the working folder must not be imported before the note on it
         import grp
         import pwd
     finally:

@@ -94,12 +94,6 @@ def end_of(
 
     The exit code of the agent that failed first counts more than the command's, which may be that of an agent that was
     killed because of it. An agent that came too late may fail although the run is done, but only in an elastic run.
-
-    command: exit code of the command that starts the agents; 128 + N if signal N killed it. (255 is no signal: a
-        container, or a shell on another host, could not start.)
-    recorded: content of the attempt's file `exit_code`.
-    all_nodes: whether the run needs all its nodes.
-    may_resume: whether the run can go on after a kill.
     """
     if isinstance(recorded, Unavailable):
         return End(RESUME, Stop(reason=StopReason.EXIT_UNREAD)) if command else End(DONE)
@@ -146,11 +140,7 @@ def refuse(error: Exception) -> int:
 
 
 def read_job(path: str, kind: type[J]) -> J:
-    """Reads the file that tells a driver about its job.
-
-    Raises RunError: it is not there, or cannot be used.
-    Raises UnavailableError: it cannot be read now.
-    """
+    """Reads the file that tells a driver about its job; raises RunError."""
     values = unwrap(read_json(path))
     if values is None:
         raise RunError(f"{socket.gethostname()} cannot see {path}: is it on a file system that all nodes share?")
@@ -161,7 +151,7 @@ def read_job(path: str, kind: type[J]) -> J:
 
 
 def _element(job: JobFile) -> JobFile:
-    """Returns the job of this element, if the job is an array; links the array's output file into its directory."""
+    # Links an array element's output file into its directory, too
     if job.elements is None:
         return job
     index, output = int(os.environ.pop("LAUNCHER_ARRAY_INDEX")), os.environ.pop("LAUNCHER_OUTPUT")
@@ -183,7 +173,7 @@ def _element(job: JobFile) -> JobFile:
 
 
 def _exit_code(job: JobFile, code: int) -> int:
-    """Returns the code that makes the scheduler start the job again, if `requeue` has asked for it, else `code`."""
+    # Or the code that makes the scheduler start the job again, if `requeue` has asked for it
     if job.again is not None:
         with contextlib.suppress(OSError):
             os.unlink(os.environ[job.again[0]])
@@ -192,7 +182,7 @@ def _exit_code(job: JobFile, code: int) -> int:
 
 
 class _Stops:
-    """Notes the signals that ask this job to stop. `requested` is the name of the first one."""
+    # `requested` is the name of the first signal
 
     def __init__(self, names: Sequence[str]) -> None:
         self.requested: str | None = None
@@ -260,7 +250,7 @@ class Job:
     # -- before the agents
 
     def _begin(self) -> float:
-        """Begins an attempt, unless the run is over. Returns the uptime at which the job script began."""
+        # Returns the uptime at which the job script began
         if self._job.chain and self._marked("over", "stop", "cancelled"):
             raise Over(DONE)
         if self._done():
@@ -284,7 +274,7 @@ class Job:
         return float(os.environ.pop(BEGUN, 0) or 0)
 
     def _done(self) -> bool:
-        """Returns whether an attempt of the run has ended with 0: it may have been submitted twice by mistake."""
+        # An attempt of the run may have ended with 0: it may have been submitted twice by mistake
         attempts = self._run_dir / "attempts"
         for name in unwrap(list_names(attempts)) or ():
             text = unwrap(read_bytes(attempts / name / "events/script.jsonl")) or b""
@@ -295,7 +285,6 @@ class Job:
         return False
 
     def _new_attempt(self) -> int:
-        """Makes the folder of a new attempt, and returns its number."""
         folder = self._run_dir / "attempts"
         known = [int(name) for name in unwrap(list_names(folder)) or () if name.isdecimal()]
         number = max(known, default=-1) + 1
@@ -312,7 +301,7 @@ class Job:
             number += 1
 
     def _marked(self, *names: str) -> bool:
-        """Returns whether the run directory has one of these files; raises UnavailableError if that is not known."""
+        # Raises UnavailableError if that is not known
         found = [exists(self._run_dir / name) for name in names]
         return any(isinstance(each, Ok) and each.value for each in found) or any(map(unwrap, found))
 
@@ -327,7 +316,7 @@ class Job:
         self._ended(RESUME)
 
     def _set_deadline(self, begun: float) -> None:
-        """Sets the time at which the scheduler ends this attempt, from the scheduler or the requested wall time."""
+        # From the scheduler or the requested wall time
         left = None
         if self._job.time_left is not None:
             module, _, name = self._job.time_left.partition(":")
@@ -341,7 +330,6 @@ class Job:
             ends_in(round(left))
 
     def _report_failure(self) -> None:
-        """Records what failed in the job script, if something did."""
         failed = self._failed
         if failed is None or self._stops.requested:  # the signal has ended the set-up line
             return
@@ -386,7 +374,7 @@ class Job:
             os.environ["PYTHONPATH"] = path
 
     def _read_secrets(self) -> None:
-        """Reads the file of the run's secrets, which is outside of its directory, and removed when the run is over."""
+        # The file is outside of the run's directory, and removed when the run is over
         if self._job.secrets_file is None:
             return
         path = self._secrets_file = Path(self._job.secrets_file)
@@ -403,12 +391,11 @@ class Job:
             print(f"launcher: {self._host} cannot read {path}: without {' '.join(hidden)}", file=sys.stderr)
 
     def _wait_for_others(self) -> None:
-        """Waits for other runs. One that this run waits for may have continued in another job, or have failed."""
+        # One that this run waits for may have continued in another job, or have failed
         if not self._job.wait or self._stops.requested:
             return
         code = self._command(self._job.wait)
         if code == HERE:
-            # Lazily: 5 ms, and few jobs come here
             import shutil
 
             shutil.rmtree(self._attempt, ignore_errors=True)  # no attempt: another job waits now
@@ -448,11 +435,8 @@ class Job:
         return _exit_code(self._job, code)
 
     def _may_resume(self, command: int) -> bool:
-        """Returns whether the run can go on after its agents were killed before they recorded an exit code.
-
-        SIGTERM for the agents alone is a preemption, or the loss of a node, while they start: there need be no
-        checkpoint yet.
-        """
+        # SIGTERM for the agents alone is a preemption, or the loss of a node, while they start: there need be no
+        # checkpoint yet
         if self._job.program_resumes or (command == 128 + signal.SIGTERM and not self._stops.requested):
             return True
         found = list_names(self._job.checkpoints)
@@ -461,7 +445,7 @@ class Job:
         return any(name.startswith("step-") for name in found.value or ())
 
     def _continue(self) -> tuple[int, bool]:
-        """Lets `requeue` decide whether the run continues. Returns the exit code, and whether another job goes on."""
+        # Returns the exit code, and whether another job goes on
         asked = ["stop_requested"] if self._stops.requested else []
         self._stops.requested = None  # a later request is for the next attempt
         # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
@@ -500,10 +484,7 @@ class Job:
 
 
 def python_path(job: JobFile, given: str) -> str:
-    """Returns PYTHONPATH for the ranks.
-
-    Folders of the repository are replaced by those of the snapshot, so that later edits have no effect.
-    """
+    """Returns PYTHONPATH for the ranks, with folders of the snapshot for those of the repository."""
     folders = given.split(":") if given else []
     if job.snapshot is not None and job.repository is not None:
         path, code = list(job.path), f"{os.path.realpath(job.snapshot)}/"
@@ -522,7 +503,7 @@ def python_path(job: JobFile, given: str) -> str:
 
 
 def _mkdir(path: Path) -> bool:
-    """Makes a folder; False: it exists."""
+    # False: it exists
     try:
         path.mkdir()
     except FileExistsError:
@@ -537,7 +518,7 @@ def wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _output_size() -> int:
-    """Returns the size of this job's output, to which earlier attempts of the job may have written, in bytes."""
+    # Bytes, to which earlier attempts of the job may have written
     with contextlib.suppress(OSError):
         return os.fstat(1).st_size
     return 0

@@ -94,11 +94,6 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
     | otherwise | continues |
 
     If an input cannot be read now, the caller leaves the run stopped and does not call this.
-
-    attempt: index of the attempt that stopped, from 0.
-    steps: progress of the run at the end of the attempts that count, as from `counted`; -1: nothing was saved.
-    marker: `stop` or `cancelled`, if RUN has such a file.
-    ending: why the scheduler ends the job; None: it does not end the job, or only for its wall time.
     """
     if marker is not None:
         return stays(What.STAYS, NextReason.CANCELLED if marker == "cancelled" else NextReason.STOP_FILE)
@@ -118,12 +113,10 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
 
 
 def counted(stopped: Sequence[Stopped]) -> list[int]:
-    """Returns the progress of the run at the end of each attempt that counts, for `decide`.
+    """Returns the progress of the run at the end of each stopped attempt that counts, in order, for `decide`.
 
     A preempted attempt does not count, nor one with unknown progress: a run that is preempted soon after each start is
     not at fault. If the last attempt does not count, none does: this attempt shows nothing new about the run.
-
-    stopped: the event of each attempt that stopped early, in order.
     """
     if not stopped or stopped[-1].preempted or stopped[-1].step is None:
         return []
@@ -131,12 +124,10 @@ def counted(stopped: Sequence[Stopped]) -> list[int]:
 
 
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns the progress of the run at the end of each attempt.
+    """Returns the progress of the run at the end of each attempt: (last step, time of the newest file or -1).
 
     Without save times the progress is the step. With them (a user's program) it is a counter, which an attempt
     increments if it reached a further step or saved a newer file.
-
-    ends: for each attempt: its last step, and the time of its newest saved file (-1: unknown, or not checked).
     """
     if all(saved < 0 for _, saved in ends):
         return [step for step, _ in ends]
@@ -149,10 +140,7 @@ def further(ends: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def main(run_dir: str, stop_requested: bool) -> int:
-    """Decides whether the run continues, requeues or resubmits its job if so, and returns the exit code.
-
-    stop_requested: whether the job script got a stop request.
-    """
+    """Decides whether the run continues, requeues or resubmits its job if so, and returns the exit code."""
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
     run, events = attempt.run, Events(attempt, "requeue")
@@ -268,11 +256,9 @@ def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
 
 
 def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, Mapping[str, str]], str]) -> str:
-    """Submits the run's script as a new job, and updates the jobs that depend on the run. Returns the job's id.
+    """Submits the run's script again, and updates the jobs that depend on it; raises LauncherError.
 
-    suffix: distinguishes the new job's submission token from the tokens of the run's other jobs.
-    submit: submits the script with this path, token and environment, and returns the job's id.
-    Raises LauncherError: the scheduler refused.
+    suffix: distinguishes the new job's token from the run's others. submit: takes path, token and environment.
     """
     script = run.path / "script.sh"
     if run.recorded():

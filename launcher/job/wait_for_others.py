@@ -119,10 +119,9 @@ def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> s
 
 
 def submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
-    """Submits a waiting run again, without a dependency, and cancels its job; does nothing if that job waits no more.
+    """Submits a waiting run again, without a dependency, and cancels its job, if that still waits.
 
-    Raises QueryError: the scheduler does not answer.
-    Raises SubmissionError: the scheduler refuses the new job; the old one stays.
+    Raises QueryError, or SubmissionError: the scheduler refuses the new job; the old one stays.
     """
     with only_submitter(run.path):
         seen = status_of(run, JobMonitor())

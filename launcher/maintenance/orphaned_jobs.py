@@ -35,10 +35,7 @@ class Orphan:
 
 
 def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
-    """Returns the schedulers whose commands are installed on this machine, by name.
-
-    others: names of schedulers from other packages, which are included if installed. The launcher's own always are.
-    """
+    """Returns the schedulers whose commands are here, by name: ours, and these of other packages."""
     return {name: each.queries(QUERY_TIMEOUT) for name, each in registry.queues_here(others).items()}
 
 
@@ -49,11 +46,9 @@ def family(job_id: str) -> str:
 
 
 def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) -> dict[str, SchedulerJob]:
-    """Returns the live jobs that do not belong to the `accounted` ids, by job number; one job of each array.
+    """Returns the queue's live jobs outside of `accounted`, by job number; one of each array.
 
     Jobs whose comment is not a token of the launcher are left out, so that the user's other jobs cost no query.
-
-    jobs: jobs in the scheduler's queue, by id.
     """
     ours = {family(each) for each in accounted}
     found: dict[str, SchedulerJob] = {}
@@ -80,10 +75,7 @@ def folder_of(origin: JobOrigin) -> Path | None:
 
 
 def is_gone(folder: Path) -> bool:
-    """Returns whether a directory contains neither a run nor a sweep.
-
-    Raises UnavailableError: the directory cannot be read now.
-    """
+    """Returns whether a directory contains neither a run nor a sweep."""
     return not any(unwrap(exists(folder / name)) for name in RECORDS.values())
 
 
@@ -121,9 +113,8 @@ class Orphans:
 def look_for(job_id: str) -> Orphan | Path | None:
     """Looks for a job by its id in all schedulers.
 
-    Returns the job if it is an orphan, else the directory of its run or sweep; None: this user has no such job, or it
-        is not a job of the launcher.
-    Raises QueryError: the job was not found, and a scheduler did not respond.
+    Returns the job if it is an orphan, else the directory of its run or sweep; None: it is not a job of this user and
+    the launcher. Raises QueryError: it was not found, and a scheduler did not respond.
     """
     number = family(job_id)
     if not number.isdecimal():

@@ -55,11 +55,7 @@ class Old:
 
 
 def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | None:
-    """Returns why a run or sweep is kept, by the table of this module; None: it may be removed.
-
-    before: time in seconds since the epoch; what was active later is kept.
-    states: the states that may be removed; all points of a sweep must be in one of them.
-    """
+    """Returns why a run or sweep is kept, by this module's table, or None; before: seconds since the epoch."""
     if old.error or DAMAGED in old.states or not old.states:
         return old.error or "it cannot be read"
     if found := sorted(old.states & {*LIVE, WAITING}):
@@ -74,10 +70,7 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
 
 
 def survey(runs_dir: Path) -> list[Old]:
-    """Returns all runs and sweeps in a folder, links included, the longest inactive first.
-
-    Raises UnavailableError: the folder cannot be read now.
-    """
+    """Returns all runs and sweeps in a folder, links included, the longest inactive first."""
     live = SweepMonitor()  # queries the schedulers anew: a deletion must not depend on a cached state
     folders = [Path(path) for path in lookup.newest(runs_dir)]
     runs = [Run(path) for path in folders if lookup.may_have(str(path), lookup.RECORDS["run"])]
@@ -134,7 +127,7 @@ def _not_over(path: Path, live: SweepMonitor) -> list[tuple[str, JobPlan]]:
 
 
 def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> dict[Path, list[str]]:
-    """Returns the folders that are named in plans, each with the ids of the runs whose plans name it.
+    """Returns the folders that plans name, each with the ids of those runs.
 
     A plan names a folder in `after`, in a path of the workload, or as the place of its checkpoints or code.
     """
@@ -172,12 +165,9 @@ def size_of(folder: Path) -> int:
 
 
 def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> str | None:
-    """Checks a run or sweep once more while holding its submission lock, and removes it.
+    """Checks what `survey` found once more, with its submission lock, and removes it and a link to it in runs_dir.
 
-    old: the run or sweep, as `survey` found it.
-    runs_dir: the folder in which it was found; a link to it there is removed too.
-    before, states: see `reason_to_keep`.
-    Returns Why it was kept; None: it was removed.
+    Returns why it was kept; None: it was removed. before, states: see `reason_to_keep`.
     """
     path = old.path
     try:

@@ -46,7 +46,7 @@ class Board:
 
 @dataclass(frozen=True)
 class _Listing:
-    """The logs of a sweep's points, as of one listing of the folder of claims."""
+    # As of one listing of the folder of claims
 
     logs: Mapping[int, PointLog]  # log of each point, by the point's number
     changed: object  # mtime of the folder
@@ -58,7 +58,6 @@ class Boards:
     """Reads the claims of packed sweeps; lists a folder of claims again only after it has changed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: returns monotonic seconds; tests replace it."""
         self._clock = clock
         self._known: dict[Path, _Listing] = {}
         self._ended: set[tuple[Path, Manager]] = set()
@@ -91,11 +90,7 @@ class Boards:
 
 
 def of_point(run: Run, boards: Boards) -> JobState | None:
-    """Returns the state of a packed sweep's point as a job's state; None: the point is over, or has a job of its own.
-
-    Raises UnavailableError: the sweep cannot be read now.
-    Raises RunError: the sweep is damaged.
-    """
+    """Returns the state of a packed sweep's point as a job's; None: it is over, or has a job of its own; RunError."""
     sweep = Sweep(run.path.parent)
     packing = sweep.manifest().packing
     if packing is None:
@@ -107,27 +102,17 @@ def of_point(run: Run, boards: Boards) -> JobState | None:
 
 
 def is_packed(run: Run) -> bool:
-    """Returns whether a run is a point of a packed sweep, which pilots run.
-
-    Raises UnavailableError: the sweep's directory cannot be read now.
-    """
+    """Returns whether a run is a point of a packed sweep, which pilots run."""
     return run.path.name.isdecimal() and unwrap(exists(run.path.parent / claims.CLAIMS))
 
 
 def rerun(run: Run) -> str:
-    """Returns the sub-command that restarts a point of a packed sweep (`sweep rerun ID 7`); empty for other runs.
-
-    Raises UnavailableError: the sweep's directory cannot be read now.
-    """
+    """Returns the sub-command that restarts a point of a packed sweep (`sweep rerun ID 7`); empty for other runs."""
     return f"sweep rerun {run.path.parent.name} {run.path.name}" if is_packed(run) else ""
 
 
 def cancel_point(run: Run) -> None:
-    """Cancels a point of a packed sweep. A running point gets the mark `cancelled`, and its slot manager stops it.
-
-    Raises UnavailableError: the point's log cannot be read now.
-    Raises OSError: the claim or the mark cannot be written.
-    """
+    """Cancels a point of a packed sweep: if it runs, its slot manager sees the mark `cancelled`; raises OSError."""
     reads, point = Claims(run.path.parent, 0), int(run.path.name)
     log = reads.log(point)
     if log.state is not State.FREE or not reads.add(point, log.next, Kind.CANCELLED, None):
@@ -147,11 +132,7 @@ class Activity:
 
 
 def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: int, now: float) -> Activity:
-    """Computes the throughput of pilots.
-
-    journals: for each slot manager that is alive, the latest events of its journal, oldest first.
-    now: present time, in seconds since the epoch.
-    """
+    """Computes the throughput of pilots from the latest events of slot managers that are alive, oldest first."""
     slots, busy_time, slot_time, ended, since = 0, 0.0, 0.0, 0, now
     for events in journals.values():
         began: dict[int, float] = {}
@@ -179,11 +160,7 @@ def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: i
 
 
 def activity_of(sweep: Sweep, packing: Packing, board: Board, count: int) -> Activity:
-    """Reads the journals of the slot managers that are alive, and returns the throughput of the sweep's pilots.
-
-    packing: how the sweep's points share pilots.
-    Raises UnavailableError: a journal cannot be read now.
-    """
+    """Returns the throughput of a sweep's pilots, from the journals of slot managers that are alive."""
     reads = Claims(sweep.path, packing.retries)
     journals = {}
     for each in board.alive:

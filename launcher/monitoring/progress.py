@@ -34,9 +34,8 @@ class RunProgress:
 
 
 def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
-    """Returns the progress of a run.
+    """Returns the progress of a run at `now` (since the epoch).
 
-    now: present time, in seconds since the epoch.
     before: step and time of the newest checkpoint (`saved_before`), used if the last attempt has not saved any.
     """
     events, live = seen.history.events, not seen.state.over
@@ -70,12 +69,10 @@ def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
-    """Returns how fast a number grows per second; None: it is not known, or the number does not grow.
+    """Returns how fast a number grows per second, from (time, number), oldest first; None: unknown, or not.
 
     Only the later half of the growth counts, as far as `seen` tells them apart: the first steps of a training take
     longer than all others.
-
-    seen: times in seconds and the number at that time, oldest first.
     """
     if len(seen) < 2:
         return None
@@ -107,10 +104,7 @@ def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
 
 
 def saved_before(folder: str) -> tuple[int, float] | None:
-    """Returns step and mtime (seconds since the epoch) of the newest checkpoint in a folder; None: there is none.
-
-    Reads only names and times; a folder that cannot be read counts as empty.
-    """
+    """Returns step and mtime (since the epoch) of a folder's newest checkpoint, by names alone; None: none is seen."""
     newest: tuple[int, float] | None = None
     try:
         with os.scandir(folder) as entries:

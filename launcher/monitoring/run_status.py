@@ -91,10 +91,7 @@ class Damaged:
 
 
 def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
-    """Returns the queries and commands of the plan's scheduler.
-
-    timeout: maximum seconds for each command; None: cluster.submit_timeout, which is always the upper limit.
-    """
+    """Returns the plan's scheduler's queries; timeout: seconds a command, at most (None) cluster.submit_timeout."""
     timeout = plan.cluster.submit_timeout if timeout is None else min(timeout, plan.cluster.submit_timeout)
     return registry.queue(plan.cluster.scheduler).queries(timeout)
 
@@ -132,10 +129,7 @@ class JobMonitor:
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keeps the first reply of each scheduler inside a `with` block, unless it may be older than a run's job.
-
-        Looking at many runs may take longer than a reply is fresh.
-        """
+        """Keeps each scheduler's first reply in the block, unless a run's job may be newer: many runs take a while."""
         self._pinned = set()
         try:
             yield
@@ -174,10 +168,7 @@ class JobMonitor:
         return JobStatus() if job is None else JobStatus(job.state, job.raw_state, job.reason, signal=job.signal)
 
     def found_by_hand(self, run: Run, plan: JobPlan, history: RunHistory) -> RunHistory:
-        """Looks for the job that the user submits by hand (submit=false), and records its id once the scheduler has it.
-
-        Returns the run's history, read again if there is such a job.
-        """
+        """Looks for the job that the user submits by hand, and records it once it is there; returns the history."""
         wanted = history.by_hand
         if wanted is None:
             return history
@@ -227,9 +218,7 @@ class JobMonitor:
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
         """Asks each scheduler, with one query, how those jobs ended that it no longer lists; `ended` uses the result.
 
-        A scheduler with a single such job is not queried here, but by `ended`.
-
-        wanted: plan and history of each run; runs with a known end are skipped.
+        A scheduler with a single such job is not queried here, but by `ended`. Runs with a known end are skipped.
         """
         gone: dict[str, tuple[JobPlan, list[str]]] = {}
         for plan, history in wanted:
@@ -253,10 +242,7 @@ class JobMonitor:
                 self._ended[scheduler, key] = now, ends if isinstance(ends, QueryError) else ends.get(key)
 
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
-        """Returns the record of the plan's scheduler about a job that is over; None: the scheduler has no record.
-
-        Raises QueryError: the scheduler does not respond.
-        """
+        """Returns the scheduler's record of a job that is over, or None; raises QueryError."""
         commands = queries(plan, QUERY_TIMEOUT)
         place = plan.cluster.scheduler, commands.key(job_id)
         known: SchedulerJob | QueryError | None
@@ -294,9 +280,8 @@ class JobMonitor:
     def snapshot(
         self, name: str, commands: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0
     ) -> JobSnapshot:
-        """Returns all jobs of the user that a scheduler lists, or why it does not respond; cached while that is fresh.
+        """Returns the jobs of the user that a scheduler lists, or why it does not respond; cached while that is fresh.
 
-        timeout: seconds that the query may take.
         quick: whether a run's record has changed, after which cached replies are fresh for 2 s only.
         newer: earliest acceptable start of the query, in seconds since the epoch.
         """
@@ -354,8 +339,7 @@ class JobMonitor:
         """Cancels a run: marks its directory as cancelled, and ends its job.
 
         kill: whether a run without a scheduler is killed instead of asked to stop.
-        Raises RunError: the run is on another machine, or its directory is not the user's own.
-        Raises QueryError: the scheduler does not respond.
+        Raises RunError: the run is on another machine, or its directory is not the user's own. Or QueryError.
         Raises OSError: the directory cannot be marked, for example on a full disk. The job is ended nonetheless.
         """
         ownership.require_own(run.path, "cancel it")
@@ -424,12 +408,7 @@ def _not_yet(plan: JobPlan) -> str:
 
 
 def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | None = None) -> RunStatus:
-    """Returns the current state of a run.
-
-    known: plan and history of the run, if they have just been read; None: they are read.
-    Raises UnavailableError: a file of the run cannot be read now.
-    Raises RunError: the run does not exist, or its record is damaged.
-    """
+    """Returns the current state of a run, of which plan and history may be known; raises RunError."""
     plan, history = known or (run.plan(), read_history(run))
     history = live.found_by_hand(run, plan, history)
     while True:
@@ -480,11 +459,7 @@ def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damag
 
 
 def all_statuses(runs: Iterable[Run], *, strict: bool) -> list[RunStatus]:
-    """Returns the current states of many runs, with one query to each scheduler.
-
-    strict: whether a run that cannot be read is an error; False: it is left out.
-    Raises RunError: a run cannot be read, and `strict` is set.
-    """
+    """Returns the states of many runs, a query a scheduler; strict: an unreadable one is a RunError, not left out."""
     seen: list[RunStatus] = []
     for each in each_status(runs, JobMonitor(share=True)):
         if isinstance(each, RunStatus):

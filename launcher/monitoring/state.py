@@ -98,11 +98,7 @@ _LIVE = {
 
 
 def run_state(history: RunHistory, job: JobState | None, *, answered: bool = True) -> RunState:
-    """Returns the state of a run, by the module's table.
-
-    job: state of the run's current job in the scheduler; None: the scheduler knows no such job.
-    answered: whether the scheduler responded.
-    """
+    """Returns the state of a run with this job (None: unknown to the scheduler), by the module's table."""
     if history.ended == errors.DONE:
         return RunState.DONE
     if history.pruned is not None and history.ended is not None:

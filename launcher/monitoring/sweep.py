@@ -121,13 +121,10 @@ def point_statuses(
     *,
     cancelled: bool | None = None,
 ) -> list[PointStatus]:
-    """Returns the current states of a sweep's points, sorted by number.
+    """Returns the current states of a sweep's points (None: of all), sorted by number; raises RunError.
 
     live: monitor of an earlier call, whose replies may still be fresh; None: a new one.
-    points: numbers of the points to include; None: all points.
     cancelled: whether points that have not started count as cancelled; None: if the sweep is marked as cancelled.
-    Raises UnavailableError: the sweep cannot be read now.
-    Raises RunError: there is no such sweep, or its manifest is damaged.
     """
     live = live or SweepMonitor()
     points = None if points is None else set(points)
@@ -163,10 +160,7 @@ def _of_record(run: Run, live: SweepMonitor) -> RunStatus | None:
 
 
 def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
-    """Returns the pilots of a packed sweep that are not over, sorted by number.
-
-    Raises RunError: a pilot's record cannot be read.
-    """
+    """Returns the pilots of a packed sweep that are not over, by number; raises RunError."""
     found: list[RunStatus] = []
     for number in count():
         run = sweep.pilot(number)
@@ -178,10 +172,7 @@ def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
 
 
 def not_begun(run: Run) -> str | None:
-    """Returns the state of a point that has not started since its last submission (`waiting`, `cancelled`, ...).
-
-    None: the point has started or is done, or the run is no point.
-    """
+    """Returns the state of a point that has not started since its last submission; None: it has, or is no point."""
     sweep = sweep_of(run)
     if sweep is None:
         return None
@@ -219,10 +210,7 @@ def _waits_here(run: Run, requested: float | None, events: Iterable[Mapping[str,
 
 
 def done(run: Run) -> bool:
-    """Returns whether the last attempt of a run ended with exit code 0. Reads only the job script's events.
-
-    Raises UnavailableError: the events cannot be read now.
-    """
+    """Returns whether the last attempt of a run ended with exit code 0. Reads only the job script's events."""
     attempts = run.attempts()
     events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
     ended = as_kind(events[-1], Ended) if events else None

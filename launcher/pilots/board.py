@@ -40,13 +40,6 @@ def outcome(
     | 75, or any if its slot manager has stopped it | it has had `resume.max_attempts` attempts | fatal |
     | 75, or any if its slot manager has stopped it | otherwise | released: it will be retried |
     | any other, or a signal | any | failed |
-
-    code: exit code of the attempt; negative: the signal that killed it.
-    stopping: whether its slot manager has stopped it together with all its other points.
-    cancelled: whether the point or the sweep was cancelled.
-    stopped: whether RUN/stop exists.
-    pruned: whether the search has pruned the point.
-    spent: whether the point has had `resume.max_attempts` attempts.
     """
     if code == errors.DONE:
         return Kind.DONE
@@ -70,19 +63,13 @@ class JournalWriter:
     """Writes the journal and the heartbeats of one slot manager, and waits for its next event."""
 
     def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
-        """folder: the sweep's claims, and the journals of its slot managers.
-        lease: seconds without a heartbeat after which other slot managers take it for dead.
-        """
         self._claims, self._mine, self._lease, self._signals = folder, mine, lease, signals
         self._pulse = heartbeat.mine()
         self._next_beat, self._beaten = 0.0, time.monotonic()
         self._waited = False
 
     def begin(self, host: str, slots: int) -> None:
-        """Starts the journal with the event ManagerBegan, the first heartbeat.
-
-        Raises OSError: the journal cannot be written.
-        """
+        """Starts the journal with the event ManagerBegan, the first heartbeat; raises OSError."""
         if self._pulse is not None:
             self._pulse.listen()
         if why := unsafe_to_fork():
@@ -101,8 +88,6 @@ class JournalWriter:
         """Writes the heartbeat if it is due. Returns whether this slot manager must kill its points.
 
         It must kill them if no heartbeat could be written for half a lease, since others may soon take them over.
-
-        now: monotonic seconds.
         """
         if self._pulse is not None:
             self._pulse.beat()
@@ -154,17 +139,13 @@ class Board:
     """Finds the points that a slot manager may claim.
 
     count: number of points of the sweep; a search (Optuna) adds points while it runs.
-    logs: the log of each point that was ever claimed, by the point's index, as of the last `look`.
-    others_done: whether another node has completed a point (state DONE), as of the last `look`.
+    logs, others_done: as of the last `look`; whether another node has completed a point.
     """
 
     def __init__(
         self, folder: Claims, count: int, mine: Manager, host: str, lease: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """lease: seconds without a heartbeat after which another manager is dead.
-        clock: monotonic clock in seconds; tests replace it.
-        """
         self._claims, self.count, self._mine, self._host, self._clock = folder, count, mine, host, clock
         self._beats = Heartbeats(lease)
         self._others: dict[Manager, Other] = {}
@@ -185,9 +166,7 @@ class Board:
         return sum(log.state.over for log in self.logs.values())
 
     def claim(self) -> tuple[int, PointLog] | None:
-        """Claims a point for this manager.
-
-        Returns the point's index in the sweep, and its log before the claim; None: no point may be claimed now.
+        """Claims a point for this manager; returns its index and its log before; None: none may be claimed now.
 
         Raises OSError, UnavailableError: the claims cannot be read or written now.
         """
@@ -215,11 +194,7 @@ class Board:
         return bool(self._free)
 
     def look(self, *, now: bool = False) -> bool:
-        """Reads the claims and heartbeats of all slot managers, if that is due. Returns whether it has read them.
-
-        now: read them even if that is not due.
-        Raises UnavailableError: the claims cannot be read now.
-        """
+        """Reads the claims and heartbeats of all slot managers, if that is due (or `now`); returns whether it did."""
         began = self._clock()
         if began < self._next_look and not now:
             return False

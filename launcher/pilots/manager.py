@@ -101,11 +101,7 @@ def packing_of(manifest: Manifest) -> Packing:
 
 
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
-    """Returns the id of the slot manager that this rank of a pilot is.
-
-    pilot: index of the pilot in the sweep.
-    environ: the rank's environment, with the round and the node rank.
-    """
+    """Returns the id of the slot manager that this rank (by round and node rank) of a pilot is."""
     return Manager(pilot, attempt.number, int(environ.get("LAUNCHER_ROUND", 0)), int(environ.get("GROUP_RANK", 0)))
 
 
@@ -115,10 +111,7 @@ def hosts_of(environ: Mapping[str, str]) -> list[str]:
 
 
 def stops_of(sweep: Sweep, mine: Manager) -> Path:
-    """Returns the path of the file that asks all slot managers of the pilot of `mine` to stop their points.
-
-    The file is for one attempt of the pilot.
-    """
+    """Returns the file that asks all slot managers of an attempt of `mine`'s pilot to stop their points."""
     return sweep.path / claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
 
 
@@ -136,7 +129,6 @@ class SlotManager:
         self, sweep: Sweep, manifest: Manifest, attempt: Attempt, mine: Manager, host: str,
         environ: Mapping[str, str], signals: Signals, start: Callable[[Attempt, Slot, str], int] = point_fork.start,
     ) -> None:  # fmt: skip
-        """start: starts a point, and returns its process id; tests replace it."""
         self._starts = start
         plan, packing = attempt.run.plan(), packing_of(manifest)
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
@@ -297,7 +289,6 @@ class SlotManager:
         # the search ignores a second report of the same point.
         if self._search is None:
             return
-        # Lazily: Optuna takes a second, and sweeps without a search need none of it
         from launcher.search.search import Outcome
 
         failed = kind is Kind.FATAL or (kind is Kind.FAILED and len(each.before.failed_on) >= self._packing.retries)
@@ -384,7 +375,6 @@ def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None
     # `waiting`: see `SearchPoints`
     if not SearchRecord(sweep.path).exists():
         return None
-    # Lazily: Optuna takes a second, and sweeps without a search need none of it
     from launcher.search.points import SearchPoints
 
     return SearchPoints(sweep, waiting)

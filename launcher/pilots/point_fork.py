@@ -51,22 +51,12 @@ class Slot:
 
 
 def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
-    """Returns which of the pilot's GPUs on this node a slot gets, as indices among these GPUs.
-
-    If the slots ask for more GPUs than there are, several slots share a GPU. Without GPUs the result is empty.
-
-    slot: index of the slot on the node, from 0.
-    """
+    """Returns the indices of the pilot's GPUs on this node that a slot gets; slots share if there are too few."""
     return tuple(dict.fromkeys((slot * per_slot + place) % there for place in range(per_slot))) if there else ()
 
 
 def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[str, str]:
-    """Returns the variable `name` with the value that makes only some of the visible GPUs visible.
-
-    environ: the slot manager's environment; if the variable is not set there, all GPUs are visible.
-    places: indices of the slot's GPUs among the visible ones.
-    Raises TooFewGpus: an index is beyond the visible GPUs.
-    """
+    """Returns the variable `name` with only these of the visible GPUs; raises TooFewGpus."""
     shown = environ.get(name)
     if shown is None:
         return {name: ",".join(map(str, places))}
@@ -80,11 +70,7 @@ def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[s
 
 
 def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int, gpus: int, cpus: int) -> list[Slot]:
-    """Returns the slots of this node, each with its CPUs and GPUs.
-
-    gpus: number of GPUs that the pilot has asked for on this node.
-    Raises TooFewGpus: fewer GPUs are visible than the pilot has asked for.
-    """
+    """Returns the slots of this node, each with its CPUs and GPUs; TooFewGpus: fewer are visible than asked for."""
     node, allowed = hardware.read(environ=environ), os.sched_getaffinity(0)
     places = [gpus_of(slot, gpus_per_point, gpus) for slot in range(count)]
     ranks = [RankDevices()] * count
@@ -138,10 +124,7 @@ def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, host: 
 
 
 def begin(run: Run) -> Attempt:
-    """Creates the directories of a point's next attempt, and returns the attempt.
-
-    Raises OSError, UnavailableError: the directories cannot be made now.
-    """
+    """Creates the directories of a point's next attempt; raises OSError, UnavailableError."""
     number = max((each.number for each in run.attempts()), default=-1) + 1
     while True:
         attempt = Attempt(run, number)
@@ -155,10 +138,7 @@ def begin(run: Run) -> Attempt:
 
 
 def start(attempt: Attempt, slot: Slot, host: str) -> int:
-    """Forks a process that runs a point's attempt. Returns its process id.
-
-    Raises OSError: the fork failed, for example at the process limit.
-    """
+    """Forks a process that runs a point's attempt, and returns its process id; raises OSError."""
     manager = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -173,7 +153,6 @@ def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
     """Writes the Ended event of an attempt with a killed process, unless the process has written it itself.
 
     asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
-    Raises OSError: the event cannot be written.
     """
     if _has_ended(attempt):
         return

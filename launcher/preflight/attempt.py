@@ -71,10 +71,6 @@ def decide(
     | all of several nodes are bad, by the same check of SETTINGS | fail (93): other nodes would fail too |
     | some nodes are bad, and too few are left | fail (1): the run can be resumed on other nodes |
     | ranks fail together, and the bad node is unknown | fail (1) |
-
-    scheduler: name of the scheduler that started the run; it decides how the failure advises to exclude nodes.
-    settings: the plan's `cluster.settings`, with the nodes that the run excludes already.
-    timeout: seconds within which a node must report.
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
@@ -200,10 +196,7 @@ class Agents(Protocol):
         """On the leader: sends a value to all other agents, which wait for it in `answer` with the same `key`."""
 
     def answer(self, key: str, timeout: float) -> Any:
-        """On the other agents: waits up to `timeout` seconds for the leader's value for `key`, and returns it.
-
-        Raises LeaderLost: the leader has published no value in time, or the connection to it is lost.
-        """
+        """On the other agents: waits `timeout` seconds for the leader's value for `key`; raises LeaderLost."""
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message to the leader."""
@@ -219,9 +212,7 @@ class Preflight:
         self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, rendezvous: Rendezvous, *,
         round_number: int,
     ) -> None:  # fmt: skip
-        """rendezvous: the rendezvous of all agents that take part; its first agent is the leader.
-        round_number: index of the rendezvous round, from 0.
-        """
+        # rendezvous: of all agents that take part; the first is the leader
         self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
         self._rendezvous, self._round = rendezvous, round_number
         place = rendezvous.place_of(agents.own.index)
@@ -234,10 +225,9 @@ class Preflight:
         self._together = TOGETHER + PER_RANK * rendezvous.world_size
 
     def run(self) -> Verdict:
-        """Runs both parts and returns the leader's decision, which is the same in every agent.
+        """Runs both parts and returns the leader's decision, which is the same in every agent; no process is left.
 
-        If the leader is lost, each remaining agent decides to start without the leader's node. Leaves no process
-        behind.
+        If the leader is lost, each remaining agent decides to start without the leader's node.
         """
         began = time.monotonic()
         found: list[Check] = []
@@ -386,10 +376,7 @@ class Preflight:
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:
-    """Returns the nodes that these agents run on, in the agents' order.
-
-    name: function that returns the name in messages of the agents with the given indices.
-    """
+    """Returns the nodes of these agents, in their order, with the names that messages give to agents' indices."""
     nodes, first = [], 0
     ranks: dict[int, list[int]] = {}
     indices: dict[int, list[int]] = {}

@@ -74,10 +74,7 @@ class Problem(Exception):
 
 
 def check(name: str, look: Callable[[], Observation]) -> Check:
-    """Runs a check and returns its result, with its duration. Any error but a Problem makes it a failed check.
-
-    look: makes the check; returns what it measured, or raises Problem.
-    """
+    """Runs a check (returns what it measured, or raises Problem) with its duration; other errors fail it as well."""
     began = time.monotonic()
     try:
         outcome = Check(name, found=look())
@@ -101,11 +98,7 @@ def wants_gpus(plan: JobPlan) -> bool:
 
 
 def require_devices(plan: JobPlan, there: int) -> None:
-    """Compares the number of GPUs that a process sees with the requested number.
-
-    Raises Problem: there are too few. In launch mode `tasks` one is enough: the scheduler may show each rank its own
-        only.
-    """
+    """Raises Problem if a process sees fewer GPUs than asked for (with launch=tasks, perhaps its own only: none)."""
     if not wants_gpus(plan):
         return
     wanted = 1 if plan.launch.mode == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
@@ -114,10 +107,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
-    """Returns the device that a rank will use, chosen as `process_group.init` does.
-
-    Raises Problem: there are too few GPUs.
-    """
+    """Returns the device that a rank will use, as `process_group.init` chooses it; Problem: there are too few GPUs."""
     seen = devices.find_accelerators(os.environ)
     count = seen.count if plan.workload.device in (Device.auto.value, seen.kind) else 0
     require_devices(plan, count)
@@ -128,7 +118,6 @@ def compute(where: torch.device) -> Observation:
     """Multiplies two matrices on a device, and returns an Observation of code COMPUTES with the device's name.
 
     The elements are small integers, so the product is exact in any floating-point format.
-
     Raises Problem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory (WARNING).
     """
     if (there := devices.module(where)) is not None:
@@ -148,13 +137,7 @@ def compute(where: torch.device) -> Observation:
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
-    """Compares the network that NCCL chose with the one that the cluster expects.
-
-    Returns NCCL's choice as an Observation of code NETWORK.
-
-    expects: `cluster.expects`.
-    Raises Problem: NCCL chose another network.
-    """
+    """Returns NCCL's network (NETWORK); Problem: it is not what `cluster.expects` says."""
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
         raise Problem(Observation(code=CheckCode.OTHER_NETWORK, mismatch=wrong))
@@ -167,11 +150,7 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
 def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
     """Returns the free space of a directory as an Observation of code SPACE, if there is enough.
 
-    key: config key or variable to set if there is too little space.
-    free: free bytes.
-    files: number of files that can still be created; -1: the file system does not count them.
-    least: bytes below which the check fails.
-    enough: bytes below which the check warns.
+    key: config key or variable to set if there is too little. files: that can still be created; -1: not counted.
     Raises Problem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than `enough`
         bytes are free (WARNING).
     """
@@ -186,12 +165,7 @@ def judge_space(key: str, folder: str, free: int, files: int, least: int, enough
 
 
 def space(key: str, folder: Path, least: int, enough: int) -> Observation:
-    """Checks that a directory can be written to; returns its free space, an Observation of code SPACE.
-
-    If the directory does not exist yet, its nearest existing parent is checked. For the arguments see `judge_space`.
-
-    Raises Problem: as by `judge_space`; or the directory cannot be written to.
-    """
+    """Returns the free space of a directory, or of its nearest parent, if it can be written to; as `judge_space`."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -216,10 +190,7 @@ def _not_written(error: OSError, folder: Path, key: str) -> Observation:
 
 
 def temporary() -> Observation:
-    """Checks the directory for temporary files (TMPDIR), and returns its free space as `space` does.
-
-    Raises Problem: TMPDIR does not exist, cannot be written to, or has too little space.
-    """
+    """Returns the free space of TMPDIR, as `space`, or raises Problem."""
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
         raise Problem(Observation(code=CheckCode.NO_TMPDIR, path=str(folder)))
@@ -227,10 +198,7 @@ def temporary() -> Observation:
 
 
 def shared_memory(ranks: int) -> Observation:
-    """Returns the free shared memory (/dev/shm) of a node with `ranks` ranks, as `judge_space` does.
-
-    Raises Problem: as by `judge_space`.
-    """
+    """Returns the free shared memory (/dev/shm) of a node with so many ranks, as `judge_space`."""
     has = os.statvfs(SHM)
     return judge_space(
         "a container's --shm-size", str(SHM), has.f_bavail * has.f_frsize, -1, LEAST_SHM, ENOUGH_SHM * ranks
@@ -238,12 +206,10 @@ def shared_memory(ranks: int) -> Observation:
 
 
 def checkpoint_space(plan: JobPlan, *, first: bool) -> Observation:
-    """Checks the checkpoint folder, and returns its free space as `space` does.
+    """Returns the free space of the checkpoint folder, as `space`.
 
     On the first node, the check fails if one more checkpoint as large as the newest one would not fit, and warns if two
     would not. The others share the folder, and only have to be able to write to it.
-
-    Raises Problem: as by `space`.
     """
     folder = Path(plan.checkpoint.dir)
     newest = _newest_size(folder) if first else 0
@@ -263,12 +229,8 @@ def _newest_size(folder: Path) -> int:
 
 
 def write_mine(folder: Path, index: int, text: str) -> Observation:
-    """Writes this agent's file `member-INDEX` to the attempt's directory `preflight`. The other nodes look for it.
+    """Writes this agent's file `member-INDEX`, for other nodes, to the attempt's private directory `preflight`.
 
-    Returns an Observation of code FILE_WRITTEN.
-
-    folder: the directory; it is created with mode 0700.
-    index: index of the agent.
     Raises Problem: the file cannot be written, or the file system does not keep its owner and mode.
     """
     path = folder / f"member-{index}"
@@ -286,10 +248,7 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
-    """Refuses a wrong owner or mode of a file that this process has created with mode 0600.
-
-    Raises Problem: the file belongs to another user (the file system maps ids), or others can write to it.
-    """
+    """Raises Problem for a file of mode 0600 that now has another owner (mapped ids), or that others can write to."""
     if owner != me:
         raise Problem(Observation(code=CheckCode.OTHER_OWNER, path=str(path), owner=owner, user=me))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -297,13 +256,7 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
 
 
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
-    """Waits until the files of other agents are visible. Returns their number in an Observation of code FILES_SEEN.
-
-    folder: the attempt's directory `preflight`.
-    texts: expected content of each file, by the agent's index.
-    timeout: seconds to wait.
-    Raises Problem: some files are missing or have other content; accuses their agents.
-    """
+    """Waits until the files of other agents have these texts, by index; Problem: accuses agents whose file has not."""
     deadline, left = time.monotonic() + timeout, dict(texts)
     while True:
         for index in list(left):

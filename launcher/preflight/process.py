@@ -45,25 +45,18 @@ ELEMENTS = 65536  # least number of elements of the all_reduce
 def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tuple[float, float]:
     """Returns by how many seconds this clock is ahead of another, and the largest error of that number.
 
-    mine: for each request, this clock's time before the request and after the reply.
-    theirs: for each request, the other clock's time between these two.
+    mine: for each request, this clock's time before the request and after the reply; theirs: the other's, between.
     """
     (before, after), then = min(zip(mine, theirs, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
     return (before + after) / 2 - then, (after - before) / 2
 
 
 def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation:
-    """Returns by how much this node's clock is ahead of the first node's as an Observation of code CLOCK.
-
-    One process of each node must call this function.
+    """Returns by how much this node's clock is ahead of the first node's (CLOCK), from one process of each node.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
-    which is between any node's two readings. From the second round on all requests come at almost the same time, so
-    the two readings of each node are close.
-
-    store: store that all nodes share.
-    first: whether this is the first node.
-    rounds: number of comparisons; the one with the smallest error counts.
+    which is between any node's two readings. From the second round on all requests come at almost the same time, so the
+    two readings of each node are close. The round with the smallest error counts.
     Raises Problem: the clocks differ by more than SKEW seconds (WARNING).
     Raises DistStoreError: not all nodes took part before the store's timeout.
     """
@@ -82,10 +75,8 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
 
 
 def judge_clock(ahead: float, error: float) -> Observation:
-    """Returns by how much a node's clock is ahead of the first node's as an Observation of code CLOCK.
+    """Returns by how many seconds, with which error, this node's clock is ahead of the first one's (CLOCK).
 
-    ahead: seconds by which this node's clock is ahead; negative: behind.
-    error: largest error of `ahead`, in seconds.
     Raises Problem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases, timeouts
         and the time left of an attempt never compare the clocks of two hosts.
     """
@@ -128,11 +119,7 @@ def reduce_together(rank: int, world_size: int, where: torch.device) -> Observat
 
 
 def open_port(interface: str) -> tuple[socket.socket | None, str]:
-    """Returns a listening socket on a network interface, and its `ADDRESS PORT`; None and "" if none can be opened.
-
-    interface: name of the interface. If it does not exist or has no address, the addresses of the host's name are used,
-        as gloo does.
-    """
+    """Returns a listening socket, and its `ADDRESS PORT`, on an interface, or as gloo does; or None and ""."""
     for name in (interface, None):
         with contextlib.suppress(OSError):
             server, (address, port) = listen_on(name, 4096)
@@ -141,12 +128,7 @@ def open_port(interface: str) -> tuple[socket.socket | None, str]:
 
 
 def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation:
-    """Connects to the ports of other nodes. Returns the number of nodes in an Observation of code REACHED.
-
-    addresses: `ADDRESS PORT` of each node, by its agent's index; empty: the node has opened no port.
-    names: host name of each node, by its agent's index.
-    Raises Problem: some nodes cannot be reached; accuses their agents.
-    """
+    """Connects to `ADDRESS PORT` (empty: none is open) of each other node; Problem: accuses those not reached."""
 
     def call(text: str) -> str | None:
         address, _, port = text.partition(" ")
@@ -170,11 +152,7 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
-    """Initializes the default process group for the preflight.
-
-    timeout: seconds for each collective.
-    Raises RuntimeError: from the backend, if other ranks cannot be reached.
-    """
+    """Initializes the preflight's process group (timeout: seconds a collective); RuntimeError: ranks not reached."""
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),
         device_id=where if devices.ON_STREAM.get(backend) == where.type else None,
@@ -197,9 +175,7 @@ def run(
     """Makes the checks of one future rank: the main function of a preflight process. Does not return.
 
     rendezvous: the agents that take part; its port is that of the preflight's TCPStore.
-    index: index of this process's agent in `rendezvous.members`.
-    place: index of the future rank among the ranks of its agent.
-    timeout: timeout of the process group, in seconds.
+    index, place: of its agent in `rendezvous.members`, and of the rank among its agent's.
     pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
     agent: process id of the agent, with which this process dies.
     """
@@ -219,10 +195,7 @@ def run(
 
 
 class RankChecks:
-    """The checks of one future rank. The first rank of a node also checks the node.
-
-    For the arguments see `run`.
-    """
+    """The checks of one future rank (arguments: `run`); the first one of a node checks the node, too."""
 
     def __init__(self, plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int) -> None:
         self._plan, self._folder, self._members = plan, attempt / "preflight", rendezvous.members
@@ -264,10 +237,7 @@ class RankChecks:
         return found
 
     def together(self, timeout: float) -> list[Check]:
-        """Returns the results of the second part, with all ranks: clocks, an all_reduce, and the network of NCCL.
-
-        timeout: timeout of the process group, in seconds.
-        """
+        """Returns the results of the second part, with all ranks: clocks, an all_reduce, and the network of NCCL."""
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 
         def reduce() -> Observation:

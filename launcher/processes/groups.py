@@ -32,10 +32,7 @@ class Process:
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:
-        """Returns whether the process runs on this machine; False for a zombie, and if it is on another machine.
-
-        Raises OSError: /proc cannot be read now.
-        """
+        """Returns whether the process runs on this machine, not as a zombie; raises OSError."""
         state = _state(self.pid) if self.here() else None
         return state is not None and state[0] != "Z" and state[1] == self.start
 
@@ -76,20 +73,14 @@ def adopt() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends. Call it in a fork.
-
-    parent: the parent's process id. If the parent has ended already, this process exits with 1.
-    """
+    """Makes the kernel kill this process (a fork) when its parent ends; exits with 1 if it has."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def children() -> set[int]:
-    """Returns the process ids of this process's children; empty on a kernel without CONFIG_PROC_CHILDREN.
-
-    Raises OSError: /proc cannot be read now (no file descriptor is left).
-    """
+    """Returns the ids of this process's children ([] without CONFIG_PROC_CHILDREN); OSError: unreadable now."""
     try:
         with os.scandir("/proc/self/task") as threads:
             tasks = [Path(entry.path, "children").read_text() for entry in threads]
@@ -105,12 +96,7 @@ def _children_or_none() -> set[int]:
 
 
 def kill(keep: Collection[int], timeout: float = 2.0) -> list[int]:
-    """Kills and reaps all children of this process except `keep`, and the orphans that it then adopts.
-
-    Returns the process ids of the killed ones, in order.
-
-    timeout: seconds after which it gives up on processes that do not end (in uninterruptible sleep).
-    """
+    """Kills and reaps all children but `keep`, and orphans that it adopts, in `timeout`; returns their ids."""
     give_up, killed = time.monotonic() + timeout, set()
     while strangers := _children_or_none() - set(keep):
         killed |= strangers

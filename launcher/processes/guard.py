@@ -16,10 +16,7 @@ PAUSE = 0.3  # seconds between polls
 
 
 def start() -> None:
-    """Forks a child that waits for this process to end, and then kills all other processes with its LAUNCHER_GUARD.
-
-    Call it before there are threads. Does nothing if LAUNCHER_GUARD is not set.
-    """
+    """Before threads: forks a child that waits for this process and kills the others with its LAUNCHER_GUARD."""
     mark, watched = os.environ.get(VARIABLE), os.getpid()
     if not mark or os.fork():
         return
@@ -39,10 +36,7 @@ def start() -> None:
 
 
 def kill_marked(mark: str) -> bool:
-    """Kills this user's processes on this host that have LAUNCHER_GUARD=`mark`, except this one.
-
-    Returns whether there were any.
-    """
+    """Kills this user's other processes here with LAUNCHER_GUARD=`mark`; returns whether there were any."""
     wanted, found = os.fsencode(f"{VARIABLE}={mark}"), False
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():

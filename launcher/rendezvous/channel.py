@@ -70,15 +70,11 @@ def encode(message: Message) -> bytes:
 class Channel:
     """One end of a connection. It never blocks: its owner waits (select) until the socket is readable or writable.
 
-    open: whether both ends are authenticated.
-    peer: (IP address,) of the other end, a tuple of one.
-    local: (IP address,) of this end.
+    open: whether both ends are authenticated; peer, local: (IP address,) of either end.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, *, server: bool) -> None:
-        """connection: a connected socket. The channel makes it non-blocking, and closes it.
-        server: whether this end has accepted the connection.
-        """
+        # The channel makes the connection non-blocking, and closes it. server: this end has accepted it
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # tests use Unix sockets
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -105,8 +101,7 @@ class Channel:
     def send(self, message: Message | bytes) -> None:
         """Sends a message, or the encoded text of one. Bytes that the socket does not take are sent by `flush`.
 
-        Raises ChannelError: the connection is broken, or the other end is not authenticated yet.
-        Raises ValueError: the message is too long.
+        Raises ChannelError (broken, or not authenticated yet) or ValueError (the message is too long).
         """
         if not self.open:
             raise ChannelError("the other end is not authenticated yet")
@@ -164,10 +159,7 @@ class Channel:
         return messages
 
     def finish(self) -> None:
-        """Shuts down the sending direction. The other end reads end-of-file and closes the connection.
-
-        Raises ChannelError: the connection is broken.
-        """
+        """Shuts down the sending direction, so that the other end closes; raises ChannelError."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -260,17 +252,13 @@ def refused(fault: Fault) -> dict[str, Any]:
 class Hub:
     """Accepts the agents' connections for the whole attempt, and sends and receives messages.
 
-    An agent identifies itself by the member index in its first message, `hello`.
-
-    channels: the connections of the connected members, by member index.
+    An agent identifies itself by the member index in its first message, `hello`; `channels` has them by it.
     """
 
     def __init__(
         self, listener: socket.socket, secret: bytes, *, members: Collection[int], wake: int | None = None
     ) -> None:
-        """members: the valid member indices; an agent with another index is refused.
-        wake: a file descriptor that ends a `poll` when it becomes readable (on signals).
-        """
+        # members: the valid indices. wake: a descriptor that ends a `poll` when it becomes readable (on signals)
         listener.setblocking(False)
         self._listener, self._secret, self._members = listener, secret, frozenset(members)
         self.channels: dict[int, Channel] = {}
@@ -293,10 +281,7 @@ class Hub:
         return [self._listener.fileno(), *(channel.fileno() for channel in (*self._indices, *self._pending))]
 
     def poll(self, timeout: float) -> list[Event]:
-        """Accepts connections, and returns messages and disconnects of members.
-
-        Waits at most `timeout` seconds. Returns none if the time is up, or if something else ended the wait.
-        """
+        """Accepts connections, and returns messages and disconnects of members, if any in `timeout` seconds."""
         now = time.monotonic()
         if self._accepts_from is not None and now >= self._accepts_from:
             self._accepts_from = None
@@ -338,10 +323,7 @@ class Hub:
             self.send(index, text)
 
     def drain(self, indices: Collection[int], timeout: float) -> None:
-        """Waits until these members have closed their connections, for at most `timeout` seconds.
-
-        Unsent messages are sent meanwhile, and received ones are dropped.
-        """
+        """Sends, and drops what arrives, until these members have closed their connections or `timeout` seconds."""
         give_up = time.monotonic() + timeout
         while any(index in self.channels for index in indices) and (left := give_up - time.monotonic()) > 0:
             self.poll(left)

@@ -27,19 +27,12 @@ CANDIDATES = 16  # ports tried on the leader's host
 
 
 def secret_of(shared: bytes, key: str) -> bytes:
-    """Returns a secret derived from another one.
-
-    shared: a longer-lived secret, such as the run's.
-    key: what the new secret is for: the id of an attempt, or the index of a round.
-    """
+    """Returns a secret for `key` (the id of an attempt, the index of a round) from a longer-lived one."""
     return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
 
 
 def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
-    """Returns the ports that a leader tries to listen on, in this order.
-
-    Without the secret they cannot be predicted.
-    """
+    """Returns the ports that a leader tries, in order; without the secret they cannot be predicted."""
     low, high = port_range
     seed = hashlib.sha256(b"launcher ports\0" + secret).digest()
     return random.Random(seed).sample(range(low, high + 1), min(CANDIDATES, high - low + 1))  # noqa: S311
@@ -51,10 +44,9 @@ def free_ports(port_range: tuple[int, int]) -> list[int]:
 
 
 def listen(ports: Sequence[int], address: str = "") -> socket.socket:
-    """Returns a listening socket on the first free port.
+    """Returns a listening socket on the first free port; raises RendezvousError.
 
     address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
-    Raises RendezvousError: none of the ports is free, or this process may open no socket.
     """
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
@@ -79,10 +71,7 @@ _LINK = 0x20  # the scope of link-local addresses
 
 
 def addresses(interface: str) -> list[str]:
-    """Returns the addresses of an interface, in order of preference: IPv4, IPv6, link-local IPv6; empty: it has none.
-
-    A link-local address ends with the interface (`fe80::1%eth0`), which has the same name on all nodes of a cluster.
-    """
+    """Returns an interface's addresses: IPv4, IPv6, then link-local IPv6 (`fe80::1%eth0`, named alike on all nodes)."""
     return [*_ipv4(interface), *_ipv6(interface)]
 
 
@@ -96,11 +85,9 @@ def interface_with(address: str) -> str | None:
 
 
 def listen_on(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
-    """Returns a listening socket on a free port of an interface, and its (address, port).
+    """Returns a listening socket on a free port of an interface, and its (address, port); raises OSError.
 
-    interface: name of the interface, or a comma-separated list, of which the first is used; None: the address that this
-        host's name resolves to, as gloo does.
-    Raises OSError: there is no such interface, or it has no address that can be used.
+    interface: the first of a comma-separated list; None: the address that this host's name resolves to, as gloo does.
     """
     name = interface.split(",")[0] if interface else None
     problem = OSError(errno.EADDRNOTAVAIL, f"{name or socket.gethostname()} has no address")
@@ -120,9 +107,8 @@ def listen_on(interface: str | None, backlog: int = 128) -> tuple[socket.socket,
 
 
 def address_of(name: str) -> str:
-    """Returns the address of this machine that a host name resolves to.
+    """Returns the address of this machine that a host name resolves to; empty: several, loopback, another's, none.
 
-    Empty: the name resolves to several addresses, to a loopback address, to one of another machine, or not at all.
     Debian's /etc/hosts resolves the host's name to 127.0.1.1, which other hosts cannot use.
     """
     try:
@@ -189,10 +175,7 @@ def find_leader(
 
     The reason is empty if the deadline passed before any port answered. The ports are tried STAGGER seconds apart and
     then in parallel, since another service may listen on one of them and send nothing.
-
-    ports: candidate ports of the leader, in the order to try.
-    deadline: monotonic time at which to give up.
-    wake: a file descriptor that ends the search when it becomes readable (on signals).
+    deadline: monotonic time; wake: a descriptor that ends the search when it becomes readable (on signals).
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -208,7 +191,7 @@ def find_leader(
 
 
 class _Search:
-    """Parallel connection attempts, each started STAGGER seconds after the one before."""
+    # Each attempt is started STAGGER seconds after the one before
 
     def __init__(self, secret: bytes, wake: int | None) -> None:
         self._secret, self._wake = secret, wake
@@ -330,8 +313,8 @@ class ConnectBackoff:
     def pause(self) -> float:
         """Returns the seconds until the next attempt: doubled each time from 0.01 s, up to a limit.
 
-        For the first 3 s the limit is 0.03 s, or 0.001 s per agent if that is more (at most 1 s), since the leader of
-        a new round appears soon. Afterwards the limit is 1 s.
+        For the first 3 s the limit is 0.03 s, or 0.001 s per agent if that is more (at most 1 s), since the leader of a
+        new round appears soon. Afterwards the limit is 1 s.
         """
         longest = min(1.0, max(0.03, 0.001 * self._members)) if time.monotonic() < self._soon else 1.0
         pause, self._pause = min(self._pause, longest), min(2 * self._pause, longest)

@@ -59,14 +59,9 @@ class Arrivals:
 def join_rendezvous(
     own: Member, *, places: Sequence[Place], master: str, secret: bytes, ports: Sequence[int], timeout: float
 ) -> Rendezvous:
-    """Joins a rendezvous of processes that have no agent, and returns its result. Member 0 leads.
+    """Joins a rendezvous of processes that have no agent, and returns its result. Member 0 (`master`) leads.
 
-    All connections are closed at the end.
-
-    places: host and rank of each process, by member index.
-    master: host name of member 0.
-    ports: candidate ports of member 0, in the order to try.
-    timeout: seconds in which all processes must have arrived.
+    All connections are closed at the end. places: by member index; ports: candidates of member 0; timeout: seconds.
     Raises RendezvousError: the leader was not reached, or a process did not arrive in time.
     """
     deadline = time.monotonic() + timeout
@@ -133,11 +128,7 @@ def _join_leader(
 
 
 def not_reached(own: Member, leader: Place, address: str, timeout: float, problem: str) -> RendezvousError:
-    """Returns the error of an agent that could not connect to its leader.
-
-    timeout: seconds for which it tried.
-    problem: why the leader was not found, as from `find_leader`.
-    """
+    """Returns the error of an agent that could not connect to its leader (`problem`: of `find_leader`)."""
     return RendezvousError(
         Fault(
             code=FaultCode.NOT_REACHED, host=own.host, node=own.node_rank, accused=(accuse(leader),),
@@ -147,11 +138,7 @@ def not_reached(own: Member, leader: Place, address: str, timeout: float, proble
 
 
 def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
-    """Returns the error of an agent that the leader has refused.
-
-    message: the leader's message `refused`, as `hub.refused` makes it.
-    from_leader: whether the leader reports the fault to the user itself.
-    """
+    """Returns the error of an agent that the leader has refused; from_leader: it reports the fault to the user."""
     return RendezvousError(events.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
 
 
@@ -162,11 +149,7 @@ def hello(own: Member, channel: Channel) -> dict[str, Any]:
 
 
 def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
-    """Returns the rendezvous of a round, on a member other than the leader.
-
-    begin: the leader's `begin` message, with the store's port and all members.
-    own: this member, with the addresses of its connection to the leader.
-    """
+    """Returns the rendezvous of a round from its leader's `begin`, on a member with these addresses."""
     members = tuple(map(Member.of, begin["members"]))
     address = LOOPBACK if len({member.host for member in members}) == 1 else own.local_address
     return Rendezvous(own.master_address, begin["port"], members, interface_with(address))

@@ -27,7 +27,6 @@ class LeaderLost(Exception):
 class RendezvousError(RuntimeError):
     """The rendezvous failed.
 
-    fault: why it failed.
     from_leader: whether the leader refused this agent, and reports the fault to the user itself.
     final: whether a retry is useless, because the leader has decided. If False, the leader may only be gone.
     """
@@ -126,14 +125,7 @@ ROLE = "rank"
 
 
 class AgentLike(Protocol):
-    """The attributes of an agent that this module reads.
-
-    index: index of the agent among all that the scheduler started for the job, from 0.
-    node_rank: index of the agent's node in the job, from 0; with launch=tasks several agents have the same.
-    host: name of the agent's host.
-    ranks: number of ranks that the agent starts.
-    first_local_rank: local rank of the first of these ranks.
-    """
+    # What this module reads of an agent: with launch=tasks several have the same node rank
 
     @property
     def index(self) -> int: ...
@@ -158,11 +150,9 @@ class Placement:
 
 
 def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:
-    """Returns the environment variables of a rank that depend on its node: local rank, node rank and hosts.
+    """Returns a rank's variables that depend on its node: local rank, node rank and hosts.
 
-    agents: all agents of the round, in the order of their ranks.
-    position: index in `agents` of the agent that starts the rank.
-    place: index of the rank among the ranks of its agent, from 0.
+    agents: all of the round, in the order of their ranks; the one at `position` starts the rank as its `place`-th.
     """
     own = agents[position]
     nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
@@ -185,9 +175,7 @@ def environment_of(
 ) -> dict[str, str]:  # fmt: skip
     """Returns all environment variables that torchrun sets for a rank, and LAUNCHER_ROUND and LAUNCHER_HOSTS.
 
-    agents, position, place: see `place_variables`.
-    round_number: index of the round, from 0.
-    environ: the agent's environment; TORCH_NCCL_ASYNC_ERROR_HANDLING is taken from it.
+    agents, position, place: see `place_variables`; environ: the agent's, with TORCH_NCCL_ASYNC_ERROR_HANDLING.
     """
     rank = sum(agent.ranks for agent in agents[:position]) + place
     world_size = str(sum(agent.ranks for agent in agents))
@@ -251,11 +239,7 @@ class Rounds:
         self._folder = folder
 
     def claim(self, number: int, leader: Member, port: int, members: Sequence[Member]) -> bool:
-        """Creates the file of a round atomically. Returns whether this call did; False: another leader has created it.
-
-        number: index of the round, from 0.
-        Raises OSError: the file cannot be written. Whether another leader has created it is unknown then.
-        """
+        """Creates the file of a round atomically; False: another leader has. OSError: it is unknown whether one has."""
         values = {
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
             "members": [asdict(member) for member in members],
@@ -272,17 +256,11 @@ class Rounds:
         return bool(unwrap(exists(self._folder / f"{number}.json", retry_seconds=0)))
 
     def time_of(self, number: int) -> int:
-        """Returns when a round began or its leader had its last heartbeat, in nanoseconds of the file server's clock.
-
-        Raises OSError: the file of the round cannot be read.
-        """
+        """Returns when a round began or its leader last beat (ns of the file server's clock); raises OSError."""
         return (self._folder / f"{number}.json").stat().st_mtime_ns
 
     def latest(self) -> Round | None:
-        """Returns the newest round; None: no round has started. Files that are not in this format are ignored.
-
-        Raises OSError: the directory, or a file in it, cannot be read now, so that the newest round is unknown.
-        """
+        """Returns the newest round, or None; ignores files not in this format; OSError: it is unknown."""
         try:
             names = [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:

@@ -70,9 +70,8 @@ class RanksStore:
     """
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
-        """listener: the listening socket that ranks connect to; this object closes it.
-        Raises OSError: no process or memory is left.
-        """
+        # listener: the socket that ranks connect to; this object closes it. Raises OSError: no process or memory is
+        # left
         agent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings():
@@ -115,7 +114,7 @@ def _run(listener: socket.socket, hosts: Collection[str], agent: int) -> NoRetur
 
 
 class _End:
-    """One side of a proxied connection, and the bytes that it has yet to send."""
+    # One side of a proxied connection, and the bytes that it has yet to send
 
     other: _End
 
@@ -124,7 +123,7 @@ class _End:
 
 
 class _Proxy:
-    """Accepts the connections that the table above admits, and forwards their bytes to the store and back."""
+    # Accepts what the module's table admits
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
         self._listener, self._hosts = listener, {_plain(host) for host in hosts if not _is_here(host)}
@@ -247,7 +246,7 @@ def _made() -> _InnerStore:
 
 @dataclass(frozen=True)
 class _InnerStore:
-    """A TCPStore on the loopback interface."""
+    # On the loopback interface
 
     store: Store  # the store
     listener: socket.socket  # its listening socket
@@ -276,11 +275,9 @@ def _inner_store() -> _InnerStore:
 
 
 def sign(sock: socket.socket, key: bytes) -> None:
-    """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) with this key for all IPv4 peers of a socket.
+    """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) for all IPv4 peers of a socket; raises OSError.
 
     New connections without the key get no answer. Connections that exist already keep working.
-
-    Raises OSError: this kernel does not support it.
     """
     anybody = struct.pack("=HHI120x", socket.AF_INET, 0, 0)  # struct sockaddr_storage, with a prefix of no bits
     option = struct.pack("=128sBBHi80s", anybody, _WITH_PREFIX, 0, len(key), 0, key)  # struct tcp_md5sig
@@ -318,11 +315,9 @@ def _diag_works() -> bool:
 
 
 def sockets_connected_to(address: Address) -> dict[Address, int]:
-    """Returns this host's sockets that are connected to an address, from /proc/net/tcp: their addresses and owners.
+    """Returns the owners of this network namespace's sockets that are connected to an address (/proc/net/tcp).
 
-    Sockets of another network namespace are not listed. A socket that its process has closed belongs to root.
-
-    Returns the user id of each socket's owner, by the socket's own IP address and port.
+    A socket that its process has closed belongs to root.
     """
     found = {}
     suffix = f":{address[1]:04X}"

@@ -83,11 +83,7 @@ class RunData:
 
 
 def collect(seen: RunStatus, cause: str | None) -> RunData:
-    """Reads the data of a run.
-
-    cause: why the run ended, as one line; None: not known.
-    Raises RunError: the run's record cannot be read.
-    """
+    """Reads the data of a run, and why it ended, as one line, if known; raises RunError."""
     run, now = seen.run, time.time()
     attempts = tuple((attempt.number, tuple(attempt.events())) for attempt in run.attempts())
     paces = tuple(tuple(attempt.paces()) for attempt in run.attempts())
@@ -180,10 +176,7 @@ class Curve:
 
 
 def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
-    """Returns a curve for each metric in the events `progress` and `evaluated`, in order of first appearance.
-
-    attempts: the events of each attempt; attempts and events are sorted by time.
-    """
+    """Returns a curve for each metric in `progress` and `evaluated` events by attempt, in order of appearance."""
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:
         for event in known(events):

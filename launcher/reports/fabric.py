@@ -77,10 +77,7 @@ class Difference:
 
 
 def parse(values: Any) -> Fabric:
-    """Converts the parsed JSON of a results.json into Fabric.
-
-    Raises Unreadable: the file has another format, or is damaged.
-    """
+    """Converts the parsed JSON of a results.json into Fabric; raises Unreadable."""
     if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
         raise Unreadable("results.json is damaged: it has no rows")
     if values.get("format") != FORMAT:
@@ -138,10 +135,7 @@ def operation(row: Row) -> str:
 
 
 def lines(rows: Iterable[Row], measure: str) -> list[Line]:
-    """Returns curves over message size: one for each operation and combination of COLUMNS.
-
-    measure: the quantity that the curves show, a key of `fabric_figures.MEASURES`.
-    """
+    """Returns curves of a key of MEASURES over message size, one a combination of operation and COLUMNS."""
     rows = list(rows)
     kind = kinds(rows)
     found: dict[tuple[str, str], dict[int, float]] = {}
@@ -156,10 +150,7 @@ def lines(rows: Iterable[Row], measure: str) -> list[Line]:
 
 
 def kinds(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """Returns a function that describes what distinguishes a row from other rows of its operation (`float16 in place`).
-
-    It names a row's values in those of COLUMNS that vary among the rows of the operation.
-    """
+    """Returns what tells a row from others of its operation: the COLUMNS that vary (`float16 in place`)."""
     values: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         for column in COLUMNS:
@@ -210,10 +201,7 @@ def block_of(matrix: Mapping[str, Any]) -> int:
 
 
 def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> list[list[float | None]]:
-    """Returns a square matrix shrunk to at most `most` rows: each cell has the worst value of a block of cells.
-
-    values: the cells; None: not measured.
-    """
+    """Returns a matrix, None not measured, shrunk to `most` rows: each cell the worst of a block of cells."""
     size = max(1, math.ceil(len(values) / most))
     if size == 1:
         return [list(row) for row in values]

@@ -52,10 +52,7 @@ Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first 
 
 
 def fabric_figures(runs: Named) -> list[Figure]:
-    """Returns all figures of a benchmark: curves, or bars if nothing was measured at two sizes; then the heat maps.
-
-    runs: name and results of each run, all of the same benchmark.
-    """
+    """Returns all figures of runs of one benchmark: curves, or bars for a single size; then the heat maps."""
     if runs[0][1].workload == "p2p":
         wanted: tuple[str, ...] = ("bandwidth", "latency")
     else:
@@ -203,12 +200,7 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
 
 
 def matrix_figures(fabric: Fabric, run: str = "") -> list[Figure]:
-    """Returns heat maps of the bandwidth and latency of all pairs of hosts; empty: there is no matrix.
-
-    Worse cells are darker, and slow pairs have a frame.
-
-    run: the run's name for the titles; empty: leave it out.
-    """
+    """Returns heat maps of all pairs of hosts, worse cells darker, slow pairs framed; [] without a matrix."""
     matrix = fabric.matrix
     if matrix is None:
         return []
@@ -298,9 +290,8 @@ MOST_ROWS = 1000  # of each table
 
 
 def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
-    """Returns the section about a benchmark; None: no run has results.
+    """Returns the section about a benchmark, that of the first run with results; None: no run has any.
 
-    runs: the runs. The first one with results decides the benchmark; runs of other benchmarks are left out.
     against: the baseline; None: nothing is compared.
     """
     known = [(run, run.fabric) for run in runs if run.fabric and (run.fabric.rows or run.fabric.matrix)]
@@ -335,10 +326,7 @@ def _exclude(run: RunData, hosts: str) -> str:
 
 
 def conditions(known: Mapping[str, Any]) -> str:
-    """Returns a benchmark's conditions (`Fabric.conditions`) as text.
-
-    For example `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`
-    """
+    """Returns a benchmark's conditions: `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`"""
     parts = [f"{plural(known.get('world_size', '?'), 'rank')} on {plural(known.get('nodes', '?'), 'node')}"]
     backend = str(known.get("backend", "?")) + (f" {known['backend_version']}" if known.get("backend_version") else "")
     parts.append(backend + (f" over {known['interface']}" if known.get("interface") else ""))
@@ -348,10 +336,9 @@ def conditions(known: Mapping[str, Any]) -> str:
 
 
 def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) -> Table:
-    """Returns the table of all measurements, without empty columns.
+    """Returns the table, opened by its summary, of all measurements without empty columns.
 
     roofs: the measured upper limits in bytes/s, by name; the column `of roof` is relative to one of them.
-    summary: the text on which to click to open the table.
     """
     roof = roofs.get("socket") or roofs.get("memory")
     columns: list[tuple[str, Any]] = [
@@ -384,11 +371,7 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) ->
 
 
 def differences_table(run: RunData, against: RunData) -> Table:
-    """Returns the table of the measurements that a run and its baseline (`against`) have in common.
-
-    Rows that differ by more than the run's config key `tolerance` (else TOLERANCE) are marked. Both runs must have
-    results.
-    """
+    """Returns the table of the measurements that a run and its baseline share, those beyond `tolerance` marked."""
     assert run.fabric is not None and against.fabric is not None
     tolerance = run.config.get("tolerance")
     limit = float(tolerance) if isinstance(tolerance, int | float) else TOLERANCE

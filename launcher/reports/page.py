@@ -146,12 +146,7 @@ def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
 
 
 def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
-    """Returns the (colour, name) pairs of the legend that all `training_figures` share.
-
-    Empty for a single run, because then each figure has its own legend.
-
-    runs, in_colour: as for `training_figures`.
-    """
+    """Returns (colour, name) for what all `training_figures` share; empty for one run, whose figures have it."""
     names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
     places = {name: place for place, (name, _) in enumerate(runs)}
     return [(colour(places[name]), name) for name in names[:in_colour]] if len(runs) > 1 else []
@@ -310,7 +305,6 @@ def render(page: Page) -> str:
 
 @lru_cache(maxsize=1)
 def _template() -> Template:
-    # Lazily: jinja2 takes 15 ms
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -326,10 +320,7 @@ def _json(figure: Figure) -> dict[str, Any]:
 
 
 def packed_plotly() -> str:
-    """Returns the installed plotly's plotly.min.js, compressed with gzip and encoded as base64: a third of its size.
-
-    Raises ReportError: plotly is not installed.
-    """
+    """Returns the installed plotly.min.js as base64 of gzip, a third of its size; raises ReportError."""
     found = importlib.util.find_spec("plotly")  # not imported, which would take a second
     path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
     if path is None or not path.is_file():
@@ -343,10 +334,7 @@ def _packed(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the text of a page to a file, atomically. Only the user can read the file.
-
-    Raises ReportError: the file cannot be written.
-    """
+    """Writes a page atomically, for the user alone; raises ReportError."""
     try:
         run_files.replace(path, text.encode(), sync=False)
     except OSError as error:

@@ -74,12 +74,7 @@ def slowest(paces: Mapping[int, Points]) -> list[int]:
 
 
 def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
-    """Returns a figure with a line for each of the slowest ranks, and one for the median of all ranks.
-
-    None: no step times were recorded.
-
-    attempts: the `pace` events of each attempt.
-    """
+    """Returns a figure of the slowest ranks' step times and the median, from each attempt's `pace` events."""
     measured = [by_rank(events) for events in attempts]
     everything: dict[int, Points] = {}
     for paces in measured:
@@ -210,10 +205,7 @@ def notes_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def timeline_section(run: RunData, name: str = "") -> Section | None:
-    """Returns the section with the timeline, the table of attempts and the events; None: the run has no history yet.
-
-    name: the run's name for the title, on a page about several runs; empty: leave it out.
-    """
+    """Returns the section with the timeline, attempts and events, or None; name: on a page about several runs."""
     history = run.timeline
     if not history.spans:
         return None
@@ -247,10 +239,7 @@ def training_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def ranks_section(run: RunData) -> Section | None:
-    """Returns the section with the ranks' step times, problems with nodes, and the cores that ranks are bound to.
-
-    None: there is nothing to show.
-    """
+    """Returns the section with the ranks' step times, problems with nodes, and bound cores; None: there are none."""
     figure = pace_figure(run.paces)
     bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
     notes = [*run.health, *filter(None, [differing_bindings(bound), *dict.fromkeys(unbound(each) for each in bound)])]
@@ -324,10 +313,7 @@ def config_section(run: RunData) -> Section | None:
 
 
 def environment_section(run: RunData, name: str = "") -> Section:
-    """Returns the section with versions, hosts and folders.
-
-    name: the run's name for the title, on a page about several runs; empty: leave it out.
-    """
+    """Returns the section with versions, hosts and folders; name: on a page about several runs."""
     record, plan = run.record, run.plan
     pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
     met = next((event for _, events in run.attempts for event in every(events, Met)), None)
@@ -349,10 +335,7 @@ NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "submit", "wait", "base
 
 
 def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
-    """Returns the page about one run, or about several runs side by side.
-
-    baseline: the run with which the others are compared; None: the first of several runs.
-    """
+    """Returns the page about one run, or several beside the baseline (None: the first of them)."""
     everything = [*runs, *([baseline] if baseline is not None and baseline.id not in {run.id for run in runs} else [])]
     first = everything[0]
     against = baseline or (first if len(everything) > 1 else None)
@@ -380,10 +363,7 @@ def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) ->
 
 
 def comparison_sections(runs: Sequence[RunData], against: RunData | None) -> list[Section | None]:
-    """Returns the sections of a page about several runs, in order; None stands for an empty section.
-
-    against: the baseline; None: nothing is compared.
-    """
+    """Returns the sections of a page about several runs, and a baseline if any; None is an empty one."""
     return [
         notes_section(runs),
         runs_section(runs),
@@ -409,12 +389,7 @@ def runs_section(runs: Sequence[RunData]) -> Section:
 
 
 def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:
-    """Returns the section with each run's metrics, and their changes in percent from the baseline's.
-
-    None: no run has metrics.
-
-    against: the baseline; None: the metrics are shown without changes.
-    """
+    """Returns the section with runs' metrics, in percent of the baseline's changes; None: no run has any."""
     names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
     if not names:
         return None

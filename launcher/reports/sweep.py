@@ -51,8 +51,7 @@ def sweep_page(
     """Returns the page about a sweep.
 
     objective: the metrics by which points are compared; the first one determines the order. Empty: no comparison.
-    best_is: `max` or `min`: which value of the first objective is the best.
-    seen: when the points were read, in seconds since the epoch.
+    best_is: `max` or `min`, of the first. seen: when the points were read, in seconds since the epoch.
     search: the settings and the progress of a search (sweep.search); None: the sweep is no search.
     """
     goal = objective[0] if objective else None
@@ -94,11 +93,7 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
 
 
 def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
-    """Returns the points sorted by their objective, the best first. Points without a value come last, in their order.
-
-    objective: name of the metric that is the objective; None: the sweep has none, and the order stays.
-    best_is: `max` or `min`: which value is the best.
-    """
+    """Returns the points by their objective, the best (`max`, `min`) first, those without a value last."""
     sign = -1.0 if best_is == "max" else 1.0
 
     def key(point: SweepPoint) -> float:
@@ -164,11 +159,7 @@ class Axis:
 
 
 def axis_of(name: str, values: Sequence[str]) -> Axis:
-    """Returns the axis for some values, given as text.
-
-    Numbers are placed by size, or by its logarithm if they span a large range. If a value is no number, all values are
-    placed at equal distances in alphabetical order.
-    """
+    """Returns the axis of values given as text: numbers by size or logarithm, else all in alphabetical order."""
     known = list(dict.fromkeys(values))
     numbers = {each: _number(each) for each in known}
     if any(number is None for number in numbers.values()):
@@ -187,13 +178,10 @@ def axis_of(name: str, values: Sequence[str]) -> Axis:
 
 
 def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal: str | None) -> Figure | None:
-    """Returns a figure with a line for each point, through its values of all keys and the objective.
+    """Returns a figure with a line for each point, best first, through its values of all keys and the goal.
 
     None: there is no objective, or fewer than two points have a value of it. The figure uses plain lines: plotly's
-    parallel coordinates need WebGL, and `eval`, which the content security policy forbids.
-
-    ranked: the points, the best first.
-    goal: the metric that is the objective; None: there is none.
+        parallel coordinates need WebGL, and `eval`, which the content security policy forbids.
     """
     if goal is None or not keys:
         return None

@@ -112,10 +112,7 @@ def override_value(key: str, text: str) -> str:
 
 
 def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the values of nested dicts by dotted key (`a.b.c`). Secrets are replaced by a placeholder.
-
-    prefix: the dotted key of `values`; empty at the top.
-    """
+    """Returns nested values by dotted key (`a.b.c`), below a prefix, with secrets replaced by a placeholder."""
     if not isinstance(values, dict) or not values:
         name = prefix.rpartition(".")[2]
         if isinstance(values, str):
@@ -178,10 +175,8 @@ class Timeline:
 
 
 def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[Entry]]], now: float | None) -> Timeline:
-    """Returns the timeline of a run.
+    """Returns the timeline of a run from its journal and (number, events by time) of each attempt.
 
-    journal: the events in the run's journal, such as its submissions.
-    attempts: (number, events sorted by time) of each attempt, in order of the attempts.
     now: for a run that is not over, the present time, at which its last span ends; None: the run is over.
     """
     submitted = [event.time for event in every(journal, Submitted)]

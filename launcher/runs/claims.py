@@ -175,21 +175,14 @@ def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: 
 
 
 class Heartbeats:
-    """Decides which slot managers are silent: their heartbeat has not changed for `lease` seconds of the local clock.
-
-    Heartbeats are only compared with each other and never with the time, since clocks of machines differ.
-    """
+    """Decides which slot managers are silent: no new heartbeat for `lease` seconds of the local clock."""
 
     def __init__(self, lease: float = LEASE) -> None:
         self._lease = lease
         self._seen: dict[Manager, tuple[object, float]] = {}
 
     def look(self, manager: Manager, sign: object, now: float) -> bool:
-        """Records a manager's present heartbeat; returns whether the manager is silent.
-
-        sign: value that changes with each heartbeat of the manager (`Claims.sign`).
-        now: time of this machine's monotonic clock, in seconds.
-        """
+        """Records the heartbeat (`Claims.sign`) at `now` (monotonic seconds); returns whether it is silent."""
         before = self._seen.get(manager)
         if before is None or before[0] != sign:
             self._seen[manager] = sign, now
@@ -257,10 +250,7 @@ def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
 
 
 def process_of(began: ManagerBegan) -> Process | None:
-    """Returns the process of a slot manager; None: it runs on another machine or in another PID namespace.
-
-    began: first event in the manager's journal.
-    """
+    """Returns the process of a slot manager; None: it runs on another machine or in another PID namespace."""
     here = began.namespace and began.namespace == namespace()
     return Process(began.pid, began.start, socket.gethostname()) if here else None
 
@@ -280,11 +270,7 @@ class Claims:
 
     @classmethod
     def create(cls, sweep: Path) -> None:
-        """Makes the folders `claims` and `managers`, and checks that the file system has hard links.
-
-        Raises RunError: the file system has no hard links.
-        Raises OSError: the sweep's directory cannot be written to.
-        """
+        """Makes the folders `claims` and `managers`; raises RunError if the file system has no hard links."""
         for name in (CLAIMS, MANAGERS):
             (sweep / name).mkdir(mode=0o700, exist_ok=True)
         one, two = sweep / MANAGERS / ".first", sweep / MANAGERS / ".second"
@@ -304,29 +290,18 @@ class Claims:
             two.unlink(missing_ok=True)
 
     def logs(self) -> dict[int, PointLog]:
-        """Returns the summary of each point's log, by the point's number; without points that have no log.
-
-        Raises UnavailableError: the folder cannot be read now.
-        """
+        """Returns the summary of each point's log, by the point's number; without points that have no log."""
         return {point: fold(entries, self._retries) for point, entries in self.entries().items()}
 
     def log(self, point: int) -> PointLog:
-        """Returns the summary of one point's log. It opens the point's entries instead of listing the folder.
-
-        Raises UnavailableError: an entry cannot be read now.
-        """
+        """Returns the summary of one point's log. It opens the point's entries instead of listing the folder."""
         entries: list[Entry] = []
         while entry := self._by_content(f"{point}.{len(entries)}"):
             entries.append(entry)
         return fold(entries, self._retries)
 
     def entries(self) -> dict[int, list[Entry]]:
-        """Returns the entries of each point's log, by the point's number.
-
-        A log that grows while the folder is listed may lack its last entries.
-
-        Raises UnavailableError: the folder cannot be read now.
-        """
+        """Returns each point's log by the point's number. A log that grows meanwhile may lack its last entries."""
         listed = unwrap(retry_read(lambda: [(e.name, e.inode()) for e in os.scandir(self._folder)], self._folder)) or []
         found: dict[int, dict[int, tuple[str, int]]] = {}
         for name, inode in listed:
@@ -346,12 +321,7 @@ class Claims:
         return logs
 
     def add(self, point: int, number: int, kind: Kind, manager: Manager | None) -> bool:
-        """Adds entry `number` to a point's log; returns whether this call made it. False: the entry exists already.
-
-        number: number of the entry (`PointLog.next`).
-        manager: slot manager that makes the entry; None: a command of the user.
-        Raises OSError: the entry cannot be made.
-        """
+        """Adds entry `number` to a point's log; False: it exists already. manager=None: a command of the user."""
         name = f"{'user' if manager is None else manager}.{kind.value}"
         path = self._folder / f"{point}.{number}"
         if path in self._added:  # on some file systems a listing may still lack an entry that was just made
@@ -400,24 +370,15 @@ class Claims:
         return self._managers / f"{manager}.jsonl"
 
     def note(self, manager: Manager, event: Event) -> None:
-        """Appends an event to a slot manager's journal, which also counts as a heartbeat.
-
-        Raises OSError: the journal cannot be written.
-        """
+        """Appends an event to a slot manager's journal, which is a heartbeat too."""
         event_file.append(self.journal(manager), event)
 
     def beat(self, manager: Manager) -> None:
-        """Makes a heartbeat of a slot manager: sets the mtime of its journal to the present time.
-
-        Raises OSError: the time cannot be set.
-        """
+        """Makes a heartbeat of a slot manager: sets the mtime of its journal."""
         os.utime(self.journal(manager))
 
     def sign(self, manager: Manager) -> tuple[int, int] | None:
-        """Returns mtime (ns) and size of a slot manager's journal, which change with each heartbeat.
-
-        None: they cannot be read now.
-        """
+        """Returns mtime (ns) and size of a slot manager's journal; None: they cannot be read now."""
         try:
             status = self.journal(manager).stat()
         except OSError:
@@ -425,10 +386,7 @@ class Claims:
         return status.st_mtime_ns, status.st_size
 
     def managers(self) -> list[Manager]:
-        """Returns all slot managers that ever started in this sweep, sorted.
-
-        Raises UnavailableError: the folder cannot be read now.
-        """
+        """Returns all slot managers that ever started in this sweep, sorted."""
         names = unwrap(list_names(str(self._managers))) or ()
         return sorted(Manager.of(match[1]) for match in map(_JOURNAL.fullmatch, names) if match)
 

@@ -76,7 +76,6 @@ if TYPE_CHECKING:
 
 def new_id(name: str, now: datetime | None = None) -> str:
     """Returns a new run id, such as `ddp_mnist-20261121-074601-3f9c`: name, date, time, random digits."""
-    # Lazily: 2 ms, and commands on existing runs do not need it
     from datetime import datetime
 
     moment = now or datetime.now()
@@ -109,10 +108,7 @@ class Run:
 
     @property
     def is_point(self) -> bool:
-        """Whether the run is a point of a sweep or an element of a run's array; their directories are named by numbers.
-
-        Raises UnavailableError: the parent folder cannot be read now.
-        """
+        """Whether the run is a point of a sweep or an element of a run's array: its directory is named by a number."""
         return unwrap(self._in_sweep_or_array())
 
     @property
@@ -168,29 +164,21 @@ class Run:
         return cls(path)
 
     def recorded(self) -> bool:
-        """Whether the run's record exists. Nothing is submitted before the record is written.
-
-        Raises UnavailableError: the directory cannot be read now.
-        """
+        """Whether the run's record exists. Nothing is submitted before the record is written."""
         return self.has("record.json")
 
     def has(self, name: str) -> bool:
-        """Whether the directory has a file of this name, such as a mark (`stop`, `cancelled`, `over`).
-
-        Raises UnavailableError: the directory cannot be read now.
-        """
+        """Whether the directory has a file of this name, such as a mark (`stop`, `cancelled`, `over`)."""
         return unwrap(exists(self.path / name))
 
     def write_record(
         self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any], *, sync: bool = True
     ) -> None:
-        """Writes the run's record.
+        """Writes the run's record; `sync=False`, ten times as fast, does not wait until it is on disk.
 
-        facts: facts about the submitting machine, with the run's token and overrides; see `record_of`.
-        sync: whether to wait until the record is on disk; False (points of a sweep) is ten times as fast.
+        facts: about the submitting machine, with the run's token and overrides.
         Raises ConfigError: the record could not be read again: it is too large, or an integer or its nesting is.
         """
-        # Lazily: the schema takes 8 ms, and `logs` reads no plan
         from launcher.spec.plan import plan_misfit
 
         try:
@@ -249,10 +237,7 @@ class Run:
         event_file.append(self.path / "journal.jsonl", event, sync=sync)
 
     def link(self, index: Path) -> None:
-        """Makes links to the run: `latest` beside it, and `latest` and the run's id in `index`. Errors are ignored.
-
-        index: the default folder of runs, so that commands find a run that is kept elsewhere.
-        """
+        """Links the run as `latest` beside it, and as `latest` and its id in `index`; errors are ignored."""
         for folder in {self.path.parent, index}:
             with contextlib.suppress(OSError):  # the job is submitted already, and does not need the links
                 run_files.make_folder(folder)
@@ -267,10 +252,8 @@ class Run:
     # -- read by commands and by the job
 
     def record(self, name: str = "record.json") -> dict[str, Any]:
-        """Returns the run's record as a dict.
+        """Returns the run's record; `record-N.json` is that before resume number N.
 
-        name: file of the record; `record-N.json` is the record before resume number N.
-        Raises UnavailableError: the record cannot be read now.
         Raises RunError: there is no record, it is damaged, or another version of the launcher wrote it.
         """
         path = f"{self.path}/{name}"
@@ -291,7 +274,6 @@ class Run:
 
     def plan(self, name: str = "record.json") -> JobPlan:
         """Returns the plan from the record in file `name`. Raises UnavailableError, RunError: as for `record`."""
-        # Lazily: the schema takes 8 ms, and `logs` reads no plan
         from launcher.spec.plan import from_dict, plan_misfit
 
         record = self.record(name)
@@ -309,17 +291,11 @@ class Run:
         return replace(whole, run_dir=str(self.path), checkpoint=replace(whole.checkpoint, dir=folder))
 
     def first_plan(self) -> JobPlan:
-        """Returns the plan of the first submission, before any `resume`.
-
-        Raises UnavailableError, RunError: as for `record`.
-        """
+        """Returns the plan of the first submission, before any `resume`."""
         return self.plan("record-0.json" if self.has("record-0.json") else "record.json")
 
     def result(self) -> dict[str, Any] | None:
-        """Returns the final metrics of rank 0 (result.json); None: the run has written none, or the file is damaged.
-
-        Raises UnavailableError: the file cannot be read now.
-        """
+        """Returns the final metrics of rank 0 (result.json); None: the run has written none, or the file is damaged."""
         found = read_json(self.path / "result.json", bounds.RESULT_BYTES)
         if isinstance(found, Wrong):
             return None
@@ -348,11 +324,7 @@ class Run:
         return [path for _, path in sorted(found)]
 
     def secret(self) -> bytes:
-        """Returns the run's secret, from which the secrets of its attempts are derived; makes it if it is missing.
-
-        Raises RunError: the secret's file is damaged, or others can read it.
-        Raises UnavailableError: the secret's file cannot be read now.
-        """
+        """Returns the run's secret, made if missing; raises RunError if it is damaged or others can read it."""
         path = self.path / SECRET
         secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # old versions made none
         if secret is None:
@@ -360,11 +332,7 @@ class Run:
         return secret
 
     def require_private(self) -> None:
-        """Checks that only the user can write to the run directory, because payloads are unpickled from it.
-
-        Raises UnavailableError: the directory cannot be read now.
-        Raises RunError: the directory is incomplete, belongs to another user, or is writable by others.
-        """
+        """Raises RunError if the run directory is incomplete or others can write to it: payloads are unpickled."""
         for path in (self.path, self.submitit_folder):
             if not unwrap(exists(path)):
                 raise RunError(f"{self.path} is not a whole run: it has no folder {path.name}")
@@ -404,10 +372,7 @@ class Attempt:
             print(f"launcher: the exit code {code} cannot be written to {path}: {reason}", file=sys.stderr)
 
     def exit_code(self) -> int | None:
-        """Returns the exit code that `write_exit_code` wrote; None: it has not been written completely.
-
-        Raises UnavailableError: the file cannot be read now.
-        """
+        """Returns the exit code that `write_exit_code` wrote; None: it has not been written completely."""
         text = unwrap(read_text(f"{self.path}/exit_code")) or ""
         return int(text) if text.strip().isdecimal() else None
 
@@ -416,10 +381,7 @@ class Attempt:
         return self.path / "events" / f"{writer}.jsonl"
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns the events of all writers as dicts, sorted by time; each has the key `writer`.
-
-        Few callers need this: `latest_events` has the same events, but for the middle of what grows with the run.
-        """
+        """Returns the events of all writers by time, with `writer`; `latest_events` lacks the middle of long files."""
         return self._events(whole=True)
 
     def latest_events(self) -> list[dict[str, Any]]:
@@ -439,10 +401,7 @@ class Attempt:
         return sorted(events, key=itemgetter("time"))
 
     def paces(self, *, whole: bool = False) -> list[dict[str, Any]]:
-        """Returns the `pace` events (step times) of all agents, sorted by time.
-
-        Of large files it reads only the last ones or, if `whole`, as many that are evenly apart.
-        """
+        """Returns the `pace` events of all agents by time; of large files the last ones or, `whole`, even samples."""
         paths = sorted((self.path / "pace").glob("*.jsonl"))
         tail = min(_PACE_TAIL, _PACE_TAILS // max(1, len(paths)))
         part: dict[str, Any] = {"most": tail} if whole else {"end": tail}
@@ -451,12 +410,7 @@ class Attempt:
 
 
 def require_private(folder: Path) -> None:
-    """Checks that only the user can write to a folder, because files in it are unpickled.
-
-    Raises UnavailableError: the folder cannot be read now.
-    Raises FileNotFoundError: the folder does not exist.
-    Raises RunError: the folder belongs to another user, or is writable by others.
-    """
+    """Raises RunError if others than the user can write to a folder, because files in it are unpickled."""
     status = unwrap(retry_read(folder.stat, folder))
     if status is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
@@ -467,11 +421,7 @@ def require_private(folder: Path) -> None:
 
 
 def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of a run's record.
-
-    facts: facts about the submitting machine, with the run's token and overrides.
-    """
-    # Lazily: the schema takes 8 ms, and `logs` reads no plan
+    """Returns a run's record; facts: about the submitting machine, with the run's token and overrides."""
     from launcher.spec.plan import as_dict
 
     return {"format": FORMAT, "plan": as_dict(plan), "config": config, **facts}

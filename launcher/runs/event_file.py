@@ -31,12 +31,8 @@ _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JS
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
     """Appends one event to an event file, in a single write, so that readers see the whole line or nothing.
 
-    If the disk is full, the incomplete line is removed again. What `read` would not take is refused.
-
-    event: the event; if its time is 0, the present time is written.
-    sync: whether to wait until the line is on disk.
+    If the disk is full (OSError), the incomplete line is removed again. An event without a time gets the present one.
     Raises ValueError: the event exceeds a bound of events or of JSON.
-    Raises OSError: the line could not be written completely.
     """
     line = run_files.json_text(entry(event), bounds.EVENT_BYTES, lines=False) + "\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -78,9 +74,6 @@ def read(
     the first and the last ones among them.
 
     end: number of bytes to read at the file's end; None: the whole file.
-    most: about so many bytes are read; None: bounds.EVENTS_BYTES.
-    retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
-    Raises UnavailableError: the file cannot be read now.
     Raises RunError: the path is not a regular file.
     """
     pieces = unwrap(retry_read(lambda: _pieces(path, end, most), path, retry_seconds=retry_seconds))
@@ -93,12 +86,8 @@ def read(
 
 
 def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Returns the valid events of a file from an offset on, as dicts, and the offset for the next call.
+    """Returns the valid events from an offset on, and the offset for the next call.
 
-    A last line that is still being written is left for the next call, and so is what exceeds bounds.EVENTS_BYTES.
-
-    offset: first byte to read.
-    Raises UnavailableError: the file cannot be read now.
     Raises RunError: the path is not a regular file.
     """
     most = bounds.EVENTS_BYTES
@@ -112,11 +101,7 @@ def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def problems(path: Path | str, *, ends: bool = False) -> list[str]:
-    """Returns a message for each invalid line of a file. The last line is skipped, because it may still grow.
-
-    ends: whether only the beginning and the end of a long file are checked; False: what `read` reads of it.
-    Raises UnavailableError, RunError: as for `read`.
-    """
+    """Returns a message for each invalid line but the last, which may grow; `ends`: of a long file's ends only."""
     for checked in (_CHECKED_BYTES, 2 * bounds.EVENT_BYTES):  # more if a line is longer
         pieces = unwrap(retry_read(
             lambda: run_files.read_ends(path, checked, checked) if ends else _pieces(path), path  # noqa: B023
@@ -139,21 +124,12 @@ def problems(path: Path | str, *, ends: bool = False) -> list[str]:
 
 
 def read_ends(path: str) -> list[dict[str, Any]]:
-    """Returns the first and last event of a file, and the first and last one of a series: enough to compute a rate.
-
-    Series are the kinds that grow with the run: `progress`, `saved`. They are searched for in a bounded number of bytes
-    at each end of the file.
-
-    Raises UnavailableError, RunError: as for `read`.
-    """
+    """Returns the first and last event of a file's ends and, for rates, of each series (`progress`, `saved`)."""
     return _ends(path, _SERIES)
 
 
 def first_and_last(path: Path | str) -> list[dict[str, Any]]:
-    """Returns the first and last valid event of a file; twice the same one if there is one, and an empty list if none.
-
-    Raises UnavailableError, RunError: as for `read`.
-    """
+    """Returns the first and last valid event of a file: twice the same one if there is one; an empty list if none."""
     found = _ends(path, ())
     return [found[0], found[-1]] if found else []
 

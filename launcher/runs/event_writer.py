@@ -32,13 +32,10 @@ def current_attempt() -> directory.Attempt | None:
 
 
 class Events:
-    """Writes the events of one writer of an attempt.
+    """Writes the events of one writer of an attempt; attempt=None: drops them.
 
     An event that cannot be written (full disk, no file descriptor left) is written together with the next one. One that
     exceeds a bound is left out, and named in the log.
-
-    attempt: the attempt; None: events are dropped.
-    writer: name of the event file, without its suffix (`node-3`, `rank-0`).
     """
 
     def __init__(self, attempt: directory.Attempt | None, writer: str) -> None:
@@ -48,10 +45,7 @@ class Events:
         self._refused: set[str] = set()  # kinds of events that were left out
 
     def __call__(self, event: Event) -> bool:
-        """Writes an event, with the present time if its time is 0.
-
-        Returns False if it exceeds a bound, so that it will never be written.
-        """
+        """Writes an event, at the present time if it has none; False: it exceeds a bound and never will be."""
         if self._path is None:
             return True
         self._unwritten.append(replace(event, time=event.time or time.time()))
@@ -82,11 +76,10 @@ class Events:
 def report_start_failure(
     plan: JobPlan | None, writer: str, error: Exception, what: FaultCode = FaultCode.UNREADABLE
 ) -> int:
-    """Reports on stderr and as an event `fault` why this node's agent cannot start, and returns its exit code.
+    """Reports on stderr and as event `fault` why this agent cannot start (plan=None: it is unreadable); the exit code.
 
-    plan: the run's plan; None: it cannot be read.
-    writer: first part of the event writer's name; host and process id are appended.
-    Returns RESUME if `error` is transient, so that a retry may help, else NO_RETRY.
+    Returns RESUME if `error` is transient, so that a retry may help, else NO_RETRY. `writer` gets host and process id
+    added.
     """
     code = errors.RESUME if is_transient(error) else errors.NO_RETRY
     host = socket.gethostname()

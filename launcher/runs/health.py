@@ -36,13 +36,7 @@ def bindings_event(
     host: str, node: Node, allowed: Collection[int], found: Sequence[masks.RankBinding], *, first_rank: int = 0,
     round_number: int = 0, unbound: Unbound | None = None,
 ) -> Bound:  # fmt: skip
-    """Returns the event that records the CPU binding of one agent's ranks.
-
-    allowed: CPUs that the job may use on the host.
-    found: bindings of the agent's ranks, in the order of the ranks.
-    first_rank: number of the agent's first rank in the job.
-    unbound: why the ranks are not bound; None: they are bound.
-    """
+    """Returns the event that records the CPU bindings of one agent's ranks, in the order of ranks."""
     numas: dict[str, list[int]] = {}
     for core in node.cores:
         numas.setdefault(str(core.numa), []).extend(core.cpus)
@@ -112,11 +106,10 @@ class Group:
 
 
 def parse_stacks(text: str) -> tuple[tuple[Frame, ...], int]:
-    """Parses the stacks of a process.
+    """Parses faulthandler's output (innermost frame first, main thread last).
 
-    text: output of faulthandler, which writes the innermost frame first, and the main thread last.
     Returns the frames of the main thread, innermost last, without the launcher's frames that call the user's code and
-        with one DEBUGGER frame for those of pdb; and the number of other threads. No frames and 0 for an empty text.
+    with one DEBUGGER frame for those of pdb; and the number of other threads. No frames and 0 for an empty text.
     """
     threads = [thread for thread in re.split(r"\n\s*\n", text.strip()) if thread]
     if not threads:
@@ -186,11 +179,7 @@ RATIOS = 100  # newest reports of a slow period whose median is its ratio
 
 
 def preflight_lines(result: Preflighted) -> list[str]:
-    """Returns a preflight's result as lines of text.
-
-    The lines are `preflight: 4 nodes fine in 1.2 s` if the attempt continues with all nodes, then one for each bad node
-    and one for each warning.
-    """
+    """Returns a preflight's result as lines: `preflight: 4 nodes fine in 1.2 s`, bad nodes, warnings."""
     fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"
     lines = [fine] if result.then is PreflightThen.GO else []
     what = " is left out" if result.then is PreflightThen.WITHOUT else ""
@@ -204,10 +193,7 @@ def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
-    """Returns, by rank, the `breakpoint` events of the ranks that wait at a breakpoint now.
-
-    events: the events of one attempt, oldest first.
-    """
+    """Returns, by rank, the `breakpoint` events of an attempt's ranks that wait at a breakpoint now."""
     found: dict[int, Breakpoint] = {}
     for event in known(events):
         if isinstance(event, Breakpoint):
@@ -259,10 +245,8 @@ class Straggler:
 def stragglers(
     events: Iterable[Mapping[str, Any]], factor: float, min_seconds: float, *, over: bool = False
 ) -> list[Straggler]:
-    """Returns the ranks that `StragglerSearch` finds in events, sorted by start and rank.
+    """Returns the ranks that `StragglerSearch` finds in `pace` events (`Attempt.paces`), by start and rank.
 
-    events: `pace` events of all agents as dicts, sorted by time (`Attempt.paces`); other kinds are ignored.
-    factor, min_seconds: see `StragglerSearch`.
     over: whether the ranks have ended, so that slow periods end with the last slow report.
     """
     search = StragglerSearch(factor, min_seconds)
@@ -340,7 +324,7 @@ class StragglerSearch:
 
 
 class _Slow:
-    """A slow period of a rank: its start, last slow report, ratios, and number of fast reports since that report."""
+    # Ratios, and the number of fast reports since the last slow one
 
     def __init__(self, rank: int, host: str, since: float) -> None:
         self.rank, self.host, self.since, self.last = rank, host, since, since

@@ -35,10 +35,7 @@ from launcher.runs.sweep_directory import Sweep, element_id, sweep_of
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
-    """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays.
-
-    Raises UnavailableError: a journal cannot be read now.
-    """
+    """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays."""
     own = list(event_file.read(f"{run.path}/journal.jsonl"))
     if not run.is_point:
         return own
@@ -46,10 +43,7 @@ def journal_events(run: Run) -> list[dict[str, Any]]:
 
 
 def process_of(run: Run) -> Process | None:
-    """Returns the process (group leader) of the run's script, if it was started without a scheduler; else None.
-
-    The process may have ended, and may belong to another machine.
-    """
+    """Returns the process group leader, maybe of another machine, of a run without a scheduler; else None."""
     process = last(journal_events(run), ProcessStarted)
     return None if process is None else Process(process.pid, process.start, process.host)
 
@@ -126,10 +120,7 @@ class RunHistory:
 
 
 def read_history(run: Run) -> RunHistory:
-    """Reads a run's journal and the events of its last attempt, and returns the history that they record.
-
-    Raises UnavailableError: a file cannot be read now.
-    """
+    """Reads a run's journal and the events of its last attempt, and returns the history that they record."""
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
     if last is None:
@@ -145,11 +136,9 @@ def history_of(
     events: Sequence[Mapping[str, Any]],
     exit_code: int | None = None,
 ) -> RunHistory:
-    """Returns the history of a run.
+    """Returns the history that the journal (oldest first) and the last attempt's events (by time) record.
 
-    journal: events of the run's journal, oldest first.
     attempt: number of the last attempt; None: there was no attempt.
-    events: events of the last attempt, sorted by time.
     exit_code: exit code written by the last attempt's agents; None: none, or its script recorded the end.
     """
     submitted, wanted, times = None, False, [0.0]

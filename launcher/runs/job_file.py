@@ -1,7 +1,6 @@
-"""What the driver (`launcher.job`) needs to know of a run or of functions: a JSON file beside the job script.
+"""What the job's driver needs to know of a run or of functions: job.json beside the script; one for a whole array.
 
-The submission writes it with the script. An array has one for all its elements (`arrays/TOKEN.job.json`). A field that
-is added has a default: jobs that wait in a queue have a file of the version that submitted them.
+A field that is added has a default: jobs that wait in a queue have a file of the version that submitted them.
 """
 
 from __future__ import annotations

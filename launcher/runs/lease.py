@@ -46,10 +46,7 @@ class LeaseTaken(RunError):
 
 
 class Lease:
-    """The lease of a run, held by this process until `release`.
-
-    path: file with the holder; without hard links it is not RUN/lease but this job's own file.
-    """
+    """The lease of a run; `path` is its file, or without hard links this job's own file."""
 
     def __init__(self, run_dir: str, job: str, times: LeaseTimes) -> None:
         self.path = Path(run_dir, "lease")
@@ -62,7 +59,6 @@ class Lease:
         """Waits until this process holds the lease, and calls `waiting` before each pause.
 
         Raises LeaseTaken: another job holds it and is alive.
-        Raises UnavailableError: the run directory cannot be read or written now.
         Raises RunError: the run directory cannot be written.
         """
         self._write(f"{self._job}\n")
@@ -75,10 +71,7 @@ class Lease:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def record(self, attempt: int) -> None:
-        """Writes the attempt and this host into the lease, where `require` looks for them.
-
-        Raises UnavailableError, RunError: as for `take`.
-        """
+        """Writes the attempt and this host into the lease, where `require` looks for them."""
         self._write(f"{self._job} {attempt} {socket.gethostname()}\n")
 
     def release(self) -> None:
@@ -208,7 +201,6 @@ def require() -> None:
     | cannot be read (EIO, ESTALE, ...) | retried for a minute, then UnavailableError |
 
     Raises LeaseLost: another attempt holds the lease, or none does.
-    Raises UnavailableError: the lease cannot be read now.
     """
     number, lease = os.environ.get("LAUNCHER_ATTEMPT"), os.environ.get("LAUNCHER_LEASE")
     if not number or lease is None:

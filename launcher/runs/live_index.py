@@ -49,10 +49,7 @@ def add(path: Path) -> None:
 
 
 def add_to(runs_dir: Path, name: str) -> None:
-    """Adds a run or sweep to the index of `runs_dir`, by its name.
-
-    Errors are ignored; `status` then shows the run only while it is one of the newest.
-    """
+    """Adds a run or sweep to the index. On an error `status` shows it while it is one of the newest."""
     file = runs_dir / FOLDER / name
     for _ in range(3):  # another command may remove it meanwhile
         with contextlib.suppress(OSError):
@@ -66,11 +63,7 @@ def add_to(runs_dir: Path, name: str) -> None:
 
 
 def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
-    """Removes a run or sweep that is over from the index, unless it may be in submission; returns whether it did.
-
-    done: whether the run or sweep is done, so that no submission can follow. Else an entry younger than SETTLED is
-        kept.
-    """
+    """Removes a run or sweep that is over, and returns whether it did; unless `done`, not if younger than SETTLED."""
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")
     if not ownership.is_own(file.parent):
@@ -112,10 +105,7 @@ def write_counts(runs_dir: Path, name: str, number: Mapping[str, int]) -> None:
 
 
 def read_counts(runs_dir: Path, name: str) -> dict[str, int] | None:
-    """Returns the number of points in each state that `write_counts` wrote; None: no valid file is there.
-
-    A file that is damaged is not valid, and a submission of the sweep removes the file.
-    """
+    """Returns the number of points in each state that `write_counts` wrote; None: there is no valid file."""
     try:
         number = run_files.parse_json(run_files.read_whole(_counts(runs_dir, name)))
     except (OSError, ValueError):
@@ -136,11 +126,7 @@ def possibly_live(runs_dir: Path) -> set[str] | None:
 
 
 def rebuild(runs_dir: Path, live: Iterable[str], done: Collection[str]) -> None:
-    """Completes the index, after a command has read all runs of the folder. Errors are ignored.
-
-    live: names of the runs and sweeps that may be live, which are added.
-    done: names of the runs and sweeps that are done, which are removed. All other entries are kept.
-    """
+    """Completes the index with `live`, without `done`, once all runs of the folder were read; ignores errors."""
     with contextlib.suppress(OSError):
         folder = runs_dir / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,7 +1,4 @@
-"""Finds runs and sweeps by an id, a unique prefix of an id, `latest`, a path, or SWEEP/POINT.
-
-A runs_dir may have thousands of folders, so only those with a matching name are opened.
-"""
+"""Finds runs and sweeps by an id, a unique prefix, `latest`, a path, or SWEEP/POINT; opens only folders that match."""
 
 from __future__ import annotations
 
@@ -28,18 +25,12 @@ def all_sweeps(runs_dir: Path) -> list[Sweep]:
 
 
 def folders_with(folder: Path, name: str) -> list[Path]:
-    """Returns the folders in `folder`, and links to folders, that have a file called `name`; newest first.
-
-    Folders that cannot be read now are included, so that the caller opens them and reports the error.
-    """
+    """Returns the folders (or links) with a file called `name`, or that are unreadable now; newest first."""
     return [Path(path) for path in newest(folder) if may_have(path, name)]
 
 
 def may_have(folder: str, name: str) -> bool:
-    """Returns whether a folder has, or may have, a file called `name`.
-
-    True as well if the folder cannot be read at the moment (a transient error), but False if permission is denied.
-    """
+    """Returns whether a folder may have this file: True on a transient error, False if permission is denied."""
     found = exists(f"{folder}/{name}")
     return found.is_transient if isinstance(found, Unavailable) else unwrap(found)
 
@@ -81,12 +72,7 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def find(name: str, runs_dir: Path) -> Run:
-    """Returns the run that a user names.
-
-    name: id, unique prefix of an id, `latest`, path of a run directory, or SWEEP/POINT (`lr-3f9c/7`).
-    Raises UnavailableError: a folder cannot be read now.
-    Raises RunError: no run matches, or several do.
-    """
+    """Returns the run of this id, prefix, path, SWEEP/POINT or `latest`; raises RunError for none or several."""
     sweep, slash, point = name.rpartition("/")
     if slash and point.isdecimal() and not Path(name).expanduser().exists():
         found = find_sweep(sweep, runs_dir)
@@ -96,12 +82,7 @@ def find(name: str, runs_dir: Path) -> Run:
 
 
 def find_sweep(name: str, runs_dir: Path) -> Sweep:
-    """Returns the sweep that a user names.
-
-    name: id, unique prefix of an id, `latest`, or path of a sweep's directory.
-    Raises UnavailableError: a folder cannot be read now.
-    Raises RunError: no sweep matches, or several do.
-    """
+    """Returns the sweep that a user names (id, prefix, `latest`, path); raises RunError for none or several."""
     return Sweep(find_folder(name, runs_dir, "sweep"))
 
 

@@ -35,8 +35,7 @@ _RANK = re.compile(rb"\[\d+\] ")  # agents' prefix of a rank's lines and states
 class LineCollapser:
     """Takes output in pieces and returns its completed lines, each reduced to its last state.
 
-    The open line of each rank (known by its prefix `[3] `) is kept apart, so that progress bars of several ranks do not
-    replace each other.
+    The open line of each rank (by its prefix `[3] `) is kept apart, so that their progress bars do not mix.
     """
 
     def __init__(self) -> None:
@@ -143,10 +142,7 @@ def file_names(job: str | None) -> list[str]:
 
 
 def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:
-    """Divides a run's output files into the output of each attempt, oldest first.
-
-    files: output files, each with its mtime in seconds since the epoch.
-    """
+    """Divides output files, with their mtimes (seconds since the epoch), among the attempts, oldest first."""
     of_file: dict[Path, list[Part]] = {path: [] for path, _ in files}
     names = {path.name: path for path, _ in files}
     for start in sorted(starts, key=lambda start: start.number):
@@ -166,20 +162,15 @@ def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> li
 
 
 def lines_of(ranks: Iterable[int]) -> re.Pattern[bytes]:
-    """Returns a pattern that matches the lines of these ranks in the agents' output, by their prefixes `[3] `.
-
-    States of progress bars, which end with `\\r`, match as well.
-    """
+    """Returns a pattern for the lines of these ranks in the agents' output; states of progress bars match as well."""
     numbers = "|".join(map(str, ranks))
     return re.compile(rb"(?:\A|(?<=[\r\n]))\[(?:" + numbers.encode() + rb")\] [^\r\n]*(?:\r?\n|\r|\Z)")
 
 
 def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[bytes]:
-    """Yields a range of a file in pieces that end with a line break or a carriage return.
+    """Yields bytes `begin` to `end` (None: the last) of a file in pieces of whole lines or states of lines.
 
-    begin, end: offsets in bytes; an end of None is the end of the file.
     last: whether the file no longer grows, so that an incomplete last line is yielded too.
-    Raises UnavailableError: the file, or the rest of it, cannot be read now.
     Raises RunError: the path is not a regular file.
     """
     file = unwrap(retry_read(lambda: run_files.open_regular(path), path, retry_seconds=0))
@@ -214,12 +205,9 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
 def start_of_last(
     path: Path, begin: int, end: int | None, count: int, wanted: re.Pattern[bytes] = EVERY_LINE
 ) -> tuple[int, int]:
-    """Finds the last `count` lines of a range of a file, reading backwards from its end.
+    """Finds the last `count` lines of bytes `begin` to `end` of a file (None: its end), reading backwards.
 
-    begin, end: offsets in bytes; an end of None is the end of the file.
-    count: number of lines, at least 1.
-    Returns the offset at which the first of these lines begins, and how many were found; `begin` and 0 if there are
-        none or the file cannot be read.
+    Returns the offset of the first of them, and how many were found; `begin` and 0: none, or the file is unreadable.
     """
     found, first = 0, begin
     try:
@@ -251,9 +239,7 @@ class Stream:
     """Reads the output of a run while it grows: attempt after attempt, with a heading between them."""
 
     def __init__(self, run: Run, *, attempt: int | None = None, ranks: Sequence[int] = ()) -> None:
-        """attempt: number of the only attempt to read; None: all attempts.
-        ranks: ranks whose lines are read; empty: the lines of all ranks and agents.
-        """
+        # attempt=None: all attempts; no ranks: the lines of all ranks and agents
         self._run, self._attempt = run, attempt
         self._wanted = lines_of(ranks) if ranks else None
         self._read: dict[Path, int] = {}
@@ -299,12 +285,10 @@ class Stream:
         self._read.update(begin)
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """Yields the output that was written since the last call, in pieces of complete lines.
+        """Yields what was written since the last call, in whole lines, each reduced to its last state.
 
-        A line that was overwritten with carriage returns is reduced to its last state.
-
-        last: whether the output no longer grows, so that an incomplete last line and `states` are yielded too.
-        Raises UnavailableError: with `last`, a file cannot be read now. Otherwise the next call reads it.
+        last: whether the output no longer grows, so that an incomplete last line and `states` are yielded too, and a
+            file that cannot be read now raises UnavailableError.
         """
         parts = self.parts()
         for part in parts:

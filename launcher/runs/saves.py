@@ -31,12 +31,10 @@ ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
 def newest(plan: JobPlan, enough: float = math.inf, seconds: float = SCAN_TIMEOUT) -> int:
-    """Returns the mtime of the newest checkpoint file of a program, in nanoseconds since the epoch; -1: no file.
+    """Returns the mtime (ns since the epoch) of a program's newest checkpoint file; -1: no file.
 
     The first file that is newer than `enough` is taken for the newest. Folders that changed last are read first.
-
-    Raises OSError: a file or folder cannot be read now, or some were not reached in so many seconds: it is unknown
-        whether something was saved.
+    Raises OSError: something cannot be read now, or was not reached in so many seconds.
     """
     found = -1
     for _, status in files(plan, seconds):
@@ -54,9 +52,9 @@ def describe_locations(plan: JobPlan) -> str:
 
 
 def files(plan: JobPlan, seconds: float = math.inf) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields path and status of each checkpoint file of a program; folders that changed last are read first.
+    """Yields path and status of a program's checkpoint files, folders that changed last first.
 
-    Raises OSError: a file or folder cannot be read now, or not all were reached in so many seconds.
+    Raises OSError: something cannot be read now, or was not reached in so many seconds.
     """
     limit = _Limit(seconds)
     for found in _files(plan, limit):
@@ -65,7 +63,7 @@ def files(plan: JobPlan, seconds: float = math.inf) -> Iterator[tuple[str, os.st
 
 
 class _Limit:
-    """The time of one scan: also if it finds nothing, but folders and files of other kinds, it ends."""
+    # It ends a scan also if that finds nothing but folders and files of other kinds
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._give_up, self._count = seconds, time.monotonic() + seconds, 0

@@ -118,29 +118,18 @@ class SearchRecord:
         self.lock_file = self.folder / "lock"
 
     def exists(self) -> bool:
-        """Returns whether the sweep is a search: whether the settings exist.
-
-        Raises UnavailableError: the directory cannot be read now.
-        """
+        """Returns whether the sweep is a search: whether the settings exist."""
         return unwrap(exists(self.folder / "settings.json"))
 
     def create(self, settings: SearchSettings, template: Mapping[str, Any]) -> None:
-        """Writes the settings and the template, replacing earlier ones. The journal of trials is kept.
-
-        template: template for the records of points; see `launcher.search.points.template_of`.
-        Raises OSError: a file cannot be written.
-        """
+        """Writes the settings and the template (`points.template_of`); the journal of trials is kept."""
         run_files.make_folder(self.folder)
         run_files.write(self.folder / "template.json", json.dumps(template))
         values = {"format": FORMAT, **as_json(settings)}
         run_files.write(self.folder / "settings.json", json.dumps(values, indent=1))
 
     def settings(self) -> SearchSettings:
-        """Returns the settings of the search.
-
-        Raises UnavailableError: the settings cannot be read now.
-        Raises RunError: there are no settings, they are damaged, or another version of the launcher wrote them.
-        """
+        """Returns the settings; raises RunError if there are none, or damaged ones, or ones of another version."""
         path = self.folder / "settings.json"
         found = unwrap(read_json(path))
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
@@ -151,19 +140,11 @@ class SearchRecord:
         return settings
 
     def template(self) -> Any:
-        """Returns the template for the records of points (`launcher.search.points`), as JSON types; None: no file.
-
-        Raises UnavailableError: the template cannot be read now.
-        Raises RunError: the template is damaged.
-        """
+        """Returns the template for the records of points; None: no file. Raises RunError: it is damaged."""
         return unwrap(read_json(self.folder / "template.json"))
 
     def journal(self) -> Journal:
-        """Returns the present content of the journal; empty if there is no file yet.
-
-        Raises UnavailableError: the journal cannot be read now.
-        Raises RunError: the journal is damaged.
-        """
+        """Returns the journal's present content, empty without a file; raises RunError if it is damaged."""
         found, overrides = Journal(), 0
         data = unwrap(read_bytes(self.journal_file, bounds.SEARCH_BYTES)) or b""
         for number, entry in enumerate(entries(data, self.journal_file), 1):
@@ -189,11 +170,8 @@ def too_many(points: int, overrides: int = 0) -> str | None:
 
 
 def entries(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the records in the bytes of an Optuna journal, as dicts.
+    """Yields the records in an Optuna journal; leaves out invalid lines and an incomplete last one.
 
-    Lines that are not a JSON object with an `op_code`, and an incomplete last line, are left out.
-
-    data: the bytes.
     Raises RunError: a line is too long.
     """
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
@@ -205,19 +183,9 @@ def entries(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _apply(journal: Journal, entry: Mapping[str, Any]) -> None:
-    """Applies one record of Optuna's journal to `journal`; see JournalOperation in Optuna for the codes.
-
-    | op_code | sets |
-    |---|---|
-    | 2 | a user attribute of the study |
-    | 4 | a new trial |
-    | 6 | state and value of a trial |
-    | 7 | a reported value of a trial |
-    | 8, 9 | a user attribute, a system attribute of a trial |
-    | others | ignored |
-
-    Raises ValueError, OverflowError, OSError: a field is not of its type, or out of range.
-    """
+    # JournalOperation in Optuna has the codes. 2: a user attribute of the study; 4: a new trial; 6: state and value of
+    # a trial; 7: a reported value of a trial; 8, 9: a user or system attribute of a trial; others are ignored. Raises
+    # ValueError, OverflowError, OSError for a field that is not of its type, or out of range.
     code = entry["op_code"]
     if code == 2:
         attributes = _typed(entry, "user_attr", dict)

@@ -20,8 +20,6 @@ def only_submitter(folder: Path) -> Iterator[None]:
     sbatch or qsub inherits the lock (`command.run_submission`). So if a submitter is killed, the next one waits until
     sbatch has ended too, and then can tell whether there is a job. On a file system without locks nothing is locked; a
     job that was submitted before is still found by its token.
-
-    Raises UnavailableError: the file server does not respond.
     """
     if folder in _LOCKED:
         yield
@@ -39,8 +37,5 @@ def only_submitter(folder: Path) -> Iterator[None]:
 
 
 def is_being_submitted(folder: Path) -> bool:
-    """Returns whether any process holds the submitter's lock of this run or sweep directory.
-
-    Raises UnavailableError: the file server does not respond.
-    """
+    """Returns whether any process holds the submitter's lock of this run or sweep directory."""
     return locks.is_locked(folder / SUBMITTING)

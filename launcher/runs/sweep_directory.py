@@ -69,11 +69,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of sweep.json.
-
-    In the file, `common` has the overrides that all points have at the same place, and null where they differ; the
-    `points` have the others.
-    """
+    """The content of sweep.json; `common` has what all points override at the same place, else null."""
 
     name: str  # name of the runs (config key `name`)
     command: tuple[str, ...]  # arguments of the command line that made the sweep, without the values of secrets
@@ -130,11 +126,7 @@ class Sweep:
 
     @classmethod
     def create(cls, path: Path) -> Sweep:
-        """Makes a sweep directory, unless it exists.
-
-        Raises ConfigError: the directory cannot be made, or is the directory of a run.
-        Raises RunError: others can write to the directory.
-        """
+        """Makes a sweep directory unless it exists; ConfigError: it cannot; RunError: others can write to it."""
         if unwrap(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
         ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
@@ -154,16 +146,12 @@ class Sweep:
         return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
-        """Writes the manifest atomically; without the points if the sweep is a search.
-
-        Raises ConfigError: as for `text_of`.
-        """
+        """Writes the manifest atomically, without the points of a search; raises ConfigError as `text_of`."""
         run_files.write(self.path / RECORD, text_of(manifest))
 
     def manifest(self) -> Manifest:
-        """Returns the manifest; for a search, with the points that were chosen so far.
+        """Returns the manifest, with the points of a search that were chosen so far.
 
-        Raises UnavailableError: the manifest cannot be read now.
         Raises RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
         found = unwrap(read_json(self.path / RECORD, bounds.SWEEP_BYTES))
@@ -213,10 +201,7 @@ class Sweep:
         self.journal(Submitted(token=token, job=job))
 
     def refused(self, token: str, error: str | None = None) -> None:
-        """Records in the journal that the array with this token has no job.
-
-        error: the scheduler's message; None: the submitter was killed before the scheduler accepted the array.
-        """
+        """Records that this array has no job; error=None: the submitter was killed before the scheduler accepted it."""
         self.journal(Refused(token=token, error=error))
 
     def tokens(self) -> set[str]:
@@ -224,11 +209,7 @@ class Sweep:
         return {event.token for event in every(event_file.read(self.path / "journal.jsonl"), Submitting)}
 
     def submissions(self) -> list[Submission]:
-        """Returns the arrays that were submitted, oldest first; those with an unconfirmed submission have no job id.
-
-        Raises UnavailableError: the journal cannot be read now.
-        Raises RunError: the journal is damaged.
-        """
+        """Returns the arrays that were submitted, oldest first; unconfirmed ones have no job id."""
         found: dict[str, Submission] = {}
         for event in events.known(event_file.read(self.path / "journal.jsonl")):
             if isinstance(event, Submitting):
@@ -251,11 +232,9 @@ class Sweep:
             file.write(f"{since} {ranges(points)}\n")
 
     def local_requests(self) -> dict[int, float]:
-        """Returns the points that were requested to run on this machine, in the order of the requests.
+        """Returns the points that this machine is to start, with the time of the request (since the epoch), by time.
 
-        Returns for each point's number a time in seconds since the epoch: the point is to be started unless it has been
-            started since.
-        Raises UnavailableError: the file cannot be read now.
+        A point is to be started unless it has been started since.
         """
         lines = (unwrap(read_text(self.path / "points")) or "").split("\n")[:-1]  # an incomplete line may still grow
         requested: dict[int, float] = {}
@@ -265,10 +244,7 @@ class Sweep:
         return requested
 
     def cancelled(self) -> bool:
-        """Returns whether the sweep is marked as cancelled: points that have not started must not start.
-
-        Raises UnavailableError: the directory cannot be read now.
-        """
+        """Returns whether the sweep is marked as cancelled: points that have not started must not start."""
         return unwrap(exists(self.path / "cancelled"))
 
     def mark_cancelled(self, cancelled: bool) -> None:
@@ -280,10 +256,7 @@ class Sweep:
 
 
 def text_of(manifest: Manifest) -> str:
-    """Returns the text of a manifest's file, without the points if the sweep is a search.
-
-    Raises ConfigError: it could not be read again: there are too many points, or their overrides are too long.
-    """
+    """Returns the manifest's text; raises ConfigError for more or longer points than can be read again."""
     points = () if manifest.search else manifest.points
     common = [column[0] if len(set(column)) == 1 else None for column in zip(*points, strict=False)]
     own = [
@@ -315,8 +288,7 @@ def _whole(common: Sequence[str | None], own: Sequence[str]) -> tuple[str, ...]:
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
     """Returns the overrides that identify a point, sorted by key: without COMMAND_KEYS and keys of the sweep.
 
-    Overrides of the same key keep their order, because the last one wins. If an override sets a whole section
-    (`train={...}`), all overrides keep their order.
+    Those of the same key keep their order, because the last one wins; all do if one sets a section (`train={...}`).
     """
     kept = [
         each
@@ -341,10 +313,7 @@ def differing(points: Sequence[Sequence[str]]) -> list[str]:
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """Returns the values that a point's overrides set for these keys, as the user wrote them.
-
-    Keys that the overrides do not set are left out.
-    """
+    """Returns the values that a point's overrides set for these keys, as the user wrote them; others are left out."""
     own = {key_of(each): each.partition("=")[2] for each in overrides}
     return {key: own[key] for key in keys if key in own}
 
@@ -367,9 +336,6 @@ def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
 
 
 def sweep_of(run: Run) -> Sweep | None:
-    """Returns the sweep of which a run is a point; None: the run is not a point.
-
-    Raises UnavailableError: the parent folder cannot be read now.
-    """
+    """Returns the sweep of which a run is a point; None: the run is not a point."""
     sweep = Sweep(run.path.parent)
     return sweep if run.is_point and sweep.recorded() else None

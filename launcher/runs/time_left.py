@@ -39,8 +39,7 @@ class TimeLeft(Struct):
 def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | None) -> TimeLeft | None:
     """Returns the time left of this process's attempt, by the module's table; None: it has no deadline.
 
-    now: seconds since the epoch, by this machine's clock.
-    machine: boot id and uptime (in seconds) of this machine; None: unknown.
+    machine: boot id and uptime (in seconds) of this machine; None: unknown. `now` is in seconds since the epoch.
     """
     deadline = environ.get("LAUNCHER_DEADLINE")
     if not deadline:

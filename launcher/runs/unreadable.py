@@ -13,13 +13,9 @@ MAX_LINES = 20  # messages that are returned; further ones are only counted
 
 
 def problems(run: Run, *, whole: bool = False) -> list[str]:
-    """Returns a message for each damaged file of a run, and for each invalid line of its event files.
+    """Returns messages for damaged files of a run and invalid lines of its events, at most MAX_LINES and one more.
 
-    Of those files that grow with the run only the beginning and the end are checked, unless `whole`.
-
-    After MAX_LINES messages, one message tells how many more there are.
-
-    Raises UnavailableError: a file cannot be read now.
+    Of files that grow with the run only the beginning and the end are checked, unless `whole`.
     """
     found: list[str] = []
     for path in (f"{run.path}/result.json", f"{run.path}/results.json"):

@@ -31,10 +31,7 @@ def known() -> list[Scheduler]:
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """Returns the allocation that the environment describes, or None if the environment is of no interactive job.
-
-    Raises ConfigError: the allocation's node list cannot be read.
-    """
+    """Returns the interactive job that the environment describes, or None; raises ConfigError as `read_nodes`."""
     for scheduler in known():
         if all(map(environ.get, scheduler.allocation_variables)):
             return scheduler.allocation(environ)
@@ -42,11 +39,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def read_nodes(environ: Mapping[str, str], variable: str) -> str:
-    """Returns the text of an allocation's node file.
-
-    variable: name of the environment variable with the file's path (`PBS_NODEFILE`).
-    Raises ConfigError: the file cannot be read.
-    """
+    """Returns the text of the node file whose path a variable has; raises ConfigError if it cannot be read."""
     try:
         return Path(environ[variable]).read_text()
     except OSError as error:
@@ -57,12 +50,9 @@ def read_nodes(environ: Mapping[str, str], variable: str) -> str:
 
 
 def require_room(held: Allocation, plan: JobPlan) -> None:
-    """Checks that the allocation has the nodes and CPUs that a plan needs.
+    """Raises ConfigError if the allocation has fewer nodes, or CPUs on them, than a plan needs.
 
-    Without this check, srun in an allocation with GPUs (Slurm 24.05 and later) waits silently for the missing CPUs
-    until the allocation ends.
-
-    Raises ConfigError: the allocation has fewer nodes, or fewer CPUs on them.
+    Without this check, srun in an allocation with GPUs (Slurm 24.05 and later) waits silently for the missing CPUs.
     """
     if plan.nodes > held.nodes:
         raise ConfigError(
@@ -82,10 +72,7 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
 
 
 def nodes(environ: Mapping[str, str]) -> int:
-    """Returns the default of the config key `nodes`: the allocation's number of nodes.
-
-    Returns 1 without a readable allocation, which `Scheduler.held` reports later.
-    """
+    """Returns the default of the key `nodes`: the allocation's number, or 1, which `Scheduler.held` reports."""
     try:
         held = allocation(environ)
     except ConfigError:

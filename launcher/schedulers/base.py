@@ -52,12 +52,7 @@ class Ending:
 
 
 class JobState(Enum):
-    """State of one job, the same for all schedulers.
-
-    GONE and UNKNOWN never count as success, because the outcome is not known. UNKNOWN means that the scheduler lists
-    the job in a state that this code does not know, for instance one of a newer version. Such a job may still run, so
-    UNKNOWN never counts as ended.
-    """
+    """State of one job, for all schedulers. Neither GONE nor UNKNOWN counts as success, UNKNOWN never as ended."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -106,10 +101,7 @@ BY_HAND = ""  # id of a job that the user has yet to submit (submit=false)
 
 
 class Queries(Protocol):
-    """Queries and commands of a live scheduler.
-
-    Every method that runs a command raises QueryError when the scheduler does not answer.
-    """
+    """Queries and commands of a live scheduler; each raises QueryError when the scheduler does not answer."""
 
     terse: ClassVar[tuple[str, ...]]  # options of `request` with which the command prints the job's id alone
 
@@ -123,10 +115,7 @@ class Queries(Protocol):
         """Returns the record of an ended job, or None if the scheduler has no record of it."""
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the records of ended jobs by `key`, with as few commands as possible.
-
-        Jobs without a record are omitted.
-        """
+        """Returns the records of ended jobs by `key`, with as few commands as possible, without unknown jobs."""
 
     def family(self, job_id: str) -> str:
         """Returns the group whose records `ended_family` queries at once: the job's array, or all jobs of the user."""
@@ -138,10 +127,7 @@ class Queries(Protocol):
         """Returns the id of the job that was submitted with this token and job name, or None if there is none."""
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns the script and token of this user's jobs and arrays, by job number (`17`).
-
-        Unknown numbers are omitted.
-        """
+        """Returns the script and token of this user's known jobs and arrays, by job number (`17`)."""
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
         """Returns options of `submit` for a job that starts when all jobs in `jobs` have ended, with any outcome.
@@ -164,10 +150,7 @@ class Queries(Protocol):
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended."""
 
     def cancel(self, *job_ids: str) -> None:
-        """Cancels jobs and elements of arrays; a job that has ended already is no error.
-
-        Raises QueryError: some jobs, of several, may have been cancelled.
-        """
+        """Cancels jobs and elements, ended ones too. Raises QueryError: some of several may have been cancelled."""
 
     def max_array_size(self, plan: JobPlan) -> int | None:
         """Returns the maximum size of a job array for this plan, or None if it is unlimited or unknown."""
@@ -243,17 +226,11 @@ class Scheduler(ABC):
         """Returns the submitit executor class that submits runs. Imports it on use, because submitit takes 30 ms."""
 
     def starter(self, cluster: Cluster) -> str | None:
-        """Returns the command that starts tasks on a job's nodes: a `step_starter` or a key of STARTERS.
-
-        Returns None if the tasks are processes of the machine that runs the job script.
-        """
+        """Returns what starts tasks on a job's nodes: a `step_starter`, a key of STARTERS; None: one machine."""
         return None
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Validates cluster.directives, and returns them as the plan stores them.
-
-        Raises ConfigError: a name or value is not a valid job option.
-        """
+        """Returns cluster.directives as the plan stores them; raises ConfigError for an invalid name or value."""
         return dict(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
@@ -268,21 +245,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """Returns the environment that a new job inherits from the submitting process.
-
-        Without variables of other jobs and launchers, those that the scheduler's commands take as options, and bash
-        functions.
-        """
+        """Returns the submitter's environment without other jobs' variables, commands' options, bash functions."""
 
     def problem(self) -> str | None:
         """Returns why this machine cannot submit jobs and what to do, or None if it can."""
         return None
 
     def held(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Returns the allocation of this shell if runs start in it (cluster=allocation), else None.
-
-        Raises ConfigError: runs start in an allocation, and this shell has none.
-        """
+        """Returns this shell's allocation if runs start in it (cluster=allocation); raises ConfigError without one."""
         return None
 
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
@@ -318,18 +288,11 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        """Yields findings about the live scheduler, and about a profile compared with it.
-
-        timeout: timeout of each query in seconds.
-        """
+        """Yields findings about the live scheduler, and about a profile compared with it; timeout: seconds a query."""
         raise NotImplementedError
 
     def survey(self, timeout: float) -> Site:
-        """Collects the facts of the site that an ordinary user can query, with a few commands.
-
-        timeout: timeout of each query in seconds.
-        Raises QueryError: the scheduler does not answer.
-        """
+        """Collects the facts of the site that a user can query; timeout: seconds a query; raises QueryError."""
         raise NotImplementedError
 
     interactive = ""  # example of a command that starts an interactive job, for messages
@@ -338,10 +301,7 @@ class Scheduler(ABC):
     allocation_variables: Collection[str] = ()
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
-        """Returns the allocation that the environment describes; all `allocation_variables` are set.
-
-        Raises ConfigError: the allocation's node list cannot be read.
-        """
+        """Returns the allocation that `allocation_variables` describe; raises ConfigError: unreadable node list."""
         raise NotImplementedError
 
     requeues = False  # whether users can requeue their running jobs, which keep their ids
@@ -351,18 +311,13 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def preempted(self, job_id: str) -> float | None:
-        """Returns the start of the job's preemption in seconds since the epoch; None: none is reported.
-
-        Raises QueryError: the scheduler does not answer.
-        """
+        """Returns the start of the job's preemption (seconds since the epoch), or None; raises QueryError."""
         return None
 
     def count_jobs(self, timeout: float) -> Mapping[str, int] | None:
-        """Returns the number of this user's pending and running jobs by partition, queue or QOS name; "" is the total.
+        """Returns the user's pending and running jobs by partition, queue or QOS ("": all); None: not counted.
 
-        Each array element counts as one job. None: the scheduler does not count them.
-
-        Raises QueryError: the scheduler does not answer within `timeout` seconds.
+        Each array element counts as one job. Raises QueryError: no answer within `timeout` seconds.
         """
         return None
 
@@ -376,10 +331,7 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-        """Returns the command that runs another command in a running job.
-
-        terminal: whether the command gets a terminal of its own on the node.
-        """
+        """Returns the command that runs another one in a running job, with a terminal on the node or without."""
         raise NotImplementedError
 
     def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -387,33 +339,22 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
-        """Returns the shell-quoted config override with which `resume` excludes these nodes; empty: it cannot.
+        """Returns the quoted override with which `resume` excludes nodes (`node[3,7]`); empty: it cannot.
 
-        hosts: the nodes (`node3,node7`, `node[3,7]`).
         settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
         """
         return ""
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation | None:
-        """Returns why a job is pending; None: the scheduler does not say.
-
-        timeout: timeout of each query in seconds.
-        Raises QueryError: the query of the job itself failed.
-        """
+        """Returns why a job is pending; None: unknown. timeout: seconds a query; raises QueryError."""
         return None
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        """Returns all executions of a job, oldest first; [] without a record or an answer of the scheduler.
-
-        timeout: timeout of each query in seconds.
-        """
+        """Returns a job's executions, oldest first; [] without a record or an answer. timeout: seconds a query."""
         return []
 
     def memory(self, plan: JobPlan) -> int | None:
-        """Returns the requested memory in bytes that is comparable to `JobExecution.used`; None if not set.
-
-        The default is the memory of one node. A scheduler that measures the whole job returns the sum of all nodes.
-        """
+        """Returns the requested memory in bytes, comparable to `JobExecution.used` (here that of one node), or None."""
         return plan.mem
 
     # Number of the signal with which the scheduler ends a job whose output file it cannot open; None: it has none.
@@ -453,7 +394,7 @@ class Queue(Scheduler):
 
     @abstractmethod
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Compares a plan with the live limits and nodes of the scheduler, and returns notes for the user.
+        """Compares a plan with the scheduler's live limits and nodes; returns notes for the user.
 
         Raises ConfigError: the job could never start, or the scheduler would refuse it.
         """

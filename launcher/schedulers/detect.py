@@ -87,11 +87,7 @@ def _look(path: str, changed: int) -> Qsub:
 
 
 def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
-    """Determines the scheduler of a qsub; see the table of this module. Pure except for `run`.
-
-    beginning: first bytes of the qsub file.
-    run: runs the qsub with the given arguments, and returns its output.
-    """
+    """Determines the scheduler of a qsub by this module's table; `beginning`: the first bytes of its file."""
     if beginning.startswith(b"#!") and re.search(rb"slurm|sbatch", beginning, re.IGNORECASE):
         return Qsub(Kind.SLURM, path, evidence="a script that calls Slurm")
     output = run("--version")

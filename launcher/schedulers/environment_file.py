@@ -19,8 +19,7 @@ def write(
 ) -> dict[str, str]:
     """Writes a job's environment before the submission; its secrets go to a private folder of the user.
 
-    run: the run; for a job array, the sweep's directory.
-    elements: the runs of a job array; for a plain job, only the run.
+    run: the run, or for a job array the sweep's directory; elements: the array's runs, or the run alone.
     Returns the environment for the submission command, without secrets: with qsub's -V, everybody could read them.
     """
     environment = job_environment(os.environ, plan).environment
@@ -35,9 +34,7 @@ def write(
 def within_job(plan: JobPlan, run: Run, qsub: str | None) -> dict[str, str]:
     """Prepares a submission from within a job of the run, and returns the environment for the submission command.
 
-    Copies the array's environment.sh to a run that was an array element.
-
-    qsub: path of qsub, whose folder is added to this process's PATH; None: PATH stays.
+    A run that was an array element gets a copy of environment.sh. qsub's folder is added to this process's PATH.
     """
     if not run.has("environment.sh"):  # the run was an array element, and continues as a plain job
         shutil.copy(run.path.parent / "environment.sh", run.path)

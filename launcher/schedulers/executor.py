@@ -55,11 +55,7 @@ class Scripts(Protocol):
 
 
 class RunExecutor(core.PicklingExecutor):
-    """A submitit executor for the resources of one plan.
-
-    `submit(fn, ...)` runs fn in every task that the plan starts (in every agent, or in every rank with launch=tasks).
-    `map_array(fn, ...)` submits a job array; each element has its own run directory within that of the plan.
-    """
+    """A submitit executor for the resources of one plan; `map_array` makes a run directory for each element."""
 
     def __init__(
         self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, scripts: Scripts,

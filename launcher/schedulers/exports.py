@@ -13,11 +13,7 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Returns bash lines that export these variables.
-
-    A variable of OF_NODE is set only if the node has not set it. Bash's own variables and exported functions are left
-    out.
-    """
+    """Returns bash lines that export these variables, those of OF_NODE only where the node has none."""
     lines = []
     for name, value in environ.items():
         if VARIABLE.fullmatch(name) and not OF_BASH.fullmatch(name):

@@ -43,10 +43,7 @@ def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
 def scrubbed(
     environ: Mapping[str, str], *, kept: Collection[str] = (), own: Collection[str] = (), schedulers: bool = True
 ) -> Scrubbed:
-    """Returns the environment without the variables of other jobs and launchers, and without bash functions.
-
-    schedulers: whether to remove the variables of schedulers and MPI as well.
-    """
+    """Returns the environment without variables of other jobs and launchers, of schedulers and MPI, and functions."""
     dropped = {
         name
         for name in environ

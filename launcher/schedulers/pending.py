@@ -39,10 +39,7 @@ class Option:
 
 
 class Why(Code):
-    """Why a run is in its current state. For a pending job it is the kind of the scheduler's reason.
-
-    The kind of a pending reason also decides what else is queried, and whether a change of the run could help.
-    """
+    """Why a run is in its state. The kind of a pending reason decides what is queried, and what could help."""
 
     # its job is pending
     ROOM = "room"  # too little is free, or other jobs come first
@@ -135,10 +132,9 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
 
 
 def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
-    """Returns whether `why` may suggest this smaller number of nodes to a run.
+    """Returns whether `why` may suggest fewer nodes: at least min_nodes, and min_ranks of the workload.
 
-    The number must be at least min_nodes, and leave at least the workload's `min_ranks` ranks. A min_nodes equal to the
-    plan's nodes counts only if the user has set min_nodes (`fixed`).
+    A min_nodes equal to the plan's nodes counts only if the user has set min_nodes (`fixed`).
     """
     least = plan.min_nodes if fixed or plan.min_nodes < plan.nodes else 1
     return least <= nodes < plan.nodes and nodes * plan.procs_per_node >= int(
@@ -147,10 +143,7 @@ def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
 
 
 def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
-    """Returns the commands that apply the first option; () without options.
-
-    The first command cancels the pending run, because only an ended run can be resumed.
-    """
+    """Returns the commands (cancel, then resume) that apply the first option; () without options."""
     if not options:
         return ()
     program, run = waiting.program, waiting.run
@@ -180,10 +173,7 @@ class Notice:
 
 
 def find(lines: Iterable[str], forms: Iterable[Form] = ()) -> tuple[Notice, ...]:
-    """Returns the notices among the lines of a job's output, in order.
-
-    forms: patterns of the schedulers that may have written notices; the first that matches a line applies.
-    """
+    """Returns the notices in a job's output, in order; the first of the patterns that matches a line applies."""
     known = [*forms, KERNEL]
     first = (next(((word, match) for word, form in known if (match := form.search(line))), None) for line in lines)
     return tuple(_notice(*each) for each in first if each is not None)

@@ -12,20 +12,14 @@ from launcher.spec.plan import JobPlan
 
 
 def make_plan(config: Config, site: Site) -> JobPlan:
-    """Builds the plan of a config.
-
-    Raises ConfigError: a value is invalid; the text names the key, the value and the fix.
-    """
+    """Builds the plan of a config; raises ConfigError, which names the key, the value and the fix."""
     scheduler = scheduler_of(config.cluster)
     _check_resume(scheduler, config.resume.how)
     return build(config, site, scheduler)
 
 
 def scheduler_of(cluster: Cluster) -> Scheduler:
-    """Returns the scheduler of a profile.
-
-    Raises ConfigError: the profile's scheduler does not exist; the text names the profile's file.
-    """
+    """Returns the scheduler of a profile; raises ConfigError if it does not exist."""
     try:
         return registry.scheduler(cluster.scheduler)
     except ConfigError as error:

@@ -51,34 +51,20 @@ class JobSnapshot:
     def suffices(self, good_for: float, newer: float, least: float, now: float) -> bool:
         """Returns whether this snapshot can be used without a new query.
 
-        A snapshot can be used if it is fresh and its query began at or after `newer`, or if the site's minimum interval
-        has not passed.
-
-        good_for: seconds for which a snapshot is fresh.
-        newer: earliest acceptable start of the query, in seconds since the epoch.
-        least: the site's minimum number of seconds between two queries; 0 if it has none.
-        now: current time in seconds since the epoch.
+        It can if it is fresh and its query began at or after `newer`, or if the site's minimum interval has not passed.
+        Times are in seconds (since the epoch).
         """
         fresh = self.is_fresh(good_for, now) and (self.began or 0.0) >= newer
         return fresh or (least > 0 and self.is_fresh(least, now))
 
 
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
-    """Returns the seconds for which a snapshot is fresh; longer if nothing changes or queries are slow.
-
-    took: duration of the last query in seconds.
-    quickest: minimum of the returned value in seconds.
-    slowest: maximum of the returned value in seconds.
-    """
+    """Returns the seconds for which a snapshot is fresh; longer if nothing changes or queries are slow."""
     return min(slowest, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
 
 
 def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapshot | None = None) -> JobSnapshot:
-    """Queries the scheduler now, and returns the result; an error becomes `JobSnapshot.problem`.
-
-    jobs: the query; may raise QueryError.
-    before: previous snapshot; its jobs are kept if the query fails.
-    """
+    """Queries the scheduler now; an error becomes `JobSnapshot.problem`, with the jobs of `before`."""
     began, problem = time.time(), ""
     start = time.monotonic()
     found: dict[str, SchedulerJob] | None = None
@@ -104,13 +90,9 @@ class SharedSnapshot:
         self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0,
         least: float = 0.0,
     ) -> JobSnapshot:  # fmt: skip
-        """Returns the cached snapshot if it is fresh, else that of a new query. See `JobSnapshot.suffices`.
+        """Returns the cached snapshot if it suffices (`JobSnapshot.suffices`), else that of a new query.
 
-        good_for: seconds for which a snapshot is fresh.
-        jobs: the query; may raise QueryError.
         timeout: seconds to wait while another command queries.
-        newer: earliest acceptable start of the query, in seconds since the epoch.
-        least: minimum number of seconds between two queries, which takes precedence over `newer`.
         """
 
         def good(snapshot: JobSnapshot | None) -> JobSnapshot | None:

@@ -35,10 +35,7 @@ FUNCTIONS = {
 
 
 def starter(name: str) -> Callable[[TaskRequest], int]:
-    """Returns a function of STARTERS, which starts tasks, waits until they end and returns their exit status.
-
-    Raises ConfigError: there is no starter of this name.
-    """
+    """Returns a function of STARTERS, which starts tasks and returns their exit status; raises ConfigError."""
     place = STARTERS.get(name)
     if place is None:
         raise ConfigError(f"{name} starts no tasks. Known: {', '.join(STARTERS)}")
@@ -47,10 +44,7 @@ def starter(name: str) -> Callable[[TaskRequest], int]:
 
 
 def function_executor(name: str) -> type[FunctionExecutor]:
-    """Returns an executor class of FUNCTIONS by its submitit cluster name.
-
-    Raises KeyError: FUNCTIONS has no such name.
-    """
+    """Returns an executor class of FUNCTIONS by its submitit cluster name; raises KeyError."""
     found: type[FunctionExecutor] = load(FUNCTIONS[name])
     return found
 
@@ -79,10 +73,7 @@ def scheduler(name: str) -> Scheduler:
 
 
 def queue(name: str) -> Queue:
-    """Returns the scheduler of this name, which must have a queue.
-
-    Raises ConfigError: there is no such scheduler, or it has no queue.
-    """
+    """Returns the scheduler of this name, which must have a queue; raises ConfigError."""
     found = scheduler(name)
     if not isinstance(found, Queue):
         raise ConfigError(f"cluster.scheduler={name}: it starts jobs at once, and has no queue")
@@ -90,9 +81,9 @@ def queue(name: str) -> Queue:
 
 
 def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
-    """Returns the schedulers of these names (default: all, in the order of `names()`) that can be loaded.
+    """Returns the schedulers of these names (default: all) that exist and can be loaded.
 
-    Unknown names are skipped. Entry points are read only for names that are not in OURS.
+    Entry points are read only for names that are not in OURS.
     """
     found = []
     for name in names() if wanted is None else wanted:
@@ -104,12 +95,7 @@ def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
 
 
 def starting_steps(starter: str | None) -> Scheduler | None:
-    """Returns the scheduler that starts job steps with the same command as a run's tasks, or None if there is none.
-
-    The run may be in an allocation of that scheduler (cluster=allocation), so `cluster.scheduler` does not name it.
-
-    starter: command that starts the run's tasks (`JobPlan.starter`).
-    """
+    """Returns the scheduler whose steps start with this command of a run's tasks (in an allocation, another one)."""
     if starter is None or starter in STARTERS:
         return None
     loaded = (each for name in names() for each in schedulers([name]))  # one after the other: each takes 10 to 20 ms
@@ -117,11 +103,9 @@ def starting_steps(starter: str | None) -> Scheduler | None:
 
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
-    """Returns by name the schedulers with a queue whose commands are on this machine.
+    """Returns by name the schedulers with a queue, and these others, whose commands are on this machine.
 
     A scheduler in OURS is imported only if its command is on PATH, since an import takes 10 to 20 ms.
-
-    others: names of further schedulers to look for in addition to those in OURS.
     """
     may_be_here = (name for name, place in OURS.items() if place.command and shutil.which(place.command))
     wanted = dict.fromkeys((*may_be_here, *others))

@@ -30,9 +30,8 @@ class OutputTooLong(subprocess.SubprocessError):
 def query(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a scheduler command other than a submission, and returns its output.
+    """Runs a scheduler command other than a submission (timeout: seconds), and returns its output.
 
-    timeout: timeout in seconds.
     Raises QueryTimeout: the command exceeds the timeout.
     Raises AnswerLost: the command prints more than bounds.QUERY_BYTES bytes.
     Raises QueryError: the command is not on PATH, cannot be started, or fails.
@@ -72,13 +71,10 @@ class Request:
 def run_submission(request: Request, *, timeout: float) -> subprocess.CompletedProcess[str]:
     """Runs a command that submits a job, and returns its output. A nonzero exit code raises nothing.
 
-    The command inherits the lock of `submitter_lock.only_submitter` and holds it until the command exits. It runs in a
-    session of its own, to survive Ctrl-C and the end of this process: an interrupted submission could leave a job with
-    an unrecorded id.
-
-    timeout: timeout in seconds.
+    The command inherits the lock of `submitter_lock.only_submitter` and holds it until it exits. It has a session of
+    its own, to survive Ctrl-C and the end of this process, which could leave a job with an unrecorded id.
     Raises Refused: the command is not on PATH.
-    Raises NoAnswer: the command exceeds the timeout or the output limit, so it may or may not have submitted a job.
+    Raises NoAnswer: it exceeds the timeout (seconds) or the output limit, so there may be a job.
     """
     command = request.command
     try:
@@ -100,14 +96,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Runs a command until it exits; kills it after the timeout or when it prints more than bounds.QUERY_BYTES bytes.
 
-    timeout: timeout in seconds.
-    environment: environment of the command; None: that of this process.
-    text: standard input; None: empty.
-    umask: umask of the command; -1: that of this process.
-    submits: whether the command inherits this process's file descriptors and gets a session (`run_submission`).
-    Raises OSError: the command does not exist or cannot be started.
-    Raises TimeoutExpired: the command exceeds the timeout.
-    Raises OutputTooLong: the command prints more than bounds.QUERY_BYTES bytes.
+    submits: whether it inherits this process's file descriptors and gets a session (`run_submission`).
+    Raises OSError (cannot be started), TimeoutExpired or OutputTooLong.
     """
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -199,14 +189,13 @@ def submit_once(
     """Submits a job unless it exists already, and returns its id.
 
     After a failed `send`, `find` must return None before `send` is repeated. While the scheduler does not answer, both
-    are retried with exponential backoff.
+    are retried with exponential backoff for `timeout` seconds.
 
     send: submits the job and returns its id. Raises Refused or NoAnswer.
     find: returns the id of the job if it was submitted earlier, else None. Raises QueryError without an answer.
     before: whether to call `find` first, because an earlier process may have submitted the job.
-    timeout: seconds after which retries end.
     Raises Refused: the scheduler refused the job; the text has its message.
-    Raises SubmissionError: the scheduler did not answer within the timeout, so the job may or may not exist.
+    Raises SubmissionError: no answer within the timeout, so the job may or may not exist.
     """
     look = before
 

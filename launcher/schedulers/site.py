@@ -51,7 +51,6 @@ class Site(ABC):
         """Yields the lines of a profile of the site, with the source of each value as a comment.
 
         wanted: partition or queue to use; None: the default one, or the one that fits best.
-        day: date of the queries, for the comment at the top.
         Raises ConfigError: the wanted partition or queue does not exist.
         """
 
@@ -72,7 +71,7 @@ class ErrorCollector:
         self.problems: list[str] = []
 
     def __call__(self, ask: Callable[[], T], otherwise: T, what: str) -> T:
-        """Returns the result of the query `ask`, or `otherwise` if it fails; `what` names it in `problems`."""
+        """Returns the result of the query, or `otherwise` if it fails; `what` names it in `problems`."""
         try:
             return ask()
         except (QueryError, ValueError) as error:
@@ -81,12 +80,7 @@ class ErrorCollector:
 
 
 def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
-    """Returns the partition or queue with the name that the user has given, or None without a name.
-
-    name: name from the command line; None: not given.
-    option: name of the option of `site init` (`partition`, `queue`), for the error.
-    Raises ConfigError: there is no partition or queue with this name.
-    """
+    """Returns the partition or queue that the user named with this option; raises ConfigError if there is none."""
     known = {each.name: each for each in pools}
     if name is not None and name not in known:
         raise ConfigError(f"--{option}={name}: there is no such {option}.{near(name, known)} Known: {', '.join(known)}")
@@ -121,10 +115,7 @@ def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[st
 
 
 def limit_lines(limits: Sequence[tuple[str, object, str]]) -> Iterator[str]:
-    """Yields the lines of a profile's section `limits`; none without limits.
-
-    limits: (key, value, source) of each limit; a time is a text such as `02:00:00`.
-    """
+    """Yields the lines of a profile's section `limits`, from (key, value, source); a time is text (`02:00:00`)."""
     if limits:
         yield "limits:"
     for key, value, source in limits:
@@ -158,10 +149,7 @@ def timed(ask: Callable[[], str]) -> TimedOutput:
 
 
 def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> Iterator[Finding]:
-    """Yields a finding on whether the scheduler answered a query, and how fast.
-
-    version: version of the scheduler; empty if unknown.
-    """
+    """Yields a finding on whether the scheduler answered a query, and how fast."""
     name = f"{title} {version}".strip()
     if answer.error:
         yield problem(
@@ -193,7 +181,7 @@ def _in_brackets(marks: Sequence[str]) -> str:
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:
     """Yields a warning if a limit in the profile is higher than the live limit, else an ok.
 
-    live: live limits by key of cluster.limits (seconds, bytes); None: no limit; missing keys are not compared.
+    live: limits by key of cluster.limits (seconds, bytes); None: no limit; missing keys are not compared.
     """
     limits, wrong = cluster.limits, []
     try:

@@ -16,9 +16,6 @@ def submit_after(
 
     If the scheduler supports no dependency on that job (see `Queue.can_be_waited_for`), the new job may start at once;
     it then waits for the run's lease.
-
-    token: unique text stored with the new job, by which it is found if the reply to its submission is lost.
-    timeout: timeout of each scheduler command in seconds.
     Raises SubmissionError: the scheduler refused the job, or did not answer.
     """
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
@@ -28,12 +25,7 @@ def submit_after(
 def submit_behind(
     plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
-    """Resubmits the script of a run; the new job starts when all jobs in `jobs` have ended, with any outcome.
-
-    The other arguments and the result are those of `submit_after`.
-
-    Raises SubmissionError: the scheduler refused the job, or did not answer.
-    """
+    """Like `submit_after`, but starts when all `jobs` have ended; raises SubmissionError."""
     asks = registry.queue(plan.cluster.scheduler).queries(timeout)
     return submit_once(
         lambda: asks.submit(script, environment, *asks.options(jobs, token)), lambda: asks.find(token, plan.name)

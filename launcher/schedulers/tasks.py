@@ -75,7 +75,7 @@ def watch(
     tasks: Sequence[Task], signals: Sequence[int], grace: float, pause: float, *, keep_going: bool = False,
     lost: Callable[[], Collection[int]] = tuple,
 ) -> int:  # fmt: skip
-    """Waits until all tasks have ended.
+    """Waits until all tasks have ended; returns the status of the first failed task (128 + N after signal N), else 0.
 
     When a stop signal arrives, a task exits with RESUME, or (unless `keep_going`) a task fails in any other way, the
     remaining tasks get SIGTERM and, `grace` seconds later, SIGKILL. STRAGGLERS seconds after the agents have recorded
@@ -83,12 +83,8 @@ def watch(
     notice. Tasks of functions have no agents: they get SIGKILL when all tasks that are left are on lost nodes.
 
     signals: the list of `collect_signals`, which must be called before the tasks start.
-    grace: seconds between SIGTERM and SIGKILL.
-    pause: seconds between two polls.
-    keep_going: whether the other tasks continue when one fails.
     lost: returns the indices of the tasks whose nodes the scheduler reports as lost. It is asked every STRAGGLERS
         seconds while no task ends and some have ended.
-    Returns the exit status of the first failed task (128 + N after signal N), else 0.
     """
     kill_at, first_failure, over_at, look_at = None, 0, None, 0.0
     ended, ask_at = 0, 0.0
@@ -156,10 +152,7 @@ def command(
     """Returns the command that starts a program on all nodes of a job; the caller appends the program's argv.
 
     grace: seconds between SIGTERM and SIGKILL when the tasks are stopped.
-    starter: program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
-    mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: mpiexec is not used.
-    keep_going: whether the other tasks continue when one fails.
-    cpus_per_task: value of the placeholder {cpus_per_task}; None: this placeholder is unknown.
+    mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: `starter` is used.
     Raises ConfigError: mpiexec has an unknown placeholder.
     """
     options = ["--go-on"] if keep_going else []

@@ -37,10 +37,7 @@ class Rendered(str):
 
 
 def quote(value: Any) -> str:
-    """Returns a value quoted as one shell word; `Raw` and `Rendered` text unchanged. jinja2 calls it for each value.
-
-    Raises ValueError: the value contains a line break or another control character.
-    """
+    """Returns a value as one shell word, `Raw` and `Rendered` unchanged; raises ValueError: control characters."""
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, Rendered):
@@ -62,10 +59,7 @@ def shell_text(variables: JobVariables) -> dict[str, Raw]:
 
 
 def template(name: str) -> jinja2.Template:
-    """Returns a template in which every printed value is quoted.
-
-    name: name of a file in templates/, or the absolute path of a custom template, which may extend and include those.
-    """
+    """Returns a template (in templates/, or a custom one by path) in which every printed value is quoted."""
     return _environment(resource("templates")).get_template(name)
 
 
@@ -75,10 +69,7 @@ def environment() -> jinja2.Environment:
 
 
 def raw(value: Any) -> Raw:
-    """The filter `raw` of templates (`{{ start | raw }}`): returns shell code unchanged, and refuses any other value.
-
-    Raises ValueError: the value is no `Raw`.
-    """
+    """The filter `raw` of templates: returns shell code unchanged; raises ValueError for any other value."""
     if isinstance(value, Raw):
         return value
     raise ValueError(f"{str(value)!r} is a value and no shell code: leave the filter raw out, and it is quoted")
@@ -86,7 +77,6 @@ def raw(value: Any) -> Raw:
 
 @functools.cache
 def _environment(folder: Path) -> jinja2.Environment:
-    # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
 
     class Environment(jinja2.Environment):
@@ -118,9 +108,6 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 
 def require_plain(option: str, value: Any) -> None:
-    """Checks that the value of an extra option can be written in a directive line.
-
-    Raises ConfigError: the value is not text, a number, true, false or null.
-    """
+    """Raises ConfigError if the value of an extra option cannot be written in a directive line."""
     if not (value is None or isinstance(value, (str, int, float, bool))):
         raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")

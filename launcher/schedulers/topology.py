@@ -21,13 +21,9 @@ COMPRESSED = "zlib:"  # a list that begins with this is base64 of zlib
 
 
 def expand(text: str) -> list[str]:
-    """Returns the host names of a Slurm node list, in Slurm's order.
+    """Returns the host names of a Slurm node list in its order; raises ValueError for a list that is not valid.
 
-    A name may have several brackets at any position; the leftmost one varies slowest. A zero-padded low bound
-    (`01-10`) pads all numbers of its range.
-
-    Raises:
-        ValueError: the brackets do not match, or a range is invalid.
+    A name may have several brackets; the leftmost one varies slowest. A zero-padded low bound (`01-10`) pads all.
     """
     hosts: list[str] = []
     for name in _split(text):
@@ -97,11 +93,7 @@ def hosts_of(node_file: str) -> dict[str, int]:
 
 
 def variable(hosts: Sequence[str]) -> dict[str, str]:
-    """Returns the variable LAUNCHER_HOSTS: names with commas between them; compressed above bounds.HOSTS_BYTES.
-
-    Raises:
-        RunError: the kernel takes no variable of that size.
-    """
+    """Returns LAUNCHER_HOSTS, compressed above bounds.HOSTS_BYTES; raises RunError if the kernel takes no such size."""
     text = ",".join(hosts)
     if len(text) > bounds.HOSTS_BYTES:
         text = COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -168,8 +160,6 @@ class Topology:
 
 @dataclass(frozen=True)
 class _Place:
-    """The input of a source."""
-
     environ: Environ  # environment of this process
     hostname: str  # name of this host
     allocation: tuple[str, ...]  # distinct hosts of the allocation in order; empty if unknown
@@ -234,18 +224,10 @@ def nodes_in_order(place: Topology) -> tuple[int, ...]:
 
 
 def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topology:
-    """Derives the topology of this process.
+    """Derives this process's topology from the first of SOURCES with all its variables, else a world of one rank.
 
-    Args:
-        environ: environment of this process.
-        hostname: name of this host, for sources without a host list.
-        read: returns the text of PBS's node file, given its path.
-
-    Returns:
-        The topology of the first source in `SOURCES` with all its variables; without a source, a world of one rank.
-
-    Raises:
-        TopologyError: the source's values contradict each other, or do not give the host of rank 0.
+    read: returns the text of PBS's node file, given its path.
+    Raises TopologyError: the values contradict each other, or do not give the host of rank 0.
     """
     try:
         place = _Place(environ, hostname, _allocation(environ, read))

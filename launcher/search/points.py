@@ -33,11 +33,8 @@ def template_of(
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the template for the records of a search's points, as JSON types; `record_of` uses it.
 
-    first: record of point 0, with the first value of each key.
-    moved: record of point 1, with the same values.
+    first, moved: records of points 0 and 1 (`names`: SWEEP/0, SWEEP/1), both with the first value of each key.
     others: for each key and each of its composed values, the record of point 0 with this value.
-    space: the keys that are searched, each with its possible values.
-    names: ids of point 0 and of point 1 (`SWEEP/0`, `SWEEP/1`).
     Raises ConfigError: a field differs between points 0 and 1 in more than the id; a number is only a part of a field;
         or a field depends on two keys.
     """
@@ -74,11 +71,7 @@ def template_of(
 
 
 def record_of(template: Mapping[str, Any], name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the record of a point.
-
-    template: result of `template_of`, after a round trip through JSON.
-    name: id of the point (`SWEEP/7`).
-    """
+    """Returns the record of a point (`SWEEP/7`) from `template_of`'s result, as read from JSON."""
     record = copy.deepcopy(template["record"])
     for path in template["own"]:
         _set(record, path, _at(record, path).replace(template["name"], name))
@@ -141,13 +134,10 @@ def _dotted(path: Path) -> str:
 
 
 class SearchPoints:
-    """The points of a sweep's search, for one slot manager.
-
-    All methods may raise UnavailableError or OSError, and can be called again then.
-    """
+    """The points of a sweep's search, for one slot manager; UnavailableError or OSError: call again."""
 
     def __init__(self, sweep: Sweep, waiting: Callable[[], None] = lambda: None) -> None:
-        """waiting: called again and again while another process holds the journal's lock."""
+        # waiting: called again and again while another process holds the journal's lock
         self._sweep = sweep
         self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
         self._template: Any = SearchRecord(sweep.path).template()
@@ -181,10 +171,7 @@ class SearchPoints:
         return run
 
     def to_prune(self, number: int) -> bool:
-        """Reads a running point's reports since the last call; returns whether to stop the point because it is pruned.
-
-        If so, also writes the event `pruned` to the point's journal.
-        """
+        """Returns whether to stop a point, by its reports since the last call; if so, records that it is pruned."""
         reports = self._of(number)
         if not any(self._search.report(number, *report) for report in reports.new()):
             return False
@@ -192,11 +179,9 @@ class SearchPoints:
         return True
 
     def ended(self, number: int, outcome: Outcome, cause: str | None = None) -> None:
-        """Records the end of a point in the search's journal.
+        """Records the end of a point that will not be resumed in the search's journal.
 
         A point that is done without a value of the objective ends the whole search: no other point would have one.
-
-        outcome: how the point ended. Do not call this for a point that will be resumed.
         """
         run, reports = self._sweep.run(number), self._of(number)
         value = value_of(run, reports) if outcome is Outcome.DONE else None

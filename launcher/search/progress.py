@@ -32,10 +32,7 @@ class Cost:
 
 
 def budget_spent(costs: Iterable[Cost], devices: int) -> float:
-    """Returns the GPU-hours (without GPUs: node-hours) that points have used.
-
-    devices: number of GPUs of one point; without GPUs, number of its nodes.
-    """
+    """Returns the GPU-hours (without GPUs: node-hours) that points of so many devices have used."""
     return sum(each.seconds for each in costs) * devices / 3600
 
 
@@ -44,8 +41,6 @@ def budget_saved(costs: Iterable[Cost], devices: int) -> float | None:
 
     Each pruned point would have done as many steps as the longest point that is done, at its own seconds per step. So
     nothing is known before a point that reports steps is done.
-
-    costs, devices: as for `spent`.
     """
     known = list(costs)
     full = max((each.step for each in known if each.done and each.step), default=None)
@@ -63,15 +58,12 @@ def min_steps_of(total: int, reduction_factor: int, rungs: int) -> int | None:
     | 0: unknown | 3 | 3 | None | |
     | 270 | 3 | 3 | 10 | 10, 30, 90 |
     | 20 | 3 | 3 | 1 | 1, 3, 9 |
-
-    total: number of steps of a point; 0: unknown.
-    reduction_factor: ratio of the steps at two successive rungs.
     """
     return max(1, total // reduction_factor**rungs) if total > 0 else None
 
 
 def permutation(count: int, place: int, seed: int) -> int:
-    """Returns the element at index `place` of a random permutation of 0 to count - 1, which depends on the seed alone.
+    """Returns the element at index `place` of a random permutation of 0 to count - 1, by the seed alone.
 
     More than LARGEST_SHUFFLED elements are not shuffled, but visited with a random stride.
     """
@@ -107,11 +99,7 @@ class Report:
 
 
 def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[Report]:
-    """Returns the reports in the events of rank 0, including those without the objective.
-
-    entries: events of rank 0 as dicts, oldest first.
-    total: total number of steps according to earlier events; 0: unknown.
-    """
+    """Returns the reports in rank 0's events, also those without the objective; total: known before, or 0."""
     found: list[Report] = []
     for event in known(entries):
         if isinstance(event, Progress):
@@ -122,11 +110,7 @@ def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int 
 
 
 def as_number(values: Mapping[str, Any] | None, name: str) -> float | None:
-    """Returns a metric as a float, which may be NaN; None: there is no number of this name.
-
-    values: metrics; nested mappings are allowed.
-    name: name of the metric; `val.acc` also finds `acc` in the mapping `val`.
-    """
+    """Returns a metric as a float, maybe NaN, or None; `val.acc` also finds `acc` in the mapping `val`."""
     found: Any = values
     for part in [name] if values and name in values else name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -134,10 +118,7 @@ def as_number(values: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def missing_reports(objective: str, known_names: Iterable[str]) -> str:
-    """Returns the error message for a point that is done and has no value of the objective.
-
-    objective: name of the metric (sweep.objective).
-    """
+    """Returns the error message for a point that is done and has no value of sweep.objective."""
     names = list(dict.fromkeys(known_names))
     return (
         f"sweep.objective={objective}: a point is done and has no such number.{near(objective, names)} "
@@ -148,9 +129,7 @@ def missing_reports(objective: str, known_names: Iterable[str]) -> str:
 class PointReports:
     """Reads the reports of a point while it runs, each report once.
 
-    objective: name of the metric.
-    last: last reported value of the objective; None: none yet.
-    steps: number of steps that the point has done; None: unknown.
+    last: last reported value of the objective; None: none yet. steps: that the point has done; None: unknown.
     """
 
     def __init__(self, run: Run, objective: str) -> None:
@@ -162,11 +141,7 @@ class PointReports:
         self._offset = self._total = 0
 
     def new(self) -> list[tuple[int, float, int]]:
-        """Returns the reports of the last attempt since the previous call, without those that lack the objective.
-
-        Returns for each report the steps done, the objective, and the total number of steps (0: unknown).
-        Raises UnavailableError: the events cannot be read now.
-        """
+        """Returns (steps done, objective, total steps or 0) of the last attempt's new reports that have it."""
         attempts = self._run.attempts()
         if not attempts:
             return []
@@ -186,13 +161,7 @@ class PointReports:
 
 
 def seconds_of(run: Run, now: float) -> float:
-    """Returns the sum of the run times of a point's attempts, in seconds.
-
-    The last attempt, if its end is not recorded, counts until now, and earlier ones until their last event.
-
-    now: present time, in seconds since the epoch.
-    Raises UnavailableError: the events cannot be read now.
-    """
+    """Returns the sum of the seconds of a point's attempts: of the last, if not over, until now (since the epoch)."""
     total = 0.0
     attempts = run.attempts()
     for attempt in attempts:
@@ -211,10 +180,7 @@ def seconds_of(run: Run, now: float) -> float:
 
 
 def value_of(run: Run, reports: PointReports) -> float | None:
-    """Returns the objective of a point that is done: from its result, or else its last report; None: it has none.
-
-    Raises UnavailableError: the result or the events cannot be read now.
-    """
+    """Returns the objective of a point that is done: from its result, or else its last report; None: it has none."""
     value = as_number(run.result(), reports.objective)
     if value is None:
         reports.new()
@@ -254,11 +220,7 @@ class SearchProgress:
 
 
 def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
-    """Reads a sweep's search, and returns its settings and its present progress.
-
-    Raises UnavailableError: a file of the search cannot be read now.
-    Raises RunError: a file of the search is damaged.
-    """
+    """Reads a sweep's search: its settings and its present progress; raises RunError."""
     record = SearchRecord(sweep.path)
     settings, journal = record.settings(), record.journal()
     running = [each.number for each in journal.trials if not each.state.over]
@@ -267,10 +229,7 @@ def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
 
 
 def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int, float]) -> SearchProgress:
-    """Returns the progress of a search.
-
-    seconds: for each point without a recorded end, by number, how long it has run.
-    """
+    """Returns the progress of a search; seconds: how long each point without a recorded end has run."""
     states = [each.state for each in journal.trials]
     costs = [_cost(each, seconds) for each in journal.trials]
     done = [each for each in journal.trials if each.state is TrialState.COMPLETE and each.value is not None]

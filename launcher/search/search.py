@@ -59,13 +59,9 @@ from launcher.search.progress import Cost, budget_spent, min_steps_of, permutati
 
 
 class JournalBackend(BaseJournalBackend):
-    """Optuna backend that reads the journal, and appends to it within `operation`.
-
-    An object serves one JournalStorage, which reads each record once, in order.
-    """
+    # It serves one JournalStorage, which reads each record once, in order
 
     def __init__(self, record: SearchRecord, waiting: Callable[[], None] = lambda: None) -> None:
-        """waiting: called again and again while another process holds the lock."""
         self._path, self._lock, self._waiting = record.journal_file, record.lock_file, waiting
         self._offset = 0  # bytes that have been read
         self._number = 0  # records that have been read
@@ -74,9 +70,8 @@ class JournalBackend(BaseJournalBackend):
         self._shown = 0  # how many of the pending records have been read
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yields the records that have not been read yet; in an operation, also those that it has appended.
+        """Yields the records that have not been read yet (in order); in an operation, also those that it has appended.
 
-        log_number_from: number of the first record; must be the next one, because records are read in order.
         Raises UnavailableError: the file cannot be read now, or another process has taken over the lock.
         """
         if log_number_from != self._number:
@@ -107,9 +102,7 @@ class JournalBackend(BaseJournalBackend):
 
         After an error nothing is written. Then the caller must make a new JournalStorage and backend, because the old
         ones have read records that were not written.
-
-        Raises UnavailableError: the file server does not respond, or another process has taken over the lock meanwhile.
-        Raises OSError: the records cannot be written.
+        Raises UnavailableError: no answer, or another process has taken over the lock meanwhile. Or OSError.
         """
         with locks.hold(self._lock, waiting=self._waiting):
             self._open = True
@@ -224,11 +217,7 @@ class Search:
         self, sweep: Path, seconds_of: Callable[[int], float] = lambda _: 0.0,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """seconds_of: returns how long a point has run, by its number; called for points that have not ended.
-        waiting: called again and again while another process holds the journal's lock.
-        Raises UnavailableError: the settings of the search cannot be read now.
-        Raises RunError: the sweep has no settings of a search, or they are damaged.
-        """
+        # seconds_of: how long a point that has not ended has run. Raises RunError: there are no settings of a search
         self._record, self._seconds_of, self._waiting = SearchRecord(sweep), seconds_of, waiting
         self.settings = self._record.settings()
         self._distributions = distributions_of(self.settings.space)
@@ -237,13 +226,7 @@ class Search:
         self._opened: tuple[JournalBackend, optuna.Study] | None = None
 
     def ask(self) -> Trial | None:
-        """Chooses the next point, and records it in the journal.
-
-        Returns the point; None: the search has ended (the budget is spent, every combination is taken, or it was
-            stopped).
-        Raises UnavailableError: the file server does not respond.
-        Raises OSError: the journal cannot be written.
-        """
+        """Chooses the next point, and records it; None: the search has ended. Raises UnavailableError, OSError."""
         with self._operation() as study:
             trials = study.get_trials(deepcopy=False)
             if STOPPED in study.user_attrs or not self._affordable(trials):
@@ -264,9 +247,8 @@ class Search:
     def report(self, number: int, step: int, value: float, total: int = 0) -> bool:
         """Decides whether to prune a point, from its objective after some steps. Between rungs, no file is read.
 
-        value: objective after these steps; NaN is worse than any number.
-        total: total number of steps of the point; 0: unknown.
-        Raises UnavailableError, OSError: as for `ask`; the call may be repeated.
+        value: objective after these steps; NaN is worse than any number. total: steps of the point; 0: unknown.
+        Raises UnavailableError, OSError: the call may be repeated.
         """
         if self.settings.method is not Method.asha or step < self._next_rung.get(number, 0):
             return False
@@ -300,9 +282,8 @@ class Search:
         """Records the end of a point; a second end of the same point is ignored.
 
         value: final objective of the point. A point that is done with None or NaN counts as failed.
-        seconds: how long the point has run, in all its attempts; None: unknown.
-        steps: number of steps that the point has done; None: unknown.
-        Raises UnavailableError, OSError: as for `ask`; the call may be repeated.
+        seconds, steps: of all its attempts; None: unknown.
+        Raises UnavailableError, OSError: the call may be repeated.
         """
         with self._operation() as study:
             trial = self._trial(study, number)
@@ -317,10 +298,7 @@ class Search:
             study.tell(number, value if state is TrialState.COMPLETE else None, state)
 
     def points(self) -> list[Trial]:
-        """Returns all points that have been chosen so far, also those that other processes have chosen.
-
-        Raises UnavailableError, OSError: as for `ask`.
-        """
+        """Returns all points that have been chosen so far, also by others; raises UnavailableError, OSError."""
         if self._opened is None:
             with self._operation():
                 pass
@@ -329,11 +307,7 @@ class Search:
         return [Trial(number, tuple(each.user_attrs[OVERRIDES])) for number, each in enumerate(trials)]
 
     def stop(self, why: str) -> None:
-        """Ends the search, so that `ask` chooses no more points.
-
-        why: the reason, and what the user can do about it, as text for the user.
-        Raises UnavailableError, OSError: as for `ask`.
-        """
+        """Ends the search, so that `ask` chooses no more points; why: for the user, with what can be done about it."""
         with self._operation() as study:
             if STOPPED not in study.user_attrs:
                 study.set_user_attr(STOPPED, why)

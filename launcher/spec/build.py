@@ -45,11 +45,7 @@ LONGEST_NAME = 64  # characters of a run's name
 
 
 def words(given: str | Sequence[Any]) -> list[str]:
-    """Returns the arguments of a program as strings.
-
-    given: a list of values, or a string that is split like in a shell.
-    Raises ValueError: an argument is null or a list, or a quote in the string is not closed.
-    """
+    """Returns a program's arguments as strings, from values or a shell-like string; ValueError: null, lists, quotes."""
     if isinstance(given, str):
         return shlex.split(given)
     found = []
@@ -101,11 +97,7 @@ def name_of(script: str, *, module: bool = False) -> str:
 
 
 def command(program: str, overrides: Sequence[str]) -> str:
-    """Returns the command that submits a run with these overrides, for the shell and as one types it.
-
-    It is `run SCRIPT KEY=VALUE ... -- ARGUMENT ...` if the overrides are those of `run`.
-    """
-    # Lazily: 20 ms, and ranks need none of it
+    """Returns the shell command that submits a run with these overrides: `run SCRIPT ... -- ARGUMENT` if possible."""
     from launcher.config.keys import as_typed
 
     typed = [as_typed(each) for each in overrides]
@@ -171,10 +163,7 @@ class Site:
 
 
 def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
-    """Makes the plan of a config. Limits of the cluster are checked elsewhere (launcher/spec/limits.py).
-
-    Raises ConfigError: a value cannot be used on any cluster; the text names the key, the value and the fix.
-    """
+    """Makes the plan of a config, but for its limits; ConfigError names the key, the value and the fix."""
     cluster, launch, workload = config.cluster, config.launch, config.workload
     nodes = resolved_value(config, "nodes")
     min_nodes = resolved_value(config, "min_nodes") or nodes
@@ -328,11 +317,7 @@ def _refuse_negative(prefix: str, section: Any) -> None:
 
 
 def check_name(key: str, value: str) -> str:
-    """Checks that a value can name a job, a folder and a file on every system, and returns it.
-
-    key: config key with the value (name, run_id, sweep.id), for the error.
-    Raises ConfigError: the value cannot be a name.
-    """
+    """Returns a value of this key if it can name a job, a folder and a file everywhere; else raises ConfigError."""
     if key == "run_id" and value == "latest":
         raise ConfigError("run_id=latest: `latest` means the newest run: choose another id")
     if key in ("run_id", "sweep.id") and value.isdecimal():

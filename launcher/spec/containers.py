@@ -7,12 +7,7 @@ from launcher.errors import ConfigError
 
 
 def check(env: Env, starter: str | None) -> None:
-    """Checks that the keys about environments and containers can be used together.
-
-    env: section `env` of the config.
-    starter: command that starts tasks, such as srun; None: tasks are processes of this machine.
-    Raises ConfigError: two keys exclude each other, or a value is wrong.
-    """
+    """Raises ConfigError if keys of `env` exclude each other, with what starts tasks (None: this machine)."""
     given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
     if len(given) > 1:
         raise ConfigError(

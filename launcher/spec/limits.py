@@ -82,12 +82,7 @@ def limited_jobs(cluster: Cluster) -> dict[str, int]:
 
 
 def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
-    """Compares the number of jobs of the user with the limits of the profile.
-
-    cluster: profile, with the partition, queue or QOS of the new jobs.
-    there: number of the user's jobs that wait or run, by partition, queue or QOS; the key "" is for all together.
-    Raises ConfigError: the user would have more jobs than the limit.
-    """
+    """Raises ConfigError if `more` jobs, with those `there` (by pool; "": all), are more than the profile's limits."""
     for name, most in limited_jobs(cluster).items():
         have = there.get(name, 0)
         if have + more <= most:
@@ -176,10 +171,7 @@ def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) 
 
 
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
-    """Returns why the plan does not fit on these nodes even if all are idle, with the fix; None: it fits.
-
-    where: name of that partition, queue or cluster, for the text.
-    """
+    """Returns why the plan does not fit on these nodes of `where` even if all are idle, with the fix, or None."""
     for key, wanted, best, fitting, fix in (
         (
             f"gpus_per_node={plan.gpus_per_node}", plan.gpus_per_node, max((g.gpus for g in groups), default=0),
@@ -234,7 +226,7 @@ class Cost:
         return (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.node_hours, "node-hours")
 
     def __str__(self) -> str:
-        """Returns the cost as text: `24 node-hours, 96 GPU-hours`; without GPUs, node-hours and core-hours."""
+        """`24 node-hours, 96 GPU-hours`; without GPUs, node-hours and core-hours."""
         second = _hours_of(self.gpu_hours, "GPU") if self.gpu_hours else _hours_of(self.core_hours, "core")
         return f"{_hours_of(self.node_hours, 'node')}, {second}"
 
@@ -251,19 +243,13 @@ def of_plans(plans: Iterable[JobPlan]) -> Cost:
 
 
 def lines(plan: JobPlan) -> list[str]:
-    """Returns the lines that show the cost of a plan, and how many attempts the run may have.
-
-    The first is `2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`.
-    """
+    """Returns lines on a plan's cost (`2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`) and attempts."""
     jobs = f"{plan.resume.max_attempts} jobs x " if plan.resume.how == ResumeHow.chain.value else ""
     return [f"{jobs}{_shape(plan)} = {of_plan(plan)}", *_attempts([plan])]
 
 
 def lines_of_all(plans: Iterable[JobPlan]) -> list[str]:
-    """Returns the lines that show the cost of a sweep, and how many attempts each of its runs may have.
-
-    The first is `15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`.
-    """
+    """Returns lines on a sweep's cost (`15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`) and attempts."""
     each = list(plans)
     total, number_of = of_plans(each), len(each)
     shapes = {_shape(plan) for plan in each}

@@ -97,10 +97,7 @@ class JobPlan:
 
     @property
     def submitted_in(self) -> str:
-        """The folder in which the user gave the command; `workdir` may be its copy in the snapshot.
-
-        Relative paths in overrides refer to it.
-        """
+        """The folder of the user's command, to which overrides are relative (`workdir`: perhaps its copy)."""
         if self.code.snapshot is None or self.code.repository is None:
             return self.workdir
         return os.path.normpath(os.path.join(self.code.repository, os.path.relpath(self.workdir, self.code.snapshot)))
@@ -146,10 +143,7 @@ def as_dict(plan: JobPlan) -> dict[str, Any]:
 
 
 def keys_of(plan: JobPlan) -> dict[str, Any]:
-    """Returns the plan's values by config key (`checkpoint.keep`, `workload.lr`).
-
-    Attributes that are in no config have their own name (`run_dir`).
-    """
+    """Returns the plan's values by config key (`workload.lr`), those in no config by their own name (`run_dir`)."""
     found: dict[str, Any] = {}
     for name, value in as_dict(plan).items():
         found.update({f"{name}.{key}": each for key, each in value.items()} if name in _SECTIONS else {name: value})
@@ -189,10 +183,7 @@ def _no_text(text: str) -> str | None:
 
 
 def from_dict(values: Mapping[str, Any]) -> JobPlan:
-    """Returns the plan that `as_dict` has converted, also after a round trip through JSON.
-
-    values: the converted plan, which `plan_misfit` has accepted.
-    """
+    """Returns the plan that `as_dict` has converted and `plan_misfit` has accepted."""
     plan: JobPlan = from_json(values, JobPlan)
     return plan
 

@@ -167,22 +167,16 @@ class Archive:
 
 
 def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:
-    """Makes a section of a plan. The value of a field comes from the config key of the same name.
+    """Makes a section of a plan, each field from the config's key of that name, or from `own`; raises ConfigError.
 
-    config: same section of the config, an object of a class of the schema.
-    prefix: prefix of the section's keys (`launch.`), for errors.
-    own: values of the fields that are not simply the converted value of the key with their name.
-    Raises ConfigError: a value cannot be used; the text names the key, the value and the fix.
+    prefix: of the section's keys (`launch.`), for errors that name the key, the value and the fix.
     """
     names = [each.name for each in fields(part) if each.name not in own]  # type: ignore[arg-type]
     return part(**{name: resolved_value(config, name, prefix) for name in names}, **own)
 
 
 def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
-    """Returns the value of a key, converted for the plan.
-
-    Raises ConfigError: the value cannot be used; the text names the key, the value and the fix.
-    """
+    """Returns the value of a key, converted for the plan; ConfigError names the key, the value and the fix."""
     section: Any = type(config)
     value, form = getattr(config, name), _forms(section).get(name)
     if value is None:

@@ -12,10 +12,7 @@ KNOWN = ("tensorboard", "mlflow", "wandb")  # also the names of the packages, an
 
 
 def trackers(track: Any) -> tuple[str, ...]:
-    """Returns the names of the trackers in a value of the key `track`, without repetitions.
-
-    Raises ConfigError: a name is not in KNOWN.
-    """
+    """Returns the names in a value of the key `track`, each once; ConfigError: one is not in KNOWN."""
     names = track if isinstance(track, list) else [] if track is None else [track]
     for name in names:
         if name not in KNOWN:
@@ -27,10 +24,7 @@ def trackers(track: Any) -> tuple[str, ...]:
 
 
 def uri(config: Config) -> str | None:
-    """Returns tracking.uri.
-
-    Raises ConfigError: it has a user name or a password, which the record, the report and the dry run would show.
-    """
+    """Returns tracking.uri; ConfigError: it has a user or a password, which record, report and dry run would show."""
     given = config.tracking.uri
     if given is not None and without_password(given) != given:
         raise ConfigError(

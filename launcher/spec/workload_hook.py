@@ -159,7 +159,6 @@ def _hook_errors(name: str) -> Iterator[None]:
     except LauncherError:
         raise
     except Exception as error:  # the user's own code may raise anything
-        # Lazily: only an error needs it
         import traceback
 
         frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).is_file()]

@@ -16,10 +16,7 @@ def register() -> None:
 
 
 def composed(overrides: Sequence[str]) -> Composed:
-    """Composes the config of one run from its overrides. Afterwards the state of Hydra in this process is restored.
-
-    Raises ConfigError: the config cannot be composed, or is wrong; see `compose.composed`.
-    """
+    """Returns one run's config; Hydra's state in this process is restored; raises ConfigError."""
     with hydra_setup.registered(_held_nodes):
         return compose.composed(overrides)
 

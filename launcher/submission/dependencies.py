@@ -80,10 +80,7 @@ class Dependency:
 
 
 def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
-    """Returns what a run with these dependencies does next, and the reason as text.
-
-    NEVER if the condition of any dependency can never be met; else WAIT if any is not met yet; else START.
-    """
+    """Returns what a run does next (NEVER if any dependency says so, else WAIT, else START), and why."""
     for decision in (Decision.NEVER, Decision.WAIT):
         for dependency in dependencies:
             if dependency.decision is decision:
@@ -99,10 +96,8 @@ def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
 
 
 def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
-    """Parses a value of the key `after`: returns the condition and the name of each run or sweep in it.
+    """Returns condition and name of each run or sweep in `after` (RUN, CONDITION:RUN, a list, None).
 
-    value: value of the key: RUN, CONDITION:RUN, a list of these, or None.
-    key: name of the key (`after`, `sweep.after`), for errors.
     Raises ConfigError: the value is neither a text nor a list of texts, or has an unknown condition.
     """
     found = []
@@ -125,10 +120,8 @@ def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
 
 
 def resolve(value: Any, runs_dir: Path, key: str = "after") -> tuple[str, ...]:
-    """Parses a value of the key `after`, and finds the runs: returns `CONDITION:DIRECTORY` for each, as plans have it.
+    """Returns `CONDITION:DIRECTORY` of each run or sweep in `after`, searched by name in runs_dir.
 
-    value: value of the key; see `parse`.
-    runs_dir: folder in which runs and sweeps are searched by name.
     Raises ConfigError: `parse` refuses the value, or a name matches no run or sweep, or several.
     """
     return tuple(f"{condition}:{_find(name, runs_dir, f'{key}={name}')}" for condition, name in parse(value, key))
@@ -147,12 +140,7 @@ def _find(name: str, runs_dir: Path, setting: str) -> Path:
 
 
 def read_dependencies(after: Sequence[str]) -> list[Dependency]:
-    """Reads the present state of dependencies. Each scheduler is queried once.
-
-    after: dependencies of a plan, each `CONDITION:DIRECTORY`.
-    Raises UnavailableError: a record cannot be read now.
-    Raises RunError: a directory does not exist any more, or is damaged.
-    """
+    """Reads the state of a plan's dependencies (`CONDITION:DIRECTORY`), a query a scheduler; raises RunError."""
     live = SweepMonitor()
     return [
         _read_dependency(condition, Path(path), live) for condition, _, path in (each.partition(":") for each in after)
@@ -200,7 +188,7 @@ def _blocking_job(plan: JobPlan, job: str, *, whole: bool) -> str:
 
 
 def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
-    """Checks that the conditions of a plan's dependencies can still be met, and returns notes for the user.
+    """Returns notes on a plan's dependencies.
 
     Raises ConfigError: a condition can never be met, or the jobs of a dependency are not on the plan's scheduler.
     """
@@ -282,12 +270,9 @@ def conditions_met(run: Run) -> bool:
 
 
 def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:
-    """Changes the waiting jobs of the runs that depend on runs or sweeps, so that they wait for the present jobs.
+    """Makes the jobs of runs that wait for these runs or sweeps wait for their present jobs, when they continue.
 
-    Called when these continue in other jobs. A waiting job that cannot be changed starts too early, and then waits
-    again after it has read the state.
-
-    paths: directories of the runs or sweeps that the others wait for.
+    A waiting job that cannot be changed starts too early, and then waits again after it has read the state.
     release: called with a waiting run, its plan and its job if nothing is left to wait for; None: such a job is left to
         the scheduler.
     Returns the changes that failed, as text with the name of the waiting run and the reason.

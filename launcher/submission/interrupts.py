@@ -17,22 +17,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 def print_notice(words: str) -> None:
-    """Prints a line to stderr; also works in a signal handler.
-
-    Does not use sys.stderr: if the signal has interrupted a write to its buffer, another write raises RuntimeError.
-    """
+    """Prints a line to stderr, also in a signal handler, which may have interrupted a write to its buffer."""
     with contextlib.suppress(OSError):  # the terminal is closed
         os.write(2, f"launcher: {clean(words)}\n".encode())
 
 
 @contextlib.contextmanager
 def delayed_interrupt() -> Iterator[list[int]]:
-    """Delays Ctrl-C inside the `with` block: the first one is only recorded, the second one raises KeyboardInterrupt.
+    """Delays Ctrl-C in the block: the first is only recorded (the caller reads the list), the second raises.
 
-    The first one raises nothing at the end of the block either: the caller reads the list then. If the program has its
-    own handler of SIGINT, and in other threads than the main one, nothing changes.
-
-    Yields a list of signal numbers, one for each Ctrl-C so far.
+    If the program has its own handler of SIGINT, and in other threads than the main one, nothing changes.
     """
     noted: list[int] = []
 

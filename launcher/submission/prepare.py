@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 
 
 class Inputs:
-    """Finds and checks the files that runs need: code, env.archive, container, environment, template, data sets.
-
-    One object serves all points of a sweep, so that each file is checked only once.
-    """
+    """Finds and checks the files that runs need, each once for all points of a sweep."""
 
     def __init__(self) -> None:
         self._hook = functools.cache(workload_hook.load)
@@ -57,10 +54,8 @@ class Inputs:
     def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
         """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders.
 
-        site: facts about the run and this machine, with folders in the repository.
         new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
-        Raises ConfigError: the archive is wrong, or a snapshot cannot be made.
-        Raises RunError: the folder of the run's snapshot is gone.
+        Raises ConfigError (the archive is wrong, or a snapshot cannot be made) or RunError (the snapshot is gone).
         """
         if config.env.archive is not None:
             site = dataclasses.replace(site, archive=self._archive(config.env.archive)[1])
@@ -94,22 +89,16 @@ class Inputs:
         return dataclasses.replace(config, env=dataclasses.replace(config.env, activate=path)), notes
 
     def with_template(self, config: Config) -> Config:
-        """Checks the custom template (cluster.template), as far as it does not depend on a plan.
-
-        Returns the config with the absolute path of the template.
-        Raises ConfigError: the template does not exist, or has errors; the text has the file and line of each.
-        """
+        """Returns the config with its custom template's absolute path, checked without a plan; raises ConfigError."""
         if config.cluster.template is None:
             return config
         path = self._template(config.cluster.template)
         return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, template=path))
 
     def with_workload(self, config: Config, run: Run | None = None) -> tuple[Config, tuple[str, ...]]:
-        """Finds the workload's program, function or data set. Returns the completed config, and notes for the user.
+        """Returns the config with its program, function or data set, and notes; raises ConfigError, RunError.
 
         run: run whose program is checked in its snapshot, if it has one; None: in the repository.
-        Raises RunError: the folder of the run's snapshot is gone.
-        Raises ConfigError: a file does not exist or is damaged, or keys of the workload contradict each other.
         """
         workload, notes = self._hook(config.workload.hook).prepare(config)
         config = dataclasses.replace(config, workload=workload)
@@ -119,10 +108,7 @@ class Inputs:
         return config, notes
 
     def check(self, plan: JobPlan) -> tuple[str, ...]:
-        """Checks a plan with the hook of its workload. Returns notes for the user.
-
-        Raises ConfigError: the plan cannot run.
-        """
+        """Checks a plan with the hook of its workload, and returns notes; raises ConfigError."""
         return self._hook(plan.workload.params["hook"]).check(plan)
 
 
@@ -144,7 +130,6 @@ def _template(name: str) -> str:
 
 
 def _archive(name: str) -> tuple[str, Archive]:
-    # Lazily: tarfile takes 5 ms, and only env.archive needs it
     from launcher.environment import archives
 
     return archives.checked(name)
@@ -206,11 +191,7 @@ def secrets_of(config: Config) -> dict[str, str]:
 
 
 def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
-    """Returns the facts about a run and this machine that its plan needs besides the config.
-
-    run_id: id of the run; SWEEP/N for a point of a sweep.
-    held: allocation that the run uses; None: it uses none.
-    """
+    """Returns the facts that a run (SWEEP/N for a point) with an allocation or none needs besides its config."""
     umask = os.umask(0o077)
     os.umask(umask)
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
@@ -236,12 +217,7 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
 def planned(
     config: Config, site: Site, inputs: Inputs, *, new_snapshot: bool = False
 ) -> tuple[JobPlan, tuple[str, ...]]:
-    """Makes a plan, and checks it without asking the scheduler. Returns the plan and notes for the user.
-
-    inputs: finds data, code and environments; one object serves all points of a sweep.
-    new_snapshot: see `prepare`.
-    Raises ConfigError: the config cannot be run; the text names the fix.
-    """
+    """Makes a plan, checks it without the scheduler, and returns it with notes; raises ConfigError."""
     run = None if new_snapshot else Run(Path(site.run_dir))
     config = dataclasses.replace(config, cluster=limits.with_pool(config.cluster))
     config, notes = inputs.with_workload(_with_baseline(config), run)
@@ -258,9 +234,8 @@ def planned(
 def check_capacity(
     plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None, jobs: int = 0
 ) -> tuple[str, ...]:
-    """Checks a plan against the live scheduler or held allocation, and its dependencies. Returns notes for the user.
+    """Checks a plan and its dependencies against the live scheduler or held allocation, and returns notes.
 
-    held: allocation that the plan uses; None: it uses none.
     jobs: number of jobs to submit; 0: they may exist already, so the user's limit of jobs is not checked.
     Raises ConfigError: the plan could never start there, a condition of `after` can never be met, or the user cannot
         submit it by hand (submit=false).
@@ -330,8 +305,5 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs:
 
 
 def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | None:
-    """Returns the allocation of this shell, for a cluster that uses it (cluster=allocation); None for other clusters.
-
-    Raises ConfigError: the cluster uses an allocation, and the shell is in none.
-    """
+    """Returns this shell's allocation for cluster=allocation (ConfigError: it has none); None for other clusters."""
     return scheduler_of(config.cluster).held(environ)

@@ -65,12 +65,7 @@ class Problem:
 
 
 def template_file(name: str) -> Path:
-    """Returns the path of the file that cluster.template names.
-
-    A relative name is searched in the user's config folder, then in the working folder.
-
-    Raises ConfigError: the file exists in neither of them.
-    """
+    """Returns the file that cluster.template names, in the user's config folder or here; raises ConfigError."""
     places = [folder / Path(name).expanduser() for folder in (user_config_dir(), Path.cwd())]
     for path in places:
         if path.is_file():
@@ -80,17 +75,13 @@ def template_file(name: str) -> Path:
 
 
 def require_sound_template(path: Path) -> None:
-    """Checks a template for errors that do not depend on a plan.
-
-    Raises ConfigError: `problems` finds errors; the text has the file and line of each.
-    """
+    """Raises ConfigError for a template's errors that do not depend on a plan, with the file and line of each."""
     if wrong := list(template_problems(path)):
         raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
 
 
 def template_problems(path: Path) -> Iterator[Problem]:
     """Yields the errors of a template, and of those of the user's that it extends, that do not depend on a plan."""
-    # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
     from jinja2 import nodes
 
@@ -121,7 +112,6 @@ def template_problems(path: Path) -> Iterator[Problem]:
 
 
 def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[Problem]:
-    # Lazily: jinja2 takes 15 ms, and only a submission needs it
     from jinja2 import nodes
 
     directives = set[int]()
@@ -156,10 +146,9 @@ def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[Problem]:
 
 
 def rendered_custom(template: str, values: Mapping[str, Any]) -> str:
-    """Renders a custom template, without its block `after`.
+    """Renders a custom template without its block `after`; `heading` is the line behind the directives.
 
-    values: variables of the template, by name; `heading` is the line behind the directives.
-    Raises ConfigError: rendering fails, or a line of the block directives is no comment; the text has file and line.
+    Raises ConfigError, with the line: rendering fails, or a line of the block directives is no comment.
     """
     text = _custom(template, lambda loaded: str(loaded.render(values)))
     head, _, _ = text.partition(f"\n{values['heading'].text}\n")
@@ -173,10 +162,7 @@ def rendered_custom(template: str, values: Mapping[str, Any]) -> str:
 
 
 def block_after(template: str, values: Mapping[str, Any]) -> str | None:
-    """Returns the block `after` of a custom template as text; None: it has none.
-
-    Raises ConfigError: rendering fails; the text has the file and the line.
-    """
+    """Returns a custom template's block `after`, or None; raises ConfigError with the line."""
 
     def block(loaded: jinja2.Template) -> str | None:
         context = loaded.new_context(dict(values))
@@ -188,7 +174,6 @@ def block_after(template: str, values: Mapping[str, Any]) -> str | None:
 
 
 def _custom(template: str, render: Callable[[jinja2.Template], T]) -> T:
-    # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
 
     try:
@@ -206,7 +191,7 @@ def _custom(template: str, render: Callable[[jinja2.Template], T]) -> T:
 
 
 def _explain(message: str) -> str:
-    """Returns the text for an error message of jinja2: a clearer one for an unknown field of the plan, else itself."""
+    # A clearer text for an unknown field of the plan
     match = re.search(r"'launcher\.spec\.\w+\.(\w+) object' has no attribute '(\w+)'", message)
     kinds = {"a plan": JobPlan, **{f"a plan's {name}": kind for name, kind in get_type_hints(JobPlan).items()}}
     for name, kind in kinds.items() if match else ():
@@ -216,10 +201,7 @@ def _explain(message: str) -> str:
 
 
 def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
-    """Returns the template and the line of an error, which jinja2 writes into the traceback.
-
-    If the traceback has none, it is `template` and line 0.
-    """
+    # jinja2 writes them into the traceback; without, they are `template` and line 0
     place = (template, 0)
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -250,13 +232,10 @@ def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: P
     """Renders the job script of a run, and the files beside it.
 
     plan: the run's plan; for an array, a plan whose run_dir contains the directories of the runs.
-    token: unique text that is stored with the job, by which the submission finds it again.
     array: indices and throttle of a job array in Slurm's syntax (`0-14%4`); None: a plain job.
-    elements: for an array, the file with the names of the runs' directories, one per line. The elements' output files
-        are in the same folder.
-    Raises ConfigError: cluster.directives has an option that another config key sets, or an invalid value; or the
-        user's template cannot be rendered.
-    Raises ValueError: a value has a control character.
+    elements: for an array, the file with the names of the runs' directories, one per line, beside the outputs.
+    Raises ConfigError: cluster.directives has another key's option, or an invalid value; or the user's template cannot
+        be rendered. Raises ValueError: a value has a control character.
     """
     assert (array is None) == (elements is None)
     scheduler, template = registry.scheduler(plan.cluster.scheduler), plan.cluster.template

@@ -46,8 +46,6 @@ def resume(
 ) -> Submitted:
     """Submits another attempt of a run that is over. Its plan may differ from that of earlier attempts.
 
-    prepared: checked plan of the new attempt, with the run's id.
-    overrides: overrides of the user, from this command and from earlier attempts.
     by_hand: whether the user submits the job, with the command in the result (submit=false).
     Raises ConfigError: the plan has another workload.
     Raises RunError: the run is done, is not over, or runs in pilots of its sweep.
@@ -90,11 +88,7 @@ def _resume(
 
 
 def require_over(run: Run, live: JobMonitor) -> None:
-    """Checks that a run can be resumed.
-
-    live: monitor that queries the schedulers for the state of jobs.
-    Raises RunError: the run is done, or is not over.
-    """
+    """Raises RunError if a run is done, or is not over, so that it cannot be resumed."""
     seen = status_of(run, live)
     if seen.state is RunState.DONE:
         raise RunError(f"{run.id} is done: there is nothing to resume")
@@ -123,10 +117,10 @@ class Ready:
     def submit(self) -> Submitted:
         """Submits the attempt.
 
-        Raises:
-            ConfigError: the run directory cannot be made, or an existing run of this id has another config or workload.
-            RunError: the run to resume is done, is not over, or runs in pilots of its sweep.
-            SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
+        Raises ConfigError: the run directory cannot be made, or an existing run of this id has another config or
+            workload.
+        Raises RunError: the run to resume is done, is not over, or runs in pilots of its sweep.
+        Raises SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
         """
         by_hand = not self.composed.config.submit
         if self.run is None:
@@ -143,7 +137,7 @@ def ready_run(composed: Composed, overrides: Sequence[str]) -> Ready:
 
 
 def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Ready:
-    """Prepares another attempt of a run. Relative paths in `changes` refer to the folder where the run was submitted.
+    """Prepares another attempt of a run; relative paths in `changes` are of the folder of its submission.
 
     new_snapshot: whether to copy the code again, with env.snapshot.
     Raises ConfigError: a change is not KEY=VALUE or changes a key in FIXED, or the config cannot be run.
@@ -166,18 +160,12 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
 
 
 def secrets_again(run: Run) -> dict[str, str]:
-    """Returns the values of the secret variables that a run's config sets (cluster.environment), by name.
-
-    A variable is left out if its value cannot be determined any more.
-    """
+    """Returns the secrets that a run's config sets (cluster.environment), by name, if they still have a value."""
     return configs.variables([*run.record().get("overrides", []), *place_overrides(run)], run.plan().secret_variables)
 
 
 def place_overrides(run: Run) -> list[str]:
-    """Returns the overrides that place a new attempt in the run's directory: runs_dir and run_id.
-
-    For a point of a sweep it is runs_dir alone, since a config cannot have the id of a point.
-    """
+    """Returns runs_dir and run_id of a new attempt in the run's directory; for a point (no such id) runs_dir alone."""
     sweep = sweep_of(run)
     runs_dir = f"runs_dir={quoted(str((sweep or run).path.parent))}"
     return [runs_dir] if sweep else [f"run_id={run.id}", runs_dir]
@@ -206,10 +194,7 @@ def _submitted_in(run: Run) -> Iterator[None]:
 
 
 def merged_overrides(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Returns the overrides of a run's record (`before`), followed by those of a new command (`now`).
-
-    Overrides in `before` of keys in `now` or PASSING are left out.
-    """
+    """Returns a record's overrides (but of keys in `now` or PASSING), then those of a new command."""
     added = {key_of(word) for word in before if word.startswith("+")}  # keys that the config itself does not have
     now = [f"+{word}" if key_of(word) in added and not word.startswith(("+", "~")) else word for word in now]
     replaced = {*PASSING, *map(key_of, now)}

@@ -128,7 +128,7 @@ def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None
 
 @contextlib.contextmanager
 def interrupted(run: Run) -> Iterator[None]:
-    """Delays Ctrl-C inside the `with` block until the submission is complete.
+    """Delays Ctrl-C in the block until the submission is complete.
 
     Raises Interrupted: at the end of the block after one Ctrl-C, with the job's id in the text; or at once at the
         second Ctrl-C, when it is unknown whether there is a job.
@@ -178,10 +178,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
 def redacted_record(
     prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns `config` and `overrides` for the record, without the values of the secrets that `prepared` names.
-
-    Raises ConfigError: a value contains the value of a secret, and cannot be left out.
-    """
+    """Returns `config` and `overrides` for the record, without secrets; ConfigError: one cannot be left out."""
     names = prepared.plan.env.secrets
     found = (
         secret.redact_config(config, prepared.secrets),
@@ -193,11 +190,7 @@ def redacted_record(
 
 
 def write_record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Writes the record of a run.
-
-    config: the resolved config, without secrets.
-    overrides: the user's overrides, without secrets.
-    """
+    """Writes the record of a run; config (resolved) and overrides have no secrets."""
     facts = {**facts_of_here(prepared.plan.submitted_in), **snapshot.facts(prepared.plan)}
     facts |= {"token": prepared.token, "overrides": list(overrides)}
     run.write_record(prepared.plan, config, facts)
@@ -205,7 +198,6 @@ def write_record(run: Run, prepared: Prepared, config: Mapping[str, Any], overri
 
 def facts_of_here(folder: str) -> dict[str, Any]:
     """Returns facts for the record: versions of packages, this host, and the git commit of a folder."""
-    # Lazily: 15 ms, and submitit has loaded it by now
     from importlib.metadata import version
 
     return {
@@ -220,11 +212,9 @@ def start(
 ) -> Submitted:  # fmt: skip
     """Submits the job of a run, with resume.how=chain also the jobs that follow it, and writes them into its journal.
 
-    token: string in the job by which a repeated submission finds it at the scheduler. Those of the following jobs are
-        made from it.
+    token: by which a repeated submission finds the job; those of the following jobs are made from it.
     resumed: whether a job with this token may exist already, so that the scheduler is queried first.
     blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
-    by_hand: whether the user submits them; see `RunExecutor`.
     """
     executor = registry.scheduler(plan.cluster.scheduler).executor()(
         run, plan, token, scripts=render, resumed=resumed, by_hand=by_hand,
@@ -255,19 +245,13 @@ def _chain(plan: JobPlan, first: str, script: str, tokens: Sequence[str], enviro
 
 
 def require_commands(plan: JobPlan) -> None:
-    """Checks that this machine has the commands of a plan's scheduler.
-
-    Raises SubmissionError: the machine cannot submit jobs; the text names the reason.
-    """
+    """Raises SubmissionError if this machine cannot submit jobs to a plan's scheduler."""
     if problem := registry.scheduler(plan.cluster.scheduler).problem():
         raise SubmissionError(f"nothing was submitted: {problem}")
 
 
 def require_same(run: Run, plan: JobPlan) -> None:
-    """Checks that an existing run has the same plan, apart from fields in OF_THE_COMMAND.
-
-    Raises ConfigError: the plans differ; the text names the keys.
-    """
+    """Raises ConfigError, with the keys, if an existing run has another plan, apart from OF_THE_COMMAND."""
     mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, run.first_plan()))
     different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]
     if different:

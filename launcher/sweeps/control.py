@@ -80,9 +80,8 @@ def _array(members: Sequence[PointStatus]) -> LiveArray:
 
 
 def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = False) -> dict[int, str]:
-    """Cancels points: running points end, and the others will not start.
+    """Cancels points (None: all): running points end, and the others will not start.
 
-    points: numbers of the points; None: all points.
     kill: whether points that run on this machine without a scheduler are killed instead of asked to stop.
     Returns the previous state of each point that was not over, by the point's number.
     Raises QueryError: some points, or pilots of a packed sweep, could not be cancelled; the text names them.
@@ -112,7 +111,6 @@ def release_followers(homes: Iterable[Path], cancelled: Iterable[RunStatus]) -> 
     """Submits again, without a dependency, what waits for runs that were cancelled before their jobs started.
 
     Does nothing where the scheduler starts such jobs itself. Prints what could not be submitted.
-
     cancelled: the runs whose jobs were cancelled, as they were before: those, or the pilots of a sweep.
     """
     if any(
@@ -130,7 +128,6 @@ def _release(run: Run, plan: JobPlan, job: str) -> None:
     if not sweep.recorded():
         submit_released(run, plan, job)
         return
-    # Lazily: submitit takes 45 ms, and most cancellations do not need it
     from launcher.submission.resume import secrets_again
     from launcher.sweeps.submit import resubmit
 
@@ -214,8 +211,8 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> list[Po
 
 
 class _Requests:
-    """Requests to cancel jobs. A scheduler whose answer was lost, or that failed MOST_FAILURES times in a row, is not
-    asked again: each request would take its time."""
+    # A scheduler whose answer was lost, or that failed MOST_FAILURES times in a row, is not asked again: each request
+    # would take its time.
 
     def __init__(self) -> None:
         self.failed: dict[int, LauncherError] = {}  # by point
@@ -250,18 +247,15 @@ class _Requests:
 
 def _recover_unconfirmed(sweep: Sweep) -> None:
     if any(each.job is None for each in sweep.submissions()):
-        # Lazily: submitit takes 45 ms, and most cancellations do not need it
         from launcher.sweeps.submit import recover
 
         recover(sweep, {})
 
 
 def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
-    """Sets how many points of a sweep may run at once: in the manifest, and in the scheduler for arrays.
+    """Sets how many points may run at once: in the manifest (for points here), and in the scheduler for arrays.
 
-    sweep: the sweep; points that run on this machine without a scheduler follow the manifest.
-    Returns for each array that was changed, its id and the number of its points that may run at once.
-    Raises QueryError: a scheduler does not respond.
+    Returns the id of each array that was changed, and the number of its points that may run at once; QueryError.
     """
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
@@ -277,9 +271,7 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
 def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, list[str]]:
     """Sets the number of pilots of a packed sweep to `most`: submits pilots or stops some.
 
-    Returns the submission of further pilots, and the ids of the pilots that stop.
-    Raises SubmissionError: the scheduler refused a pilot, or did not respond.
-    Raises QueryError: the scheduler did not respond to a query.
+    Returns the submission of further pilots, and the ids of those that stop. Raises SubmissionError, QueryError.
     """
     with only_submitter(sweep.path):
         packing = sweep.manifest().packing
@@ -300,7 +292,6 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
     | done | no | no |
     | queued, running, suspended, unknown | no | no |
 
-    points: numbers of the points that the user named; None: the user named none.
     Raises RunError: the user named a point that may not be restarted.
     """
     points = None if points is None else set(points)
@@ -323,14 +314,11 @@ def rerun(
 ) -> SubmittedSweep | None:  # fmt: skip
     """Restarts points of a sweep, as `points_to_restart` chooses them. They continue from their checkpoints.
 
-    points: numbers of the points; None: all that need it.
     confirm: called with the numbers before the submission; raises an error if the user declines.
     secrets: returns the secrets that the config of a point sets; see `launcher.sweeps.submit.resubmit`.
     Returns what was submitted; None: there is no point to restart.
-    Raises RunError: a named point may not be restarted, or a point has no run directory.
-    Raises SubmissionError: the scheduler refused the submission, or did not respond.
+    Raises RunError: a named point may not be restarted, or a point has no run directory. Or SubmissionError.
     """
-    # Lazily: submitit takes 45 ms, and most cancellations do not need it
     from launcher.sweeps.submit import resubmit
 
     with only_submitter(sweep.path):

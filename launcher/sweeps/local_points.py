@@ -28,7 +28,7 @@ READ_TIMEOUT = 3600.0  # seconds after which the process gives up if the sweep c
 def main(path: str) -> int:
     """Starts all requested points of the sweep with this directory, and returns the exit code of the process.
 
-    While the sweep cannot be read, waits up to READ_TIMEOUT seconds, because no other process would start the points.
+    While the sweep cannot be read, waits up to READ_TIMEOUT seconds: no other process would start the points.
     """
     points, failed, since = _Points(Sweep(Path(path))), set[int](), time.monotonic()
     while True:
@@ -77,17 +77,14 @@ def _start(sweep: Sweep, index: int) -> None:
 
 
 class _Points:
-    """The requested points of a sweep. Points that are over, or that have to wait, are not read at each look."""
+    # Points that are over, or that have to wait, are not read at each look
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self._known: dict[int, tuple[bool, float]] = {}  # by point: whether it waits, else it is over; its request
 
     def look(self, most: int | None = None) -> tuple[list[int], int]:
-        """Returns the points that have not started since their last request, and how many requested points run now.
-
-        most: how many of the waiting points may be started next, and are read again; None: all.
-        """
+        """Returns the points (at most so many) that have not started since their request, and how many run now."""
         waiting: list[int] = []
         running, cancelled = 0, self.sweep.cancelled()
         for index, since in self.sweep.local_requests().items():

@@ -42,10 +42,8 @@ LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last e
 
 
 def packing_of(config: Config, plan: JobPlan) -> Packing | None:
-    """Returns how the points of a sweep share pilots; None: each has its own job (no sweep.slots, no sweep.pack).
+    """Returns how the points of a sweep, by config and plan of its first one, share pilots; None: they do not.
 
-    config: config of the sweep's first point.
-    plan: plan of the sweep's first point.
     Raises ConfigError: such points cannot share pilots, or keys of pilots are set in a sweep without pilots.
     """
     sweep = config.sweep
@@ -92,11 +90,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
 
 
 def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobPlan:
-    """Returns the plan of a pilot.
-
-    point: plan of any point; the job scripts of all points differ in the run's id only.
-    packing: how the points share pilots.
-    """
+    """Returns the plan of a pilot, from that of any point: their job scripts differ in the run's id only."""
     run = sweep.pilot(number)
     params: dict[str, Any] = {
         "name": "pilot", "entry": PILOT_ENTRY, "min_ranks": 1, "backend": "gloo", "device": "cpu", "seed": point.seed,
@@ -130,10 +124,7 @@ def submit(
     """Submits pilots until `packing.pilots` are live, or the points use no more; needs the submitter's lock.
 
     A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
-    next number.
-
-    packing: how the points share pilots.
-    by_hand: whether the user submits the pilots (submit=false).
+    next.
     Raises SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none
         while no pilot is live, or did not respond.
     Raises RunError: the sweep is on a file system without hard links.
@@ -226,12 +217,7 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
 
 
 def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> list[PointStatus]:
-    """Cancels points of a packed sweep, but no pilot; needs the submitter's lock. Slot managers end running points.
-
-    sweep: the sweep. To cancel all points, the caller marks it as cancelled first.
-    points: numbers of the points; None: all points.
-    packing: how the points share pilots.
-    """
+    """Cancels points of a packed sweep (None: all, once it is marked), but no pilot; needs the submitter's lock."""
     monitor = SweepMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
     board = monitor.boards.of(sweep, packing)
@@ -251,10 +237,7 @@ def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
     """Changes the number of pilots of a packed sweep: submits pilots or stops some; needs the submitter's lock.
 
     A surplus pilot is cancelled if it is queued. If it runs, it stops, and its points continue in other pilots.
-
-    packing: how the points share pilots.
-    Raises SubmissionError: the scheduler refused a pilot, or did not respond.
-    Raises QueryError: the scheduler did not respond to a query.
+    Raises SubmissionError, QueryError.
     """
     manifest, monitor = sweep.manifest(), JobMonitor()
     packing = dataclasses.replace(packing, pilots=most)
@@ -269,9 +252,5 @@ def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
 
 
 def chooses_more(sweep: Sweep) -> bool:
-    """Returns whether a sweep is a search that may choose more points.
-
-    Raises UnavailableError: a file of the sweep cannot be read now.
-    Raises RunError: a file of the sweep is damaged.
-    """
+    """Returns whether a sweep is a search that may choose more points; raises RunError."""
     return sweep.manifest().search and not look(sweep)[1].over

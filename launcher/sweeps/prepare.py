@@ -51,10 +51,9 @@ def groups(
     plans: Mapping[int, JobPlan], sweep_id: str, folder: Path,
     naming: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[JobPlan, tuple[int, ...]]]:  # fmt: skip
-    """Groups points into arrays; returns for each array its plan and the numbers of its points, in order of `plans`.
+    """Groups points into arrays: each with its plan and its points, in order of `plans`.
 
-    plans: plan of each point, by the point's number.
-    naming: takes a point's number, and returns a context manager that adds the point to errors raised in its block.
+    naming: returns, for a point, a context manager that adds it to errors raised in its block.
     Raises ConfigError: no job script can be made from a plan (extra options that collide with keys).
     """
     texts: dict[tuple[object, ...], str] = {}
@@ -80,12 +79,9 @@ def _key(plan: JobPlan) -> tuple[object, ...]:
 
 
 def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
-    """Divides the number of points that may run at once among arrays.
+    """Divides the number of points that may run at once (None: no limit) among arrays of these sizes.
 
     Each array gets at least one, because otherwise it would never end; the rest is divided in proportion to size.
-
-    parallelism: number of points that may run at once; None: no limit.
-    Returns for each array, the number of its points that may run at once; None: no limit.
     """
     if parallelism is None:
         return [None] * len(sizes)
@@ -135,10 +131,7 @@ class PreparedSweep:
 
 
 def id_of(command: Sequence[str], name: str) -> str:
-    """Returns the id of the sweep that a command line asks for: `NAME-` and a hash of its overrides, sorted.
-
-    name: name of the runs (config key `name`).
-    """
+    """Returns the id of the sweep that a command line asks for: `NAME-` and a hash of its overrides, sorted."""
     kept = sorted(
         each for each in command
         if "=" in each
@@ -151,9 +144,8 @@ def id_of(command: Sequence[str], name: str) -> str:
 def prepare_sweep(
     points: Sequence[RequestedPoint], command: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> PreparedSweep:
-    """Plans and checks all points. It writes no file and submits nothing.
+    """Plans and checks all points of a command line. It writes no file and submits nothing.
 
-    command: arguments of the launcher's command line that asks for the points, for the sweep's id and manifest.
     Raises ConfigError: a point cannot run; the message says which one, and how to fix it.
     Raises RunError: a sweep of the same id exists, and cannot be read.
     """

@@ -68,7 +68,6 @@ class SubmittedSweep:
 def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> SubmittedSweep:
     """Makes the sweep's directory, and submits all points that have no job yet.
 
-    by_hand: whether the user submits them, with the commands in the result (submit=false).
     Raises ConfigError: the directory cannot be made, or an existing point has another config.
     Raises SubmissionError: the scheduler refused points or did not respond, or another command has changed the sweep. A
         second call submits the remaining points.
@@ -112,9 +111,9 @@ def _submit_sweep(prepared: PreparedSweep, *, by_hand: bool) -> SubmittedSweep:
 def submit_pilots(
     sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int], *, by_hand: bool = False
 ) -> SubmittedSweep:
-    """Submits pilots until as many are live as the sweep's manifest says; the caller holds the submitter's lock.
+    """Submits pilots until as many are live as the manifest says; the caller holds the submitter's lock.
 
-    points: numbers of the points, which are `local` in the result if the pilots run without a scheduler.
+    points: `local` in the result if the pilots run without a scheduler.
     """
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
@@ -127,10 +126,9 @@ def submit_pilots(
 def resubmit(
     sweep: Sweep, points: Sequence[int], secrets: Callable[[Run], Mapping[str, str]] = lambda _: {}
 ) -> SubmittedSweep:
-    """Submits points that are over, or were never submitted. Points with checkpoints continue from them.
+    """Submits points that are over, or were never submitted; they continue from checkpoints. SubmissionError.
 
     secrets: returns the secrets that the config of a point sets; others are in this process's environment.
-    Raises SubmissionError: the scheduler refused points, or did not respond.
     """
     plans = {index: sweep.run(index).plan() for index in points}
     groups = prepare.groups(plans, sweep.id, sweep.path)
@@ -176,8 +174,7 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
 def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
     """Looks up the job of each array that a killed command may have submitted, and records it, or that there is none.
 
-    sweep: the sweep; the caller holds its submitter's lock.
-    plans: plans of points that have been read already, by number; others are read from the records.
+    The caller holds the submitter's lock. plans: those that have been read already, by point.
     """
     for each in sweep.submissions():
         if each.job is None:
@@ -191,7 +188,7 @@ def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
 
 @dataclass(frozen=True)
 class _PrecedingJob:
-    """A job of a sweep that must end before a later job of the sweep may start, because of sweep.parallelism."""
+    # It must end before a later job of the sweep may start, because of sweep.parallelism
 
     sweep: Sweep  # the sweep
     scheduler: str  # name of the job's scheduler
@@ -211,7 +208,7 @@ def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
 
 
 class _ArraySubmitter:
-    """Submits the points of a sweep, array by array."""
+    # Array by array
 
     def __init__(
         self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan],
@@ -356,10 +353,7 @@ class _ArraySubmitter:
 
 
 def start_local_runner(sweep: Sweep) -> None:
-    """Starts a background process (`local_points`) that runs the sweep's requested points on this machine.
-
-    Inside an allocation, the points run in this allocation.
-    """
+    """Starts a process that runs the sweep's requested points on this machine, in the allocation if there is one."""
     output = os.open(sweep.path / "points.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(output, "wb") as log:
         subprocess.Popen(
@@ -386,11 +380,9 @@ class PreparedSearch:
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the overrides of the representative points.
+    """Returns the overrides of a search's representative points.
 
     The first point has the first value of each key. Each further point differs from it in one key (`Dimension.ends`).
-
-    space: the keys that are searched, each with its possible values.
     """
     first = {key: each.ends()[0] for key, each in space.items()}
     others = [{**first, key: text} for key, each in space.items() for text in each.ends()[1:]]
@@ -435,10 +427,7 @@ def prepare_search(
 ) -> PreparedSearch:
     """Plans and checks a search. It writes no file and submits nothing.
 
-    points: the representative points, which are checked instead of all: their overrides are the result of
-        `representatives`, in the same order, and their configs are from `with_search_defaults`.
-    space: the keys that are searched, each with its possible values.
-    command: arguments of the launcher's command line that asks for the search, for the manifest.
+    points: those of `representatives`, in its order, with configs from `with_search_defaults`; checked instead of all.
     Raises ConfigError: a point cannot run, the points cannot share pilots, the search would never end or its budget is
         spent, or a sweep of the same id exists and is not this search; the message says how to fix it.
     Raises RunError: a sweep of the same id exists, and cannot be read.
@@ -464,12 +453,10 @@ def prepare_search(
 def submit_search(prepared: PreparedSearch, *, by_hand: bool = False) -> SubmittedSweep:
     """Makes the sweep's directory with its first point, and submits pilots until as many are live as needed.
 
-    by_hand: whether the user submits them, with the commands in the result (submit=false).
     Raises ConfigError: the directory cannot be made.
     Raises SubmissionError: the scheduler refused a pilot or did not respond, or another command has changed the sweep.
         A second call submits the remaining pilots.
     """
-    # Lazily: Optuna takes 0.2 s
     from launcher.search.points import SearchPoints
 
     base = prepared.sweep

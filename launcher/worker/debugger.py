@@ -68,7 +68,7 @@ class Console(io.TextIOBase):
     """
 
     def __init__(self, folder: Path) -> None:
-        """folder: directory of mode 0700 on this node for the socket; see `private_folder`."""
+        # folder: of mode 0700 on this node; see `private_folder`
         self.path = str(folder / str(os.getpid()))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
@@ -327,9 +327,7 @@ def install_arguments(plan: JobPlan) -> dict[str, Any]:
 def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
     """In a rank: redirects breakpoint(), pdb.set_trace() and torch.distributed.breakpoint() to `attach --debug`.
 
-    Leaves them alone if the rank has a terminal, or PYTHONBREAKPOINT is set.
-
-    ranks: the ranks that stop; the others log a line and continue.
+    Leaves them alone if the rank has a terminal, or PYTHONBREAKPOINT is set. Other ranks log a line and continue.
     post_mortem: whether these ranks also stop at an uncaught exception.
     Returns a context manager in which the rank must run the user's code.
     """
@@ -346,11 +344,9 @@ def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
 
 
 def stop(*_: Any, header: str | None = None, **__: Any) -> None:
-    """Replaces breakpoint() and pdb.set_trace(): opens the debugger's prompt at the caller's next line.
+    """Replaces breakpoint() and pdb.set_trace(): opens the prompt, after `header`, at the caller's next line.
 
     A rank that debug.rank does not list logs a line instead, and continues.
-
-    header: text to show before the prompt; None: none. All other arguments are ignored.
     """
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == FIRST_BREAKPOINT:
@@ -365,7 +361,6 @@ def stop(*_: Any, header: str | None = None, **__: Any) -> None:
 
 
 def _install_torch(distributed_c10d: Any) -> None:
-    # Lazily: torch takes a second, and a program may do without it
     import torch.distributed as dist
 
     if not _ranks:
@@ -385,7 +380,7 @@ def _install_torch(distributed_c10d: Any) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `_install_torch` after a program has imported torch.distributed."""
+    # Calls `_install_torch` after a program has imported torch.distributed
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -409,7 +404,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class Watched:
-    """Context manager around the user's code: `q` at the prompt ends it with an error.
+    """Context manager around the user's code: `q` at the prompt ends it with DebuggerQuit.
 
     With debug.post_mortem the rank also stops, at the debugger's prompt, at an exception that leaves the code.
     """
@@ -421,7 +416,6 @@ class Watched:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Raises DebuggerQuit: the user has typed `q`."""
         if isinstance(error, bdb.BdbQuit) and _debugger is not None:
             raise _debugger.quit_cause() from None
         if self._post_mortem and isinstance(error, Exception):

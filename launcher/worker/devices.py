@@ -25,13 +25,7 @@ def cores(environ: Mapping[str, str], local_world_size: int) -> int:
 
 
 def limit_threads(environ: Mapping[str, str]) -> None:
-    """Lowers torch's number of threads to the number of cores that this rank is bound to.
-
-    A forked rank inherits torch's number of threads from its agent, which has the cores of all ranks. Does nothing if
-    torch is not loaded, or the rank is not bound to cores.
-
-    environ: the rank's environment, in which the agent has set LAUNCHER_CORES if the rank is bound.
-    """
+    """Lowers torch's threads, which a forked rank inherits from its agent, to the cores that this rank is bound to."""
     torch = sys.modules.get("torch")
     if torch is not None and OWN_CORES in environ:
         torch.set_num_threads(min(torch.get_num_threads(), cores(environ, 1)))
@@ -186,8 +180,6 @@ def visible_device_changes(
     | | the mask names enough | the mask's entry at the index of the local rank, unchanged (index, UUID, MIG) |
     | | no mask is set, and there are as many GPUs as ranks | the GPU at the index of the local rank |
 
-    own_code: whether the ranks run the user's own program or function.
-    build: the kind of torch build, as `torch_build` returns it.
     Returns the variable to set, or nothing if the rank is to see all that is there.
     """
     if wanted is VisibleDevices.all or (wanted is VisibleDevices.auto and own_code) or not gpus_per_node:
@@ -319,8 +311,6 @@ def require_gpu(
     | | this torch is for CPUs only, or the program brings its own | masks are set, and all name none |
     | | | no mask is set, and there is no device file |
 
-    asked: as in `choose_device`.
-    other_torch: whether the code may run with another torch than this process.
     Raises NoGpuError: none is visible.
     """
     if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked):

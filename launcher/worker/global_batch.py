@@ -85,11 +85,7 @@ class GlobalBatchSampler:
         return self._order[1]
 
     def global_batch(self, epoch: int, step: int) -> Tensor:
-        """Returns the indices of all ranks' samples at a step of an epoch, int64 [batch_size].
-
-        Raises:
-            IndexError: the epoch has no such step.
-        """
+        """Returns the indices of all ranks' samples at a step of an epoch, int64 [batch_size]; raises IndexError."""
         if not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"step {step} is not one of the {self.steps_per_epoch} steps of an epoch")
         return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]

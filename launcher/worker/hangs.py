@@ -138,18 +138,16 @@ def _short(operation: str) -> str:
 
 
 class _PlainOnly(pickle.Unpickler):
-    """Unpickles only dicts, lists, strings and numbers, of which a dump consists; refuses all that could run code."""
+    # Refuses all that could run code: a dump consists of dicts, lists, strings and numbers
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")
 
 
 def parse(rank: int, dump: bytes) -> Recorder:
-    """Parses the pickle that torch writes as a rank's dump.
+    """Parses the pickle that torch writes as a rank's dump; raises ValueError if it is incomplete or something else.
 
     A collective is finished when its entry's state is `completed`; gloo's, when the entry is marked as retired.
-
-    Raises ValueError: the bytes are not a dump, or are incomplete.
     """
     try:
         entries = _PlainOnly(io.BytesIO(dump)).load().get("entries", [])
@@ -190,19 +188,12 @@ def from_json(text: str) -> Recorder:
 
 
 class Recorders:
-    """In an agent: requests and reads the flight recorders of its ranks.
-
-    variables: environment variables to set in the ranks before they start.
-    """
+    """In an agent: reads the flight recorders of its ranks, which start with these variables."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str], *, renamed: bool) -> None:
-        """Chooses the paths of pipes and dumps.
-
-        folder: private directory on this node that outlives the ranks; the caller removes it.
-        environ: environment of the agent; variables that the user has set there are kept.
-        renamed: whether torch has `torch._C._distributed_c10d._dump_fr_trace`. Such a torch also reads the variables
-            under their new names (TORCH_FR_...), and warns about the old ones.
-        """
+        # folder: private, on this node, outlives the ranks. environ: what the user has set there is kept. renamed:
+        # whether torch has `torch._C._distributed_c10d._dump_fr_trace`; it then also reads TORCH_FR_..., and warns
+        # about the old names.
         size = "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
         wanted = {
             size: str(ENTRIES),
@@ -217,11 +208,7 @@ class Recorders:
         self._file = environ.get("TORCH_FR_DUMP_TEMP_FILE" if renamed else _FILE) or environ.get(_FILE, wanted[_FILE])
 
     def take(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> list[str]:
-        """Requests the dumps of these ranks, and waits for them at most `timeout` seconds.
-
-        Returns:
-            For each rank its Recorder as `to_json` writes it; empty if the rank has none, or did not respond in time.
-        """
+        """Requests these ranks' dumps; returns each as `to_json` writes it; empty: none in `timeout` seconds."""
         found = dict.fromkeys(ranks, "")
         asked = [rank for rank in ranks if self._request(rank)]
         deadline = time.monotonic() + timeout
@@ -331,10 +318,7 @@ def waits(stack: str) -> bool:
 
 
 def newest_frame(stack: str) -> str:
-    """Returns the line of the main thread's newest frame; the first line where there is none. `stack`: as in `waits`.
-
-    It is all that the leader needs of a stack; those of all ranks would take gigabytes.
-    """
+    """Returns the line of the main thread's newest frame: all that a leader of many ranks can take of a stack."""
     main = re.split(r"\n\s*\n", stack.strip())[-1].splitlines()  # faulthandler writes the main thread last
     return next((line for line in main if line.lstrip().startswith("File ")), "".join(main[:1]))
 
@@ -347,11 +331,9 @@ class StepWatch:
         self._last: dict[int, tuple[int, float]] = {}
 
     def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """Returns the ranks, as indices into `signs`, of which the last heartbeat is at least launch.hang_timeout old.
+        """Returns the indices of the ranks whose last heartbeat is launch.hang_timeout old at `now` (monotonic).
 
         Only ranks that check for stops at step boundaries and have done a step are watched.
-
-        now: current time in seconds of a monotonic clock.
         """
         found = []
         for place, sign in enumerate(signs):
@@ -367,9 +349,7 @@ class Activity:
     """Measures how long an agent's ranks have been idle, for any workload: no CPU time, output or heartbeat."""
 
     def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
-        """now: current time in seconds of the clock that `idle` gets.
-        every: seconds between two measurements of CPU time.
-        """
+        # now, and every (between two measurements of CPU time): seconds of `idle`'s clock
         self._every = every
         self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # heartbeats, bytes of output
         self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # CPU seconds, and when they were measured
@@ -379,10 +359,7 @@ class Activity:
         """Returns the seconds since the last CPU time, output or heartbeat of any rank.
 
         Ranks that wait in NCCL keep a core busy: their hang is not seen here, only by `StepWatch`.
-
-        pids: process id of each rank; 0 if it has ended.
-        printed: number of bytes that each rank has written to stdout and stderr so far.
-        now: current time in seconds of a monotonic clock.
+        pids: 0 for a rank that has ended; printed: bytes that each has written so far; now: monotonic seconds.
         """
         for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
             if self._seen[place] != (sign.beats, count):
@@ -419,10 +396,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    """Returns the ranks to blame for a hang, from the reports of all agents.
-
-    reports: the fields of a `Report` for each rank.
-    """
+    """Returns the ranks to blame for a hang, from the fields of all agents' `Report`s."""
     guilty, sign, collective = suspects([Report(**report) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
     frame = newest_frame(guilty[0].stack) if guilty else ""
@@ -441,19 +415,14 @@ class Stacks:
             os.lseek(file, 0, os.SEEK_SET)  # the ranks share the position
 
     def file(self, place: int) -> int:
-        """Returns the descriptor of a rank's file, to pass to `serve` in the rank.
-
-        place: index of the rank among the agent's ranks.
-        """
+        """Returns the descriptor of the file of the agent's rank at this index, for `serve` in the rank."""
         return self._files[place]
 
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
         """Signals the ranks to write their stacks, and waits for them at most WRITES seconds.
 
-        Only processes that handle or ignore the signal get it. The signal would kill a rank just forked, a program
-        that a rank has executed, or an unrelated process that has the id of a rank that is gone.
-
-        pids: process id of each rank of the agent; 0 if it has ended.
+        Only processes that handle or ignore the signal get it. The signal would kill a rank just forked, a program that
+        a rank has executed, or an unrelated process that has the id of a rank that is gone.
         Returns for each rank the kernel's state letter of its process, and its stacks; empty if it wrote none in time.
         """
         self.clear()
@@ -474,10 +443,7 @@ class Stacks:
 
 
 def serve(file: int) -> None:
-    """In a rank: installs the handler of `SIGNAL` that writes the stacks of all threads to a file.
-
-    file: descriptor of the file; see `Stacks.file`.
-    """
+    """In a rank: installs the handler of `SIGNAL` that writes the stacks of all threads to `Stacks.file`."""
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 
 

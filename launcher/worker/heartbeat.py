@@ -43,11 +43,7 @@ class Sign:
 
 
 class Slot:
-    """One rank's slot, for use in its process. Only the rank writes to it; a torn read by the agent does no harm.
-
-    stop: what the rank writes in the agreement on stops.
-    agent: what the agent writes in that agreement, for all of its ranks.
-    """
+    """One rank's slot, for use in its process. Only the rank writes to it; a torn read by the agent does no harm."""
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
         self._memory, self._offset = memory, _AGENT + index * _SIZE
@@ -90,10 +86,7 @@ class Slot:
             self.beat(int(step))  # some programs count in fractions of an epoch
 
     def pace(self, seconds: float, steps: int) -> None:
-        """Records how fast this rank is.
-
-        seconds: seconds of a recent step, without the time spent waiting for other ranks.
-        """
+        """Records the seconds of a recent step of this rank, without those spent waiting for other ranks."""
         _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
 
     def _write(self) -> None:
@@ -111,10 +104,7 @@ class Pulse:
         self.clear()
 
     def clear(self, world_size: int = 0) -> None:
-        """Resets all slots.
-
-        world_size: number of ranks of all agents if the ranks agree on stops through their agents; otherwise 0.
-        """
+        """Resets all slots, for so many ranks that agree on stops through their agents; 0: they do not."""
         self._agent = AgentWords(self._memory)
         self._agent.clear(world_size)
         self._stops = [Slot(self._memory, index).stop for index in range(self._ranks)]
@@ -136,11 +126,7 @@ class Pulse:
         ]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """Shows the ranks the newest proposal to stop or save, and the number of the last committed proposal.
-
-        proposal: the newest proposal; None: none yet.
-        committed: number of the last committed proposal; 0: none.
-        """
+        """Shows the ranks the newest proposal to stop or save, and the number (0: none) of the last committed one."""
         self._agent.show(proposal, committed)
 
     def stops(self) -> list[RankState]:

@@ -38,10 +38,8 @@ AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's
 def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, lives: int) -> dict[str, Any]:
     """Runs the workload in this process. The agent has set the rank's environment.
 
-    place: index of this rank among its agent's ranks.
-    pulse_file: descriptor of the memory for heartbeats; see `Pulse.share`.
-    stacks_file: descriptor of the file to which this rank writes its stacks when it hangs.
-    lives: how often the ranks of this attempt were started before.
+    place: index of this rank among its agent's; lives: how often the attempt's ranks were started before.
+    pulse_file, stacks_file: descriptors of `Pulse.share` and `Stacks.file`.
     Raises SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
@@ -90,9 +88,7 @@ def _require_gpu(plan: JobPlan) -> None:
 def make_checkpoint_folder(path: Path) -> None:
     """Makes the folder in which a user's own code saves. What it loads from there may be executed: pickles.
 
-    Raises RunError: the folder belongs to another user, or others can write to it.
-    Raises UnavailableError: it cannot be looked at now.
-    Raises OSError: it cannot be made.
+    Raises RunError (others could write to it) or OSError.
     """
     run_files.make_folder(path)
     try:
@@ -108,8 +104,6 @@ def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
 
     Warning signals are only for ranks that check for stops. Restarted ranks also ignore stop signals at first: they can
     resume, so ending them must not look like a crash. The agent repeats the signal once they check for stops.
-
-    lives: how often the ranks of this attempt were started before.
     """
     return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
 
@@ -130,7 +124,6 @@ def final(error: Exception) -> bool:
 
 
 def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str, Any]:
-    # Lazily: torch takes a second, and a rank that executes a program does not need it
     from launcher.worker import process_group
 
     module, _, function = plan.workload.entry.partition(":")
@@ -175,19 +168,13 @@ def workload_config(plan: JobPlan) -> schema.Workload:
 
 
 def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) -> list[str]:
-    """Returns the command that starts a rank in a new interpreter.
-
-    The interpreter must inherit both descriptors. See `run_rank` for the arguments.
-    """
+    """Returns the command that starts a rank in a new interpreter, which must inherit both descriptors (`run_rank`)."""
     arguments = {"place": place, "pulse": pulse_file, "stacks": stacks_file, "lives": lives}
     return [sys.executable, *own_module("launcher.worker.main"), json.dumps(arguments)]
 
 
 def main(arguments: str) -> int:
-    """Runs a rank in an interpreter that was started by `fresh_command`; returns the exit code.
-
-    arguments: the JSON object that is the command's last argument.
-    """
+    """Runs a rank that `fresh_command` started, with its last argument (JSON); returns the exit code."""
     given = json.loads(arguments)
     report = int(os.environ[rank_report.REPORT])
     for descriptor in (given["pulse"], given["stacks"], report, int(os.environ[rank_report.GATE])):

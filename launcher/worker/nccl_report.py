@@ -74,11 +74,8 @@ def parse(log: str) -> Fabric:
 
 
 def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> Mismatch | None:
-    """Returns how NCCL's network differs from what the site expects.
+    """Returns how NCCL's network differs from what the site expects; None: as expected, or not known.
 
-    None: the network is as expected, or not known.
-
-    fabric: network of a rank; None: it wrote no log.
     expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
         accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
     """

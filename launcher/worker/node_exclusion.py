@@ -16,8 +16,6 @@ def how_to_exclude(hosts: str) -> str:
     | can exclude nodes | the shell-quoted config override, with the nodes that the run excludes already |
     | cannot | what to use in its place (`SchedulerSettings.INSTEAD`) |
     | cannot, and has nothing in its place; or this process is in no run, or its record cannot be read | empty |
-
-    hosts: the nodes (`node3,node7`, `node[3,7]`).
     """
     attempt = current_attempt()
     if attempt is None:

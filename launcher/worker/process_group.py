@@ -146,9 +146,6 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
     | a UUID | the UUID |
     | a PCI address | the host and the address, since other hosts have the same addresses |
     | nothing | empty |
-
-    index: index of the device among those that the rank sees.
-    mask: value of CUDA_VISIBLE_DEVICES; empty if it is not set.
     """
     entries = [entry.strip() for entry in mask.split(",")]
     if index < len(entries) and entries[index].startswith("MIG-"):
@@ -162,13 +159,7 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
 
 
 def xpu_identity(index: int, mask: str, host: str) -> str:
-    """Returns an id of an XPU that is unique among all nodes: the host, and the XPU's entry in ZE_AFFINITY_MASK.
-
-    An XPU may be one tile of a card. The UUID would not do, since tiles of a card share it.
-
-    index: index of the XPU among those that the rank sees.
-    mask: value of ZE_AFFINITY_MASK; empty if it is not set.
-    """
+    """Returns an id of an XPU among all nodes: the host, and its entry in ZE_AFFINITY_MASK (tiles share a UUID)."""
     entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
     return f"{host} XPU {entries[index] if index < len(entries) else index}"
 
@@ -186,18 +177,12 @@ def share_facts(store: dist.Store, facts: Facts, world_size: int) -> None:
 
 
 def require_alike(store: dist.Store) -> None:
-    """Reads the result of the comparison, which must be in the store already; see `share_facts`.
-
-    Raises RanksDiffer: the ranks cannot work together.
-    """
+    """Raises RanksDiffer if `share_facts`'s comparison in the store says that the ranks cannot work together."""
     _require_none(json.loads(store.get("all joined")))
 
 
 def require_alike_in_group(facts: Facts) -> None:
-    """Compares all ranks through their process group, for MPI, which has no store. All ranks must call it.
-
-    Raises RanksDiffer: the ranks cannot work together.
-    """
+    """Compares all ranks through their process group, for MPI, which has no store; raises RanksDiffer on all."""
     everyone = rank_objects.gather(facts)
     _require_none(rank_objects.broadcast([refusal.text for refusal in compare(everyone)]))
 

@@ -41,13 +41,7 @@ class Shared:
 
 
 def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, Any]:
-    """Replaces this process by the program, or with `workload.fork` runs the program in this process.
-
-    attempt: index of this attempt, from 0.
-    lives: how often the ranks of this attempt were started before.
-    Returns Empty metrics, after a program that ran in this process.
-    Raises OSError: the program cannot be started.
-    """
+    """Replaces this process by the program, or with `workload.fork` runs it here; raises OSError."""
     os.environ.update(variables(plan, os.environ, attempt, lives))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -78,12 +72,7 @@ def _execute(plan: JobPlan, shared: Shared) -> NoReturn:
 
 
 def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list[str]:
-    """Returns the command line that a rank executes.
-
-    params: the workload's settings: script or module, args, python.
-    python: path of the interpreter to use if the workload names none.
-    executable: whether the script is an executable file to be executed directly, without an interpreter.
-    """
+    """Returns the command line that a rank executes; executable: the script itself, without an interpreter."""
     words = words_of(params["args"])
     if params["module"] is None and executable:
         return [os.path.abspath(os.path.expanduser(params["script"])), *words]
@@ -95,7 +84,7 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
     """Returns the program's environment variables besides those of its rank.
 
     Like torchrun, this limits OpenMP's threads, so that ranks that share a node do not each use all CPUs. A value of
-    OMP_NUM_THREADS that the user has set stays. For `attempt` and `lives` see `main`.
+    OMP_NUM_THREADS that the user has set stays.
     """
     found = {
         "LAUNCHER_RESTART": str(int(attempt > 0 or lives > 0)),

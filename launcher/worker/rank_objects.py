@@ -34,10 +34,7 @@ class NotFromARank(RuntimeError):
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Returns on rank 0 the values of all ranks, in order; on the other ranks an empty list.
-
-    Raises NotFromARank: a received value has no valid MAC.
-    """
+    """Returns the ranks' values in order on rank 0, [] on others; raises NotFromARank for a wrong MAC."""
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else []
     dist.gather(mine, received or None, dst=0, group=group)
@@ -45,10 +42,7 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Returns the values of all ranks, in order, on every rank.
-
-    Raises NotFromARank: a received value has no valid MAC.
-    """
+    """Returns the ranks' values in order, on every rank; raises NotFromARank for a wrong MAC."""
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes]
     dist.all_gather(received, mine, group=group)
@@ -56,10 +50,7 @@ def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
-    """Returns rank 0's value on every rank; the values of other ranks are ignored. A small one takes a single message.
-
-    Raises NotFromARank: the received value has no valid MAC.
-    """
+    """Returns rank 0's value on every rank, a small one in one message; raises NotFromARank for a wrong MAC."""
     device = _device(group)
     sealed = _seal(value) if dist.get_rank() == 0 else b""
     head = _tensor(len(sealed).to_bytes(LENGTH, "big") + sealed[: SMALL - LENGTH], SMALL, device)

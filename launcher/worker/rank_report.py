@@ -118,10 +118,7 @@ class Report:
 
 
 def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:
-    """Runs a rank's work in this process, and writes its metrics or its error into the report.
-
-    call: function that does the work, and returns metrics or None.
-    """
+    """Does a rank's work in this process, and writes its metrics or its error into the report."""
     owner = os.getpid()
     try:
         returned = call()

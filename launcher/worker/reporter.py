@@ -36,7 +36,7 @@ def most_events(age: float) -> float:
 
 
 class _Due:
-    """Decides whether to write the next event of one kind; `thins`: whether at most `most_events`, else all."""
+    # thins: at most `most_events`, else all
 
     def __init__(self, *, thins: bool) -> None:
         self._count, self._last, self._thins = 0, 0.0, thins

@@ -77,7 +77,6 @@ def main(kind: str, target: str, *arguments: str) -> None:
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
     """Returns the report of an error in JSON types: the fields of `rank_report.WorkerError`, and `time` (Unix seconds).
 
-    shown: type, error and traceback as the user will see them; see `cut`.
     lost_peer_words: regular expression for texts of lost connections; see `lost_peer`.
     """
     lost = lost_peer(error, lost_peer_words)
@@ -139,8 +138,6 @@ def lost_peer(error: BaseException, words: str) -> bool:
 
     The text is checked in addition, since torch has one type for many causes: tensors of different shapes are a
     RuntimeError of torch.distributed as well.
-
-    words: regular expression for the texts of gloo, NCCL and torch about a lost connection; empty matches none.
     """
     seen = set()
     cause: BaseException | None = error
@@ -204,11 +201,7 @@ def _reading(trace: types.TracebackType | None) -> str:
 
 
 def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
-    """Returns type, error and traceback of an error. The traceback lacks the outermost frames of files in `above`.
-
-    error: the error; it also gets the shorter traceback.
-    above: paths of files, or starts of paths, to leave out.
-    """
+    """Returns type, error and traceback, now without the outermost frames of files that start with one in `above`."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(above):
         frames = frames.tb_next
@@ -216,10 +209,8 @@ def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
 
 
 def write_report(descriptor: int, owner: int, report: dict[str, Any], delay: float = 0.0) -> None:
-    """Writes a report for the agent.
+    """Writes a report for the agent; descriptor -1: nowhere; owner: the rank, whose forks write nothing.
 
-    descriptor: descriptor of the file that the agent has made for this rank; -1 if there is none.
-    owner: process id of the rank; in a fork of the rank this function writes nothing.
     delay: seconds that a rank waits which lost another rank, so that the failure of that rank is reported first.
     """
     if report.get("error", {}).get("lost_peer"):
@@ -264,7 +255,6 @@ def _load_debugger() -> None:
     folder = arguments.pop("launcher")
     sys.path.append(folder)
     try:
-        # Lazily: only a rank with a debugger needs it
         from launcher.worker import debugger
 
         _debug["watch"] = debugger.install(**arguments)

@@ -44,10 +44,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """Returns the settings of the run that this process belongs to; outside of a run the defaults.
-
-    Raises RunError: the run's record cannot be read.
-    """
+    """Returns the settings of this process's run, or the defaults; raises RunError for an unreadable record."""
     attempt = current_attempt()
     if attempt is None:
         return Settings()

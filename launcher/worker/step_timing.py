@@ -32,7 +32,7 @@ M = TypeVar("M")
 
 
 class _Clock(Protocol[M]):
-    """Measures time on a device: `mark` sets a mark, `passed` tells whether the device has reached it."""
+    # `mark` sets a mark, `passed` tells whether the device has reached it
 
     def mark(self) -> M: ...
     def passed(self, mark: M) -> bool: ...
@@ -40,7 +40,7 @@ class _Clock(Protocol[M]):
 
 
 class _Host:
-    """Measures time with the host's clock, for the CPU, where work is complete when a call returns."""
+    # The host's clock: on the CPU, work is complete when a call returns
 
     @staticmethod
     def mark() -> float:
@@ -56,7 +56,7 @@ class _Host:
 
 
 class _Device:
-    """Measures time with events on the accelerator's current stream."""
+    # Events on the accelerator's current stream
 
     def __init__(self, device: torch.device) -> None:
         self._event = devices.module(device).Event
@@ -74,18 +74,12 @@ class _Device:
 
 
 class Pace(Generic[M]):
-    """Measures how long one rank works in a step. Does nothing in a process without an agent.
-
-    units: number of equal parts of a step's work, such as micro-batches, that this rank does. The reported time is the
-        time of one part, so that ranks with different shares can be compared.
-    """
+    """Measures how long one rank works in a step (or in each of `units` equal parts); without an agent, nothing."""
 
     def __init__(
         self, device: torch.device, slot: heartbeat.Slot | None = None, clock: _Clock[M] | None = None
     ) -> None:
-        """slot: the heartbeat slot to write the time to; None: this rank's slot, if it has one.
-        clock: the clock to measure with; None: the one for the device.
-        """
+        # None: this rank's slot, if it has one; the clock of the device
         self.units = 1.0
         self._slot = heartbeat.mine() if slot is None else slot
         self._clock: Any = clock or (_Host if device.type == "cpu" else _Device(device))
@@ -135,12 +129,9 @@ class Pace(Generic[M]):
             first.register_post_accumulate_grad_hook(lambda _: self.computed())
 
     def watch_blocks(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """Counts the forward passes of a model's blocks as work, and the gathering of weights before each as waiting.
+        """Counts the forward passes of fully_shard's blocks as work, the gathering of weights before each as waiting.
 
-        Call this after fully_shard. The time before the model is called (data loading) counts as work; the backward
-        pass does not count.
-
-        blocks: the modules for which `fully_shard` gathers weights.
+        The time before the model is called (data loading) counts as work; the backward pass does not count.
         """
         if self._slot is None:
             return

@@ -77,8 +77,6 @@ def interval(step_time: float) -> int:
     |---|---|
     | longer than SLOW_STEP | at every boundary, at once |
     | shorter | in the background, one per LATENCY or per RAREST steps, whichever is shorter |
-
-    step_time: seconds of a step.
     """
     if step_time > SLOW_STEP:
         return 0
@@ -86,8 +84,6 @@ def interval(step_time: float) -> int:
 
 
 class _ThroughAgents:
-    """The agreement through the agents, as seen from one rank."""
-
     def __init__(self, slot: heartbeat.Slot) -> None:
         self._slot, self._pid, self._stopped = slot, os.getpid(), False
         self._state = replace(slot.stop.read(), closed=False)  # an earlier Stop of this process has counted boundaries
@@ -100,10 +96,7 @@ class _ThroughAgents:
             self._update(cause=max(cause, self._state.cause))
 
     def boundary(self, want: Want, step_time: float) -> Want:
-        """Counts a boundary, and returns what all ranks do there; waits if a proposal for this boundary is open.
-
-        step_time: seconds of a step; 0 if unknown.
-        """
+        """Counts a boundary, and returns what all ranks do there; waits if a proposal for this boundary is open."""
         self._update(
             boundary=self._state.boundary + 1, cause=want.cause, save=want.save, step_time=step_time, closed=False
         )  # fmt: skip
@@ -138,10 +131,7 @@ class Stop:
     """A rank's stop flag, and its agreement with other ranks. All ranks make one at the same point of the program."""
 
     def __init__(self, env: Env, run: Settings | None = None) -> None:
-        """Installs the signal handlers, and declares to the agent that this rank checks for stop requests and exits.
-
-        run: the run's settings; None: the settings of the run that this process belongs to.
-        """
+        # Declares to the agent that this rank checks for stop requests and exits
         self._env = env
         self._settings = settings() if run is None else run
         self._cause = Cause.NONE
@@ -183,7 +173,6 @@ class Stop:
     def boundary(self, step: int, *, save_due: bool = False) -> Verdict:
         """Sends a heartbeat, and returns what to do between two steps. All ranks must call it after every step.
 
-        step: steps of the run that are done, the same on all ranks.
         save_due: whether this rank wants to save. One rank is enough for all to save. The rank must pass True at every
             boundary until the verdict is to save.
         """
@@ -364,10 +353,7 @@ def boundary(step: int | None = None) -> Verdict:
 
 
 def listen() -> Stop:
-    """Returns this process's stop flag. The first call makes it and replaces signal handlers; see `should_stop`.
-
-    All ranks must make the first call at the same point of the program.
-    """
+    """Returns this process's stop flag; all ranks make the first call, which sets handlers, at the same point."""
     global _stop
     if _stop is None:
         _stop = Stop(here())

@@ -61,10 +61,7 @@ class AgentWords:
         self._words[3] = committed
 
     def proposal(self) -> tuple[Proposal | None, int] | None:
-        """For a rank: reads the newest proposal (None if there was none yet) and the number of the last committed one.
-
-        Returns None instead of both if the agent was just writing: read again.
-        """
+        """For a rank: the newest proposal, if any, and the last committed number; None: being written, read again."""
         committed, first, second = self._words[3], self._words[1], self._words[2]
         number = first >> _NUMBER
         if second >> _NUMBER != number:
@@ -80,7 +77,6 @@ class RankWords:
     """The memory words that a rank writes and its agent reads."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
-        """offset: position of these words in it, in bytes."""
         self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
 
     def write(self, state: RankState) -> None:
@@ -232,11 +228,6 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
     | any other | before this boundary | refuse |
     | any other | after this boundary | accept |
     | any other | this boundary | act if the proposal is committed, else wait |
-
-    boundary: the boundary that the rank has reached, as a count.
-    acted: number of the last proposal that the rank has carried out.
-    proposal: the newest proposal; None: there was none yet.
-    committed: number of the last committed proposal.
     """
     if proposal is None or proposal.number == acted:
         return Then.CONTINUE
@@ -267,8 +258,7 @@ def answer(rank: RankState, proposal: Proposal) -> bool | None:
 class AgentSide:
     """The agreement in one agent, during one round: between its ranks and the leader.
 
-    proposal: the newest proposal, which the agent must show its ranks after each `look`; None: none yet.
-    committed: number of the last committed proposal, which the agent must show its ranks as well; 0: none.
+    `proposal` (None: none yet) and `committed` (0: none) are what the agent must show its ranks after each `look`.
     """
 
     def __init__(self, first_rank: int) -> None:
@@ -289,10 +279,7 @@ class AgentSide:
         self._next.append(message)
 
     def look(self, ranks: Sequence[RankState], ended: Collection[int] = ()) -> list[Message]:
-        """Evaluates the state of the ranks, and returns the `want` and `agree` messages to send to the leader.
-
-        ended: local indices of the ranks whose processes have ended.
-        """
+        """Returns the `want` and `agree` messages to the leader; ended: local indices of ranks without a process."""
         here = {place: rank for place, rank in enumerate(ranks) if place not in ended and not rank.closed}
         highest = max((rank.boundary for rank in ranks), default=0)
         # The ranks were shown the proposal after the last look. A rank that is closed will see it before its next
@@ -352,7 +339,6 @@ class LeaderSide:
     """The agreement in the leading agent, during one round. Methods return messages to send to all agents."""
 
     def __init__(self, agents: Iterable[int]) -> None:
-        """agents: member indices of all agents of the round."""
         self._wants = {index: Want() for index in agents}
         self._awaited = set(self._wants)  # agents whose ranks may still have boundaries
         self._accepted: set[int] = set()
@@ -363,11 +349,7 @@ class LeaderSide:
         self._margin = 1
 
     def receive(self, index: int, message: Message) -> list[Message]:
-        """Handles an agent's request (`want`) or its answer to a proposal (`agree`); see the module's table.
-
-        index: member index of the agent.
-        Returns the `propose` or `commit` messages to send to all agents.
-        """
+        """Handles an agent's `want` or `agree`, by the module's table; returns what to send to all agents."""
         self._highest = max(self._highest, int(message["boundary"]))
         if message["type"] == "want":
             self._wants[index] = want_of(message)
@@ -382,10 +364,7 @@ class LeaderSide:
         return self._finish()
 
     def leave(self, index: int) -> list[Message]:
-        """Records that no rank of an agent will reach another boundary. Returns the messages to send to all agents.
-
-        index: member index of the agent.
-        """
+        """Records that no rank of an agent will reach another boundary; returns what to send to all agents."""
         self._awaited.discard(index)
         self._wants.pop(index, None)
         return self._finish()
@@ -413,10 +392,8 @@ class LeaderSide:
 def margin(step_time: float) -> int:
     """Returns how many boundaries after the highest known one to propose.
 
-    Ranks continue with their steps during ROUND_TRIP. If a step takes longer than that, the next boundary is proposed:
-    the ranks wait there a little, but stop sooner than after one more step.
-
-    step_time: seconds of a step; 0 if unknown.
+    Ranks continue with their steps during ROUND_TRIP. If a step (seconds) takes longer than that, the next boundary is
+    proposed: the ranks wait there a little, but stop sooner than after one more step.
     """
     return max(1, min(math.ceil(ROUND_TRIP / step_time), MOST_AHEAD)) if step_time > 0 else 1
 

@@ -34,11 +34,7 @@ class Entry:
 
 
 def keep(path: Path, entries: Sequence[Entry]) -> None:
-    """Appends entries that did not reach a tracker to its file in the run directory.
-
-    Raises OSError: they cannot be written.
-    Raises ValueError: the file would exceed `bounds.UNSENT_BYTES`.
-    """
+    """Appends entries that did not reach a tracker to its file; raises OSError, or ValueError above UNSENT_BYTES."""
     data = "".join(json.dumps(astuple(entry)) + "\n" for entry in entries).encode()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as file:
         if file.tell() + len(data) > bounds.UNSENT_BYTES:
@@ -47,10 +43,7 @@ def keep(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def kept(path: Path) -> list[Entry]:
-    """Returns the entries in such a file in the order in which they were reported, each once.
-
-    Raises LauncherError: the file cannot be read.
-    """
+    """Returns such a file's entries as they were reported, each once; raises LauncherError."""
     text = unwrap(read_text(path, bounds.UNSENT_BYTES)) or ""
     # A process may be killed while it writes.
     whole = dict.fromkeys(line for line in text.split("\n")[:-1] if line.endswith("]"))
@@ -84,10 +77,7 @@ class Tracker(Protocol):
         """Writes entries, in order; the first call starts the tracker's run."""
 
     def close(self, done: bool) -> None:
-        """Ends the tracker's run.
-
-        done: whether the work of the run is complete; otherwise a later attempt may continue it.
-        """
+        """Ends the tracker's run; unless `done`, a later attempt may continue it."""
 
 
 # -- The tracker that writes to MLflow: one MLflow run for all attempts of a run
@@ -115,7 +105,7 @@ class MLflow:
     def __init__(self, about: About) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        # Lazily: MLflow takes a second, and may not be here
+        # MLflow takes a second, and may not be here
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -126,7 +116,7 @@ class MLflow:
         self._last: dict[str, int] = {}  # the last step of each of those metrics, as far as it was looked up
 
     def log(self, entries: Sequence[Entry]) -> None:
-        # Lazily: MLflow takes a second, and may not be here
+        # MLflow takes a second, and may not be here
         from mlflow.entities import Metric
 
         run = self._run or self._begin()
@@ -179,7 +169,7 @@ class MLflow:
         return run
 
     def _log_parameters(self, run: str) -> None:
-        # Lazily: MLflow takes a second, and may not be here
+        # MLflow takes a second, and may not be here
         from mlflow.entities import Param
 
         all_of_them = [Param(name, value[:LONGEST]) for name, value in self._about.config.items()]
@@ -206,7 +196,7 @@ class TensorBoard:
     """The tracker that writes one TensorBoard folder for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
-        # Lazily: TensorBoard takes a second, and may not be here
+        # TensorBoard takes a second, and may not be here
         from torch.utils.tensorboard import SummaryWriter
 
         self._about, self._kind = about, SummaryWriter
@@ -239,12 +229,10 @@ class TensorBoard:
 
 
 def redone_from(first: Entry) -> int:
-    """Returns the first step for which to hide the training values of earlier attempts.
+    """Returns the first step for which to hide the training values of earlier attempts, from this one's first entry.
 
     If the earlier attempt stopped between a step and its evaluation, this attempt starts with that evaluation. The
     training values of the step are then in the earlier file only, and must stay visible.
-
-    first: the first entry of this attempt.
     """
     trains = any(name.startswith("train/") for name in first.values)
     return first.step if trains else first.step + 1
@@ -276,7 +264,7 @@ class WandB:
     """The tracker that writes one W&B run for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
-        # Lazily: W&B takes a second, and may not be here
+        # W&B takes a second, and may not be here
         import wandb
 
         self._about, self._wandb = about, wandb

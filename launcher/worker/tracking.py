@@ -49,13 +49,8 @@ class Tracking:
     def __init__(
         self, trackers: Mapping[str, Callable[[], Tracker]], folder: Path | None = None, local: Collection[str] = ()
     ) -> None:
-        """
-        Args:
-            trackers: for each tracker its name, and a function that makes it, which is called in the tracker's thread
-                since it may take seconds.
-            folder: the run directory, for what does not reach a tracker; None: that is lost.
-            local: names of the trackers that write to files, and are waited for longer at the end.
-        """
+        # trackers: functions that make one, in its thread: it may take seconds. folder: for what does not reach a
+        # tracker; None: that is lost. local: trackers that write to files, and are waited for longer at the end.
         self._feeds = [
             _Feed(
                 name, make, unsent(folder, name) if folder else None, LOCAL_TIMEOUT if name in local else CLOSE_TIMEOUT
@@ -69,10 +64,8 @@ class Tracking:
         self._finalize = Finalize(None, self.close, exitpriority=100)  # at the end of forked processes, too
 
     def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None, *, due: bool = True) -> None:
-        """Queues the numbers among `values`, each as `prefix/name`; returns at once.
+        """Queues the numbers among `values`, each as `prefix/name`; returns at once. step=None: the last call's.
 
-        values: the values by name; those that are not numbers are ignored.
-        step: steps of the run that are done; None: as many as at the last call.
         due: False: queues them at the end, unless newer ones with this prefix come.
         """
         self._step = self._step if step is None else step
@@ -87,10 +80,7 @@ class Tracking:
             feed.done = True
 
     def close(self) -> None:
-        """Queues the newest values, waits until the queues are empty, and logs how many entries were lost.
-
-        It waits for LOCAL_TIMEOUT seconds for trackers that write to files, and for CLOSE_TIMEOUT for others.
-        """
+        """Waits until the queues are empty (LOCAL_TIMEOUT for files, CLOSE_TIMEOUT else); logs how many were lost."""
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = True
@@ -116,7 +106,7 @@ class Tracking:
 
 
 class _Feed:
-    """The queue of one tracker, and the thread that empties it."""
+    # The queue of one tracker, and the thread that empties it
 
     def __init__(self, name: str, make: Callable[[], Tracker], unsent: Path | None, patience: float) -> None:
         self.done, self.ends = False, threading.Event()
@@ -232,10 +222,7 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted key `workload.lr`, value as text) for each key of a nested config that has a value.
-
-    Secrets are redacted. `prefix`: text to put in front of each key.
-    """
+    """Yields (`workload.lr`, value as text) for each key with a value of a nested config, secrets redacted."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

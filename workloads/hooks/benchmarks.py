@@ -125,7 +125,6 @@ class Hook(WorkloadHook):
         """
         if config.baseline is None:
             return config.workload, ()
-        # Lazily: only a comparison needs it
         from workloads import results
 
         workload: Collective | P2P = config.workload  # type: ignore[assignment]  # those of conf/workload

@@ -33,10 +33,7 @@ class Check:
 
 
 def start(check: Check) -> Callable[[], list[Finding]]:
-    """Starts a check in a thread.
-
-    Returns a function that waits until the check ends or its limit is over, and returns its findings.
-    """
+    """Starts a check in a thread; returns a function that waits for its findings, or for its limit."""
     running, until = _Running(check), time.monotonic() + check.limit
     running.thread.start()
 
@@ -52,8 +49,6 @@ def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic
 
     A check that raises, or takes longer than its limit, yields a problem. It runs in a daemon thread, so it does not
     delay the exit of the process.
-
-    clock: returns monotonic time in seconds.
     """
     began, running = clock(), [_Running(check) for check in checks]
     for each in running:
@@ -64,7 +59,7 @@ def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic
 
 
 class _Running:
-    """A check in its thread."""
+    # A check in its thread
 
     def __init__(self, check: Check) -> None:
         self.check = check
@@ -95,10 +90,7 @@ _STUCK = "a file system or a service that the check uses hangs: try it by hand"
 
 
 def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
-    """Reports which schedulers are on this machine, and runs the checks of the profile's scheduler.
-
-    timeout: seconds for one query to the scheduler.
-    """
+    """Reports which schedulers are here, and runs the checks of the profile's; timeout: seconds a query."""
     wanted = registry.scheduler(cluster.scheduler)
     yield from which(wanted, [each for each in registry.schedulers() if each.command])
     if wanted.command and not wanted.problem():

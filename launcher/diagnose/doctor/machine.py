@@ -90,10 +90,7 @@ def locale(encoding: str, umask: int) -> Iterator[Finding]:
 
 
 def limits(found: Mapping[str, int | None]) -> Iterator[Finding]:
-    """Checks the soft resource limits (`ulimit`) of this shell, which Slurm jobs inherit.
-
-    found: each limit by its name without RLIMIT_ (`nofile`), sizes in bytes; None: unlimited.
-    """
+    """Checks this shell's soft limits (`nofile`: bytes or numbers; None: unlimited), which Slurm jobs inherit."""
     shown, low = ", ".join(_limit(name, value) for name, value in found.items()), []
     if (files := found.get("nofile")) is not None and files < LEAST_FILES:
         low.append(f"ulimit -n {LEAST_FILES} (open files: ranks and data loaders need many)")
@@ -123,10 +120,7 @@ def probe_limits() -> dict[str, int | None]:
 
 
 def host(name: str, addresses: Iterable[str] | str) -> Iterator[Finding]:
-    """Checks that this host's name resolves.
-
-    addresses: the addresses that the name resolves to; if it does not resolve, the error as a string.
-    """
+    """Checks that this host's name resolves to addresses (a string: the error)."""
     if isinstance(addresses, str):
         yield problem(
             "host", f"{name} does not resolve ({addresses}): ranks that reach each other by this name cannot",
@@ -152,10 +146,7 @@ def probe_host() -> Iterator[Finding]:
 
 
 def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int, looked: int) -> Iterator[Finding]:
-    """Checks that ports of cluster.port_range are free, and that the range has none of the kernel's ephemeral ports.
-
-    ephemeral: the lowest and the highest port of net.ipv4.ip_local_port_range; None: not known.
-    """
+    """Checks that ports of cluster.port_range are free, and outside of the kernel's ephemeral ones (None: unknown)."""
     low, high = wanted
     if free == 0:
         yield problem(
@@ -197,12 +188,9 @@ def _bindable(port: int) -> bool:
 
 
 def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterator[Finding]:
-    """Checks that this machine has the profile's network interface.
+    """Checks that this machine has cluster.interface.
 
-    A missing one is only a warning if runs start on other machines, which may have other interfaces.
-
-    name: cluster.interface; None: each node chooses its own.
-    queued: whether the profile's scheduler starts runs on other machines.
+    A missing one is only a warning if runs start on other machines (`queued`), which may have other interfaces.
     """
     found = sorted(known)
     if not name:
@@ -218,10 +206,7 @@ def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterat
 
 
 def temporary(folder: str, free: int | str) -> Iterator[Finding]:
-    """Checks the folder for temporary files.
-
-    free: free bytes; if the folder cannot be written to, the error as a string.
-    """
+    """Checks the folder for temporary files; free: bytes, or the error that it cannot be written to."""
     if isinstance(free, str):
         yield problem("tmp", f"{folder} cannot be written: {free}", "set TMPDIR to a folder that can")
     elif free < 256 * MIB:
@@ -295,10 +280,7 @@ def python_findings(version: tuple[int, ...], executable: str) -> Iterator[Findi
 
 
 def package_findings(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
-    """Checks the versions of the libraries, and lists the installed optional ones.
-
-    version_of: returns the installed version of a package; None: it is not installed.
-    """
+    """Checks the versions (None: not installed) of the libraries, and lists the optional ones."""
     versions, wrong = [], []
     for name, span in NEEDED.items():
         version = version_of(name)
@@ -342,10 +324,7 @@ def launcher_findings() -> Iterator[Finding]:
 
 
 def torch_findings(found: Mapping[str, Any] | str) -> Iterator[Finding]:
-    """Checks torch: its version, its backends, and how long its import took.
-
-    found: the output of LOOK_AT_TORCH as a dict; if torch cannot be imported, the error as a string.
-    """
+    """Checks torch: its version, backends and import time, from LOOK_AT_TORCH's output (a string: the error)."""
     if isinstance(found, str):
         yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
         return
@@ -386,10 +365,7 @@ def probe_torch(limit: float) -> Iterator[Finding]:
 
 
 def driver_findings(answer: str | None) -> Iterator[Finding]:
-    """Reports the GPUs of this machine.
-
-    answer: the output of nvidia-smi, a line `name, memory in MiB, driver` for each GPU; None: there is no nvidia-smi.
-    """
+    """Reports the GPUs in nvidia-smi's lines `name, memory in MiB, driver`; None: there is no nvidia-smi."""
     if answer is None:
         yield ok("gpus", "no nvidia-smi here; login nodes often have none")
         return
@@ -450,11 +426,7 @@ class Trial:
 
 
 def space_findings(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
-    """Checks the free space of the folder of runs, and that its file system is of a type that machines share.
-
-    folder: the folder as the report shows it: runs_dir, or the parent in which it will be made.
-    queued: whether the profile's scheduler starts runs on other machines.
-    """
+    """Checks the folder of runs (or its parent): free space, and (`queued`) that machines share its file system."""
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
     text = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
     if found.free < LEAST:
@@ -473,10 +445,7 @@ def space_findings(folder: str, found: Space, *, queued: bool) -> Iterator[Findi
 
 
 def trial_findings(folder: str, tried: Trial) -> Iterator[Finding]:
-    """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends.
-
-    tried: the results of `try_out` there.
-    """
+    """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends."""
     if tried.failed:
         text = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
         only_locks = all(what.endswith("lock") for what, _ in tried.failed)
@@ -497,11 +466,7 @@ def trial_findings(folder: str, tried: Trial) -> Iterator[Finding]:
 
 
 def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
-    """Checks the folder of runs or, if it does not exist, its nearest existing parent. Removes the files it makes.
-
-    folder: runs_dir as an absolute path.
-    queued: whether the profile's scheduler starts runs on other machines.
-    """
+    """Checks the folder of runs or its nearest existing parent; removes the files it makes."""
     there = folder
     while not there.is_dir() and there != there.parent:
         there = there.parent
@@ -528,10 +493,7 @@ def probe_space(folder: Path) -> Space:
 
 
 def try_out(folder: Path) -> Trial:
-    """Tries the file operations that runs need in a temporary folder inside `folder`, and removes it.
-
-    Raises OSError: the temporary folder cannot be made.
-    """
+    """Tries the file operations that runs need in a temporary folder, which it removes; OSError: it cannot be made."""
     began = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))
     failed: list[tuple[str, str]] = []

@@ -43,11 +43,7 @@ class Case:
         return self.verdict.sign or self.fault.error or ""
 
     def resume(self, *overrides: str) -> str:
-        """Returns the command that continues the run.
-
-        overrides: changes of the run's config. For a point in a pilot, which cannot be changed, they lead to an empty
-            result.
-        """
+        """Returns the command that continues the run, with changes; empty for a point in a pilot that needs some."""
         if self.rerun:  # the config of a point in a pilot is set by its sweep
             return "" if overrides else f"{self.program} {self.rerun}"
         return " ".join([f"{self.program} resume {self.name}", *overrides])

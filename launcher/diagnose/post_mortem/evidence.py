@@ -52,8 +52,8 @@ _LAUNCHER = re.compile(
 def own_frames(trace: str) -> str:
     """Returns a traceback shortened so that the user's frames stand out.
 
-    Frames of the import machinery are removed. In a traceback of more than LONG frames, each sequence of library frames
-    is shortened to a line with the number of frames left out, and the sequence's last frame.
+    Without frames of the import machinery; of more than LONG frames, a sequence of a library's is one line and the
+    last.
     """
     lines = trace.strip().splitlines()
     blocks = _blocks(lines)
@@ -108,10 +108,7 @@ def last_traceback(lines: Sequence[str]) -> str:
 
 
 def crash_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the newest frames of the crashed thread from the faulthandler's output in a log; empty: there is none.
-
-    The faulthandler's output starts with a line such as `Fatal Python error: Segmentation fault`.
-    """
+    """Returns the crashed thread's newest frames in a log, after faulthandler's `Fatal Python error: ...`, or ()."""
     begin = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("Fatal Python error: ")), None)
     if begin is None:
         return ()
@@ -127,11 +124,7 @@ def before_crash(lines: Sequence[str]) -> list[str]:
 
 
 def main_frames(stack: str) -> tuple[str, ...]:
-    """Returns the newest frames of the main thread, without the launcher's frames.
-
-    stack: the output of Python's faulthandler, which has the main thread last. If it has no frames, its first line is
-        returned.
-    """
+    """Returns the main thread's newest frames in faulthandler's output, but ours; its first line if it has none."""
     main = re.split(r"\n\s*\n", stack.strip())[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     end = next((at for at, line in enumerate(frames) if line.endswith("in _run_workload")), len(frames))
@@ -163,11 +156,7 @@ def of(seen: RunStatus) -> Evidence:
 
 
 def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None) -> Evidence:
-    """Returns the evidence about an attempt that has ended.
-
-    following: the next attempt; None: `attempt` is the last one.
-    past: the execution of the job that was this attempt, from the scheduler's history; None: not known.
-    """
+    """Returns the evidence about an attempt that has ended (None: no next attempt, no record of the scheduler)."""
     if following is None and seen.state.over:
         evidence = of(seen)
         if not evidence.unexplained:
@@ -245,11 +234,7 @@ def _forms(scheduler: Scheduler) -> list[pending.Form]:
 
 
 def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
-    """Returns the last lines of a job's output.
-
-    attempt: the attempt during which the lines were printed; None: during any.
-    following: the next attempt, before which the lines end if the same job runs it; None: there is none.
-    """
+    """Returns the last lines of a job's output, printed during an attempt (None: any) and before the next one."""
     outputs = run.outputs()
     begin, end = 0, None
     if attempt is not None:
@@ -269,10 +254,7 @@ def _started(attempt: Attempt) -> Started | None:
 
 
 def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
-    """Returns the existing log files of a rank in its last round.
-
-    kinds: which files, and in which order: `out` is standard output, `err` standard error.
-    """
+    """Returns the existing log files of a rank in its last round: `out` is standard output, `err` standard error."""
     found: dict[int, dict[str, Path]] = {}
     for path in attempt.logs.glob(f"rank-{rank}.*"):
         if match := re.fullmatch(rf"rank-{rank}(?:\.round-(\d+))?\.(\w+)", path.name):
@@ -282,11 +264,7 @@ def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")
 
 
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
-    """Returns the last lines of a file, or of a range of it; an empty list if it cannot be read.
-
-    begin, end: the range in bytes; if `end` is None, it reaches to the end of the file.
-    most: the maximum number of bytes to read, from the end of the range.
-    """
+    """Returns the last lines, in at most so many bytes, of a file or range (end=None: its end); [] if unreadable."""
     try:
         data, start = run_files.read_range(path, begin, end, most)
     except OSError:
@@ -296,20 +274,13 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
 
 
 def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
-    """Returns all executions of a job that the scheduler remembers, oldest first; empty if it does not answer.
-
-    job_id: id of the job, which has several executions if it was requeued; None: the run has no job.
-    """
+    """Returns all executions of a job (several if requeued) that the scheduler remembers, oldest first."""
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     return [] if job_id is None else scheduler.history(job_id, seen.plan.cluster.submit_timeout)
 
 
 def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool) -> JobExecution | None:
-    """Returns the execution of the job that was an attempt; None: the scheduler does not remember it.
-
-    pasts: the executions of the job, oldest first.
-    last: whether `attempt` is the last attempt of its run, and over.
-    """
+    """Returns the execution that was an attempt (`last`: the run's, and over), or None; pasts: oldest first."""
     if last and pasts:
         return pasts[-1]
     started = _started(attempt)

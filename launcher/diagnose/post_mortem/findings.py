@@ -106,12 +106,9 @@ def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
 
 
 def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
-    """Returns the findings about an attempt. Reads its files, and queries the scheduler's history of its job.
+    """Returns the findings about an attempt, from its files and the scheduler's history of its job.
 
-    attempt: one of the run's attempts; None: the run had none.
-    following: the next attempt; None: `attempt` is the last one.
-    name: the run, as the user named it on the command line.
-    program: the command of the launcher, as the user typed it; for commands to copy.
+    name, program: the run and the launcher's command, as the user typed them; for commands to copy.
     """
     if attempt is None:
         evidence = known.of(seen)
@@ -147,10 +144,9 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
 
 
 def has_saved(plan: JobPlan, started: Started | None) -> bool:
-    """Returns whether a run has a checkpoint; true also if its folder cannot be read now.
+    """Returns whether a run has a checkpoint, or one that is unreadable now.
 
-    started: the start of the run's first attempt. Files that the user's own code has written since then count as
-        checkpoints, too. None: the run has not started.
+    started: the first attempt. Files that the user's own code has written since then count, too; None: not started.
     """
     try:
         if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:

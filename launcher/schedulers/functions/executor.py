@@ -35,11 +35,10 @@ from launcher.schedulers.run_command import Refused, submit_once
 
 
 def add_ours() -> None:
-    """Appends the executors of registry.FUNCTIONS to submitit's list, unless they are in it.
+    """Appends the executors of registry.FUNCTIONS to submitit's list of plug-ins once that is loaded.
 
-    Does nothing before submitit has loaded its plug-ins. `submitit.core.plugins.get_executors` loops over the list and
-    calls `name()` of each executor. `FunctionExecutor.name` calls this function, so the same loop also reaches the
-    executors appended here.
+    `submitit.core.plugins.get_executors` loops over the list and calls `name()` of each executor.
+    `FunctionExecutor.name` calls this function, so the same loop also reaches the executors appended here.
     """
     if plugins._get_plugins.cache_info().currsize:
         executors, _ = plugins._get_plugins()
@@ -71,21 +70,12 @@ class JobWatcher(core.InfoWatcher):
         self._misses: dict[str, int] = {}
 
     def register(self, job_id: str, file: Path) -> None:
-        """Watches a job, and the jobs that continue it.
-
-        Args:
-            job_id: id of the first job.
-            file: path of the file to which the ids of the continuing jobs are appended (`resubmissions`).
-        """
+        """Watches a job, and the jobs that continue it, whose ids are appended to `file` (`resubmissions`)."""
         self._files[job_id] = file
         self.register_job(job_id)
 
     def current(self, job_id: str) -> str:
-        """Returns the id of the latest job that continues this job, or `job_id` if none does.
-
-        Raises:
-            QueryError: the file of the job's resubmissions cannot be read now.
-        """
+        """Returns the id of the latest job that continues this job, or `job_id`. Raises QueryError: unknown now."""
         lines = _read_optional(self._files[job_id]).split() if job_id in self._files else []
         return lines[-1] if lines else job_id
 
@@ -121,12 +111,7 @@ class JobWatcher(core.InfoWatcher):
         self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Returns the job's state, with Slurm's state names; FORGOTTEN for an ended job without a record.
-
-        Args:
-            job_id: id of the first job.
-            mode: submitit's query mode; with `cache`, nothing is queried.
-        """
+        """Returns the first job's state in Slurm's names; FORGOTTEN: ended, no record. Mode `cache` queries nothing."""
         info = self.get_info(job_id, mode)
         if info.get("State") == OVER and mode != "cache":
             try:
@@ -167,14 +152,7 @@ class FunctionJob(core.Job[Any]):
         return None
 
     def cancel(self, check: bool = True) -> None:
-        """Cancels the latest job that continues this one.
-
-        Args:
-            check: whether to raise errors.
-
-        Raises:
-            QueryError: with `check`, the scheduler refuses or does not answer.
-        """
+        """Cancels the latest job that continues this one; with `check`, raises QueryError."""
         try:
             self.scheduler.queries().cancel(self.watcher.current(self.job_id))
         except QueryError:
@@ -247,11 +225,6 @@ class FunctionExecutor(core.PicklingExecutor):
         return params
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        """Validates and sets parameters.
-
-        Raises:
-            ValueError: a parameter does not exist, or its value is invalid.
-        """
         self.scheduler.parameters.of({**self.parameters, **kwargs})
         super()._internal_update_parameters(**kwargs)
 
@@ -291,10 +264,7 @@ class FunctionExecutor(core.PicklingExecutor):
     def _submit_part(
         self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        """Submits the functions with these indices as an array; one function becomes a plain job.
-
-        PBS has no arrays of one element.
-        """
+        # PBS has no arrays of one element
         uid = uuid.uuid4().hex
         parameters = self._request
         script, job_file, id_file = (folder / f".{uid}.{kind}" for kind in ("sh", "json", "job"))
@@ -350,7 +320,7 @@ class FunctionExecutor(core.PicklingExecutor):
             )
 
     def _environment(self, folder: Path) -> Path:
-        """Writes this process's environment to a file that equal environments share, and returns its path."""
+        # Equal environments share a file
         text = os.fsencode(self.scheduler.exports(dict(sorted(os.environ.items()))))
         path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
         if not path.exists():
@@ -371,11 +341,6 @@ class FunctionExecutor(core.PicklingExecutor):
 
 
 def _read_optional(file: Path) -> str:
-    """Returns the text of a file that a job writes; empty if the file does not exist.
-
-    Raises:
-        QueryError: the file cannot be read now.
-    """
     try:
         return unwrap(read_text(file)) or ""
     except UnavailableError as error:
@@ -388,7 +353,7 @@ def _remove(*paths: Path) -> None:
 
 
 def _umask() -> int:
-    """Returns this process's umask, from /proc if possible: os.umask() would briefly change it for other threads."""
+    # From /proc if possible: os.umask() would briefly change it for other threads
     with contextlib.suppress(OSError):
         if match := re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE):
             return int(match[1], 8)

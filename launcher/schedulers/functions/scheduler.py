@@ -31,17 +31,10 @@ class FunctionQueries(Queries, Protocol):
     """Queries and commands of a scheduler, with a command that submits a script."""
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a job script, and returns the job's id.
+        """Submits a job script (`-`: `text` through stdin), and returns the job's id.
 
-        Args:
-            script: path of the script; `-` with `text`.
-            environment: environment of the submission command.
-            arguments: further options of the submission command.
-            text: text of the script, which is sent to the command's stdin.
-
-        Raises:
-            Refused: the scheduler refused the job.
-            NoAnswer: the reply was lost, so the job may or may not exist.
+        Raises Refused: the scheduler refused the job.
+        Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
 
 
@@ -93,10 +86,8 @@ class FunctionScheduler(ABC):
     def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
         """Returns the script and the qsub options of a plain job that continues a job or array element.
 
-        Args:
-            script: script of the checkpointed job or array.
-            token: unique text that is stored with the new job, so that a later query can find it.
-            first: id of the first job of the chain, by which submitit knows all its jobs; passed on in FIRST_JOB.
+        token: unique text that is stored with the new job, so that a later query can find it.
+        first: id of the first job of the chain, by which submitit knows all its jobs; passed on in FIRST_JOB.
         """
 
 
@@ -169,14 +160,10 @@ class Parameters(ABC):
 
     @classmethod
     def of(cls: type[P], given: Mapping[str, Any], folder: Path = Path("/")) -> P:
-        """Parses and validates the parameters that a user has given.
+        """Parses and validates the parameters that a user has given; None selects the default.
 
-        Args:
-            given: values by parameter name; None selects the default.
-            folder: directory of the job's output, whose name is validated too.
-
-        Raises:
-            ValueError: a parameter does not exist, or its value or the folder's name is invalid.
+        folder: directory of the job's output, whose name is validated too.
+        Raises ValueError: a parameter does not exist, or its value or the folder's name is invalid.
         """
         for name in given:
             if name not in cls.names():
@@ -228,14 +215,8 @@ class Parameters(ABC):
     def directive_lines(self, folder: str, token: str, array: str | None) -> list[str]:
         """Returns the directive lines of the job script without their prefix (`#PBS`), with quoted values.
 
-        Args:
-            folder: directory of the job script's output.
-            token: unique text that is stored with the job, so that a later query can find the job.
-            array: indices and throttle of an array (`0-14%4`); None: a plain job.
-
-        Raises:
-            ConfigError: a value cannot be written in a directive line, or `directives` has an option of another
-                parameter.
+        folder: directory of the job script's output; array: indices and throttle (`0-14%4`); None: a plain job.
+        Raises ConfigError: a value cannot be written in a line, or `directives` has an option of another parameter.
         """
 
     def script(
@@ -244,15 +225,12 @@ class Parameters(ABC):
     ) -> tuple[str, FunctionFile]:  # fmt: skip
         """Returns the script of a job or of an array, and what its driver reads in PAYLOAD.json.
 
-        Args:
-            executor: name of the executor in submitit.
-            folder: submitit's folder; may contain %j.
-            payload: path of the payload files, without their ending `_INDEX.pkl`.
-            environment: path of the shell file with the job's environment.
-            python: shell command that starts Python in the tasks; None: this interpreter.
-            token: unique text that is stored with the job, so that a later query can find the job.
-            indices: indices of the array elements; a single index gives a plain job.
-            umask: umask of the function's process.
+        folder: submitit's folder; may contain %j.
+        payload: path of the payload files, without their ending `_INDEX.pkl`.
+        environment: path of the shell file with the job's environment.
+        python: shell command that starts Python in the tasks; None: this interpreter.
+        indices: indices of the array elements; a single index gives a plain job.
+        umask: umask of the function's process.
         """
         templates.quote(folder)  # refuses control characters
         whole, workdir = folder_of(folder), os.getcwd()
@@ -299,7 +277,6 @@ class Parameters(ABC):
         return text, job
 
     def _start(self) -> list[str]:
-        """Returns the arguments of Python that start the tasks when there are several."""
         return tasks.command(
             "", self.nodes, self.tasks_per_node, GRACE, starter="mpiexec" if self._mpiexec else self.starter,
             mpiexec=self._mpiexec, keep_going=True,
@@ -307,13 +284,11 @@ class Parameters(ABC):
 
     @property
     def _mpiexec(self) -> Sequence[str]:
-        """The argv of an mpiexec that starts the tasks; empty: `starter` starts them."""
         return ()
 
 
 def folder_of(folder: Path) -> Path:
     """Returns submitit's folder up to the first component with a job-specific placeholder (%j, %A, %a, %t)."""
-    # Lazily: submitit takes 45 ms
     from submitit.core.utils import JobPaths
 
     return JobPaths.get_first_id_independent_folder(folder)

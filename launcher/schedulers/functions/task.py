@@ -48,11 +48,7 @@ def resubmissions(paths: utils.JobPaths) -> Path:
 
 
 def link_as(file: Path, name: Path) -> None:
-    """Makes a hard link `name` to a file unless `name` exists. Copies it, atomically, where hard links do not work.
-
-    Raises:
-        OSError: neither is possible.
-    """
+    """Makes a hard link `name` (a copy where links do not work) unless it exists; raises OSError."""
     run_files.make_folder(name.parent)
     try:
         os.link(file, name)
@@ -149,7 +145,7 @@ class FunctionEnvironment(job_environment.JobEnvironment):
 
 
 class _Handler(job_environment.SignalHandler):
-    """submitit's signal handler, which takes the deadline from LAUNCHER_DEADLINE instead of an estimate."""
+    # submitit's, with the deadline from LAUNCHER_DEADLINE instead of an estimate
 
     env: FunctionEnvironment
 
@@ -190,15 +186,11 @@ class _Handler(job_environment.SignalHandler):
 def main(folder: str, *options: str) -> int:
     """Calls the submitted function, redirects its output to submitit's log files, and writes its result.
 
-    Returns:
-        DONE, or NO_RETRY or RESUME of launcher/errors.py if the folder is not usable or not readable now.
-
-    Raises:
-        Exception: the exception of the function, after submitit has written it as the job's result.
+    Returns DONE, or NO_RETRY or RESUME of launcher/errors.py if the folder is not usable or not readable now.
+    Raises Exception: that of the function, after submitit has written it as the job's result.
     """
     guard.start()
     os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # the starter of several tasks has another umask
-    # Lazily: submitit takes 45 ms, and the guard comes first
     from submitit.core import plugins
     from submitit.core.submission import process_job
     from submitit.core.utils import JobPaths

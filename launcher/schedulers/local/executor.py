@@ -20,7 +20,7 @@ from launcher.schedulers.job_environment import job_environment
 
 
 class _NoWatcher(core.InfoWatcher):
-    """submitit's watcher of job states, without a query: a local job's state is read from its process."""
+    # Without a query: a local job's state is read from its process
 
     def update(self) -> None:
         pass

@@ -28,7 +28,6 @@ class LocalScheduler(Scheduler):
     on_this_machine = True
 
     def executor(self) -> type[RunExecutor]:
-        # Lazily: submitit takes 45 ms, and only a submission needs it
         from launcher.schedulers.local.executor import LocalExecutor
 
         return LocalExecutor

@@ -171,10 +171,7 @@ def amount(resource: str, value: str) -> int | None:
 
 
 def estimate(record: Mapping[str, Any]) -> float | None:
-    """Returns a job's estimated start in seconds since the epoch, or None if PBS has not estimated it.
-
-    qstat prints `estimated.start_time` as a number in JSON, or as `Sat Nov 21 22:00:00 2026`.
-    """
+    """Returns a job's estimated start (since the epoch), or None; qstat prints a number or `Sat Nov 21 22:00:00`."""
     estimated = record.get("estimated")
     text = str(estimated.get("start_time", "") if isinstance(estimated, Mapping) else "")
     text = text or str(record.get("estimated.start_time", ""))
@@ -232,10 +229,7 @@ def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
 
 
 def most_on_each(nodes: Sequence[Node], chunk: Chunk, wanted: int, resource: str) -> int:
-    """Returns the largest amount of a resource that each of `wanted` nodes has free, with the chunk's other resources.
-
-    Returns 0 if fewer nodes have the other resources free.
-    """
+    """Returns how much of a resource each of `wanted` nodes has free, beside the chunk's others; 0: too few nodes."""
     rest = Chunk({key: value for key, value in chunk.amounts.items() if key != resource}, chunk.others)
     free = sorted((node.free.get(resource, 0) for node in fitting(nodes, rest)), reverse=True)
     return free[wanted - 1] if len(free) >= wanted else 0

@@ -90,10 +90,7 @@ class PBS:
     terse: ClassVar[tuple[str, ...]] = ()
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
-        """Runs a command, and returns its standard output.
-
-        Raises QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
-        """
+        """Returns the output of a command; raises QueryError unless it exits in time with a code in `good`."""
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
@@ -117,11 +114,6 @@ class PBS:
         return None if record is None else parse_record(pbs_id(job_id), record)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the records of these jobs by `short` id. Jobs without a record are omitted.
-
-        Up to FEW jobs are queried one by one, for their full records; more jobs with one list of the history. qstat
-        would open a connection for each id.
-        """
         if len(job_ids) > FEW:
             history = self.history()
             return {key: history[key] for key in map(short, job_ids) if key in history}
@@ -152,10 +144,7 @@ class PBS:
         return None
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns the token of jobs and arrays, and the path of a file in their script's folder, by job number.
-
-        Runs one or two commands for each number.
-        """
+        # One or two commands for each number
         found = {}
         for number in numbers:
             for job_id in (number, f"{number}[]"):
@@ -171,10 +160,6 @@ class PBS:
         return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the live or ended job with this name and token, or None if there is none.
-
-        Raises QueryError: PBS did not answer, so it is unknown whether such a job exists.
-        """
         ids: set[str] = set()
         for also_over in ([], ["-x"]):
             ids.update(self.run("qselect", *also_over, "-u", getpass.getuser(), "-N", name).split())
@@ -189,13 +174,10 @@ class PBS:
         return Request(["qsub", *arguments, script], kept)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a script with qsub, and returns the job's id.
+        """Submits a script (`-`: `text` through stdin) with qsub, and returns the job's id.
 
         Without -f, qsub leaves a background process through which later qsubs submit. This is faster, but a submission
         can then succeed after its qsub has exceeded the timeout.
-
-        script: path of the script; `-` with `text`.
-        text: text of the script, which is sent to qsub's stdin.
         Raises Refused: PBS refused the job; the text has its message and a hint.
         Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
@@ -219,10 +201,6 @@ class PBS:
         return ["-f", *([] if token is None else ["-v", f"{TOKEN}={token}"]), *dependency(jobs)]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
-
-        Raises QueryError: PBS does not answer, or refuses.
-        """
         self.run("qalter", *dependency(jobs), job_id)
 
     def _hint(self, code: int, words: str) -> str | None:
@@ -276,10 +254,7 @@ class PBS:
         return self.max_subjobs(settings_of(plan, PBSSettings).queue)
 
     def max_subjobs(self, queue: str | None) -> int | None:
-        """Returns the maximum number of subjobs of an array in a queue, or None without a limit.
-
-        queue: name of the queue; None: the default queue.
-        """
+        """Returns the maximum number of subjobs of an array in a queue (None: the default one); None: no limit."""
         server = self._server()
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
         if queue:
@@ -295,11 +270,9 @@ class PBS:
 
 
 def short(job_id: str) -> str:
-    """Returns a job id without the server, and with the subjob in brackets.
+    """Returns a job id without the server, and with the subjob in brackets; raises ValueError if it is none of PBS.
 
     150[5].pbs-srv and submitit's 150.pbs-srv_5 both become 150[5]. qstat truncates long ids, but never their number.
-
-    Raises ValueError: this is not the id of a PBS job.
     """
     match = re.match(r"(\d+)(\[\d*\])?", job_id)
     if match is None:
@@ -333,10 +306,7 @@ def _number(job_id: str) -> int:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of `qstat -w -s -u USER`; returns jobs by `short` id.
-
-    A job has a line of eleven columns, followed by its indented comment.
-    """
+    """Parses the output of `qstat -w -s -u USER`, eleven columns and an indented comment, into jobs by `short` id."""
     jobs: dict[str, SchedulerJob] = {}
     last = None
     for line in text.splitlines():
@@ -418,13 +388,11 @@ def _signal(status: str) -> int | None:
 
 
 def section(text: str, name: str) -> dict[str, Any]:
-    """Returns a section of the output of `qstat -F json`, with all values as texts.
+    """Returns a section of the output of `qstat -F json`, with all values as texts; {} if there is none.
 
     qstat's JSON may be invalid: anything like a number has no quotes (`inf`, `+5`, `5.`), and quotes, backslashes and
     line breaks in a text are not always escaped. But each value starts on a new line, and ends where the next one
     starts or the section is closed. So each value is cut out and quoted again before the text is parsed.
-
-    name: name of the section, such as `Jobs`; {} if the output does not have it.
     Raises QueryError: the output cannot be parsed.
     """
     try:

@@ -42,9 +42,8 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
-    """Checks that a plan's queue (default: the server's default queue) exists and would accept the job.
+    """Returns the queue in which a plan's job will run; None: the server or a routing queue chooses it.
 
-    Returns the name of the queue in which the job will run, or None if the server or a routing queue chooses it.
     Raises ConfigError: the queue does not exist, or would refuse the job.
     """
     known = {queue.name: queue for queue in queues}
@@ -71,19 +70,13 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
 
 
 def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
-    """Checks that a plan's job could start on the nodes that its queue may use.
-
-    Raises ConfigError: the job could never start. PBS would accept it, and leave it pending for ever.
-    """
+    """Raises ConfigError if a job could never start on its queue's nodes: PBS leaves it pending for ever."""
     if problem := never(plan, groups):
         raise ConfigError(problem)
 
 
 def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
-    """Returns why a plan could never start on these nodes, with the fix, or None if it could.
-
-    Returns None without any nodes, too, because then the site's nodes are not known.
-    """
+    """Returns why a plan could never start on these nodes, with the fix; None if it could, or there are none."""
     settings = settings_of(plan, PBSSettings)
     where = f"queue {settings.queue}" if settings.queue else "this PBS"
     total = sum(group.nodes for group in groups)
@@ -146,7 +139,7 @@ def _refusals(plan: JobPlan, queue: Queue, where: str) -> list[str]:
 
 
 def compare(plan: JobPlan) -> tuple[str, ...]:
-    """Checks a plan against the live queues and nodes, and returns notes for the user.
+    """Returns notes on a plan from the live queues and nodes.
 
     Raises ConfigError: PBS would refuse the job or could never start it, or the nodes cannot see its run directory.
     """
@@ -327,10 +320,9 @@ class PBSSite(Site):
 
 
 def survey(pbs: PBS, version: str) -> PBSSite:
-    """Collects the facts of a site, with four commands.
+    """Collects the facts of a site, with four commands; raises QueryError without the queues.
 
     version: version of qsub, used if the server does not report its own.
-    Raises QueryError: the query of the queues failed. Facts of other failed queries are left out.
     """
     ask = ErrorCollector()
     queues = tuple(pbs.queues())
@@ -344,9 +336,7 @@ def survey(pbs: PBS, version: str) -> PBSSite:
 
 
 def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | None, str]:
-    """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
-
-    The first that exists is chosen: the wanted queue, the default queue, the only queue that all users can use.
+    """Chooses a profile's queue: the wanted, the default or the only public one; with the reason; (None, "").
 
     Raises ConfigError: the wanted queue does not exist.
     """

@@ -283,11 +283,7 @@ def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
 
 
 def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
-    """Returns a line for each limit that may keep the job pending, with its value and where it is set.
-
-    queue: attributes of the job's queue; None: not known.
-    server: attributes of the server; None: not known.
-    """
+    """Returns a line for each known limit that may keep the job pending, with its value and where it is set."""
     found = []
     if queue is not None and not queue.started:
         found.append(f"queue {queue.name}: started = False")

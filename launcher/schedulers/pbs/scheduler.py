@@ -49,7 +49,6 @@ class PBSScheduler(Queue):
         return Allocation(len(hosts_of(read_nodes(environ, "PBS_NODEFILE"))), "pbsdsh", job=environ["PBS_JOBID"])
 
     def executor(self) -> type[RunExecutor]:
-        # Lazily: submitit takes 45 ms, and only a submission needs it
         from launcher.schedulers.pbs.executor import PBSRunExecutor
 
         return PBSRunExecutor
@@ -58,25 +57,21 @@ class PBSScheduler(Queue):
         return "mpiexec" if isinstance(cluster, PBSSettings) and cluster.mpiexec else "pbsdsh"
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.pbs import script
 
         return script.letters(values)
 
     def command_options(self) -> Mapping[str, bool | None]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.pbs import script
 
         return script.command_options()
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.pbs import script
 
         return script.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.pbs import script
 
         return script.lines(plan, token, array, folder)
@@ -103,7 +98,6 @@ class PBSScheduler(Queue):
         return "[" not in pbs_id(job_id)  # qsub: illegal -W value
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        # Lazily: up to 10 ms, and states of jobs need none of it
         from launcher.schedulers.pbs import limits
 
         return limits.compare(plan)
@@ -115,14 +109,12 @@ class PBSScheduler(Queue):
         return environ.get("PBS_JOBID", "")
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
-        # Lazily: 5 ms, and only a job that submits another one needs it
         from launcher.schedulers import environment_file
         from launcher.schedulers.pbs import task_starters
 
         return environment_file.within_job(plan, run, task_starters.find("qsub"))
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs import pending
         from launcher.schedulers.pbs.capacity import ResourceQueries
 
@@ -146,13 +138,11 @@ class PBSScheduler(Queue):
         return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
 
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs import limits
 
         return limits.check(cluster, PBS(timeout), detect().version)
 
     def survey(self, timeout: float) -> PBSSite:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs import limits
 
         return limits.survey(PBS(timeout), detect().version)

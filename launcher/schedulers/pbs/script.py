@@ -173,11 +173,8 @@ def check_folder(path: str) -> None:
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """Returns the request of a run's job.
+    """Returns the request of a run's job; arguments as for `Scheduler.directives`.
 
-    token: unique text by which a later query finds the job.
-    array: indices and throttle of an array (`0-14%4`); None: a plain job.
-    folder: directory of the job's output; None: the run directory.
     Raises ConfigError: a resource cannot be written into a select statement, or cluster.totals contradicts
         cluster.chunk.
     """
@@ -217,7 +214,7 @@ def line(letter: str, value: Any) -> str:
 
 
 def letters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Validates cluster.directives, and returns the values by option letter; a list repeats the option.
+    """Returns cluster.directives by option letter; a list repeats the option.
 
     Raises ConfigError: a name is not the letter of an option, or its value is neither text nor a number.
     """
@@ -233,11 +230,7 @@ def letters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
-    """Returns the resources of one node's chunk by name, as the select statement takes them.
-
-    ngpus: number of GPUs; 0 is left out.
-    mem: memory in bytes; None: not requested.
-    """
+    """Returns the resources of one node's chunk by name; 0 GPUs and no memory (in bytes) are left out."""
     return {
         "ncpus": ncpus,
         "mpiprocs": mpiprocs,
@@ -255,18 +248,12 @@ def totals(nodes: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def place(nodes: int) -> str | None:
-    """Returns the default place statement; None for one node.
-
-    Without the default, `scatter`, PBS may place several chunks on one node.
-    """
+    """Returns the place statement for several nodes, else None: by default PBS may place chunks on one node."""
     return "scatter" if nodes > 1 else None
 
 
 def select(nodes: int, chunk: Mapping[str, Any]) -> str:
-    """Returns the select statement for equal chunks, one per node. Resources with the value None are left out.
-
-    Raises ConfigError: a name or a value has characters that are not allowed in a select statement.
-    """
+    """Returns the select statement for equal chunks, one a node, without values None; raises ConfigError."""
     words = [str(nodes)]
     for name, value in chunk.items():
         if value is None:
@@ -282,10 +269,7 @@ def select(nodes: int, chunk: Mapping[str, Any]) -> str:
 
 
 def chunks(statement: str) -> int:
-    """Returns the number of chunks of a select statement (`2:ncpus=4+ncpus=1` -> 3).
-
-    Raises ConfigError: the text is not a select statement.
-    """
+    """Returns the number of chunks of a select statement (`2:ncpus=4+ncpus=1` -> 3); raises ConfigError."""
     counts = [re.match(r"(\d+)(?::|$)|[A-Za-z]", part) for part in statement.split("+")]
     if not all(counts):
         raise ConfigError(f"select={statement!r} is not a select statement such as 2:ncpus=4:ngpus=1")

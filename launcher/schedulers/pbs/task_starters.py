@@ -159,13 +159,9 @@ def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: 
 
 
 class PbsTask:
-    """A task on any node, as the starter on the job's first node sees it through the task's files.
-
-    Each read opens a file again, because only then does NFS show the newest content.
+    """A task on any node, as the job's first node sees it through its files, opened anew (NFS) for each read.
 
     line: index of the host's first line in PBS's node file, for pbsdsh -n.
-    number: index of the task among all tasks of the job.
-    node: index of the task's node.
     """
 
     def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
@@ -340,10 +336,7 @@ def _guarded(tasks: Sequence[PbsTask], environment: TaskEnvironment) -> Iterator
 
 
 def find(command: str = "pbsdsh") -> str | None:
-    """Returns the path of a PBS command on PATH, else in PBS_EXEC of pbs.conf, because a job's PATH may lack it.
-
-    Returns None if it is in neither.
-    """
+    """Returns the path of a PBS command on PATH, else in PBS_EXEC of pbs.conf (a job's PATH may lack it), or None."""
     folders = [os.environ.get("PATH", os.defpath)]
     with contextlib.suppress(OSError):
         text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
@@ -352,11 +345,7 @@ def find(command: str = "pbsdsh") -> str | None:
 
 
 def run_pbsdsh(request: task_group.TaskRequest) -> int:
-    """Starts the tasks on the first hosts of the job, and waits until all of them have ended.
-
-    Returns:
-        The exit status of the first failed task, else 0; NO_RETRY if pbsdsh is missing or the job has too few hosts.
-    """
+    """Starts the tasks on the job's first hosts; returns the first failed status, NO_RETRY if it cannot, else 0."""
     folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
     os.umask(0o077)
     pbsdsh = find()
@@ -416,10 +405,7 @@ exec {command}
 
 
 def run_mpiexec(request: task_group.TaskRequest) -> int:
-    """Runs `MPIEXEC bash SCRIPT`, where MPIEXEC is `request.mpiexec`, and waits until it exits.
-
-    Returns the exit status of mpiexec (128 + N after signal N), or NO_RETRY if it cannot be started.
-    """
+    """Runs `MPIEXEC bash SCRIPT`; returns its exit status (128 + N after signal N), NO_RETRY if it cannot start."""
     folder, words = request.folder, request.mpiexec
     os.umask(0o077)
     folder.mkdir()

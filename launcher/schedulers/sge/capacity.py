@@ -124,10 +124,7 @@ class ResourceQueries:
         return parse_complexes(self.sge.run("qconf", "-sc"))
 
     def verified(self, job: str) -> tuple[str, bool]:
-        """Verifies a pending job as if no other job existed (`qalter -w v`).
-
-        Returns the messages, and whether the job could never start.
-        """
+        """Returns what `qalter -w v` says of a job as if it were alone, and whether it could never start."""
         said = self.sge.run("qalter", "-w", "v", job, good=(0, 1))
         return said, "no suitable queues" in said
 
@@ -149,10 +146,7 @@ def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
 
 
 def queue_of(values: Mapping[str, str]) -> ClusterQueue:
-    """Converts the attributes in `qconf -sq` to a queue: what at least one of its hosts gives.
-
-    A value may differ by host or host group: `01:00:00,[@long=INFINITY]`.
-    """
+    """Converts `qconf -sq`, whose values may differ by host group (`01:00:00,[@long=INFINITY]`), to what one has."""
     found = {key: [value.partition(",[")[0].strip(), *BY_HOST.findall(value)] for key, value in values.items()}
     limits = [[seconds(each) for each in found.get(name, [])] for name in ("h_rt", "s_rt")]
     longest = [max(each for each in limit if each is not None) for limit in limits if limit and None not in limit]

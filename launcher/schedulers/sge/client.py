@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 
 
 def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Returns the path of a Grid Engine command, or None if it is not found.
-
-    Searches PATH, then the PATH of the submission (SGE_O_PATH) and $SGE_ROOT/bin/ARCH, because a node's PATH may lack
-    the commands.
-
-    environ: environment to search with; None: that of this process.
-    """
+    """Returns the path of a Grid Engine command: on PATH, SGE_O_PATH (the submission's) or in $SGE_ROOT/bin/ARCH."""
     environ = os.environ if environ is None else environ
     root, arch = environ.get("SGE_ROOT"), environ.get("SGE_ARCH") or environ.get("ARC")
     folders = [environ.get("PATH", ""), environ.get("SGE_O_PATH", "")]
@@ -57,10 +51,7 @@ def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def hosts_of(pe_hostfile: str) -> list[str]:
-    """Returns the distinct hosts of a job in the order of the file; the first one runs the job script.
-
-    pe_hostfile: text of the file, with a line `HOST SLOTS QUEUE PROCESSORS` for each host and queue.
-    """
+    """Returns the hosts in a PE_HOSTFILE's lines `HOST SLOTS QUEUE PROCESSORS`; the first runs the job script."""
     return list(dict.fromkeys(line.split()[0] for line in pe_hostfile.splitlines() if line.strip()))
 
 
@@ -92,10 +83,7 @@ class SGE:
     terse: ClassVar[tuple[str, ...]] = ("-terse",)
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
-        """Runs a command, and returns its standard output.
-
-        Raises QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
-        """
+        """Returns the output of a command; raises QueryError unless it exits in time with a code in `good`."""
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
@@ -115,11 +103,6 @@ class SGE:
         return self.ended_family(array_of(job_id)).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the accounting records of these jobs by id. Jobs without a record are omitted.
-
-        Up to FEW jobs or arrays are queried one by one; more with one query for all jobs of the user. qacct reads its
-        whole file for each query.
-        """
         if len({array_of(each) for each in job_ids}) > FEW:
             found = self._accounting("-o", getpass.getuser(), "-j")
             return {job_id: found[job_id] for job_id in job_ids if job_id in found}
@@ -149,19 +132,12 @@ class SGE:
         return self.run("qacct", *arguments)
 
     def details(self, job: str) -> Element | None:
-        """Returns the XML tree of `qstat -j` with all attributes of live jobs, or None if there are none.
-
-        job: job numbers separated by commas, or a job name.
-        """
+        """Returns qstat's XML with all attributes of live jobs (numbers with commas, or a name), or None."""
         answer = self.run("qstat", "-xml", "-j", job, good=(0, 1))
         root = parsed(answer)
         return None if root.tag == "unknown_jobs" or root.find(".//JB_job_number") is None else root
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns the token of live jobs and arrays, and the path of a file in their script's folder, by job number.
-
-        Runs one command.
-        """
         root = self.details(",".join(numbers)) if numbers else None
         found = {}
         for job in () if root is None else jobs_of(root):
@@ -171,10 +147,6 @@ class SGE:
         return found
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the live job with this name and token, or None if there is none.
-
-        Raises QueryError: Grid Engine did not answer, so it is unknown whether such a job exists.
-        """
         root = self.details(name)
         jobs = [] if root is None else jobs_of(root)
         numbers = [job.findtext("JB_job_number") for job in jobs if _token(job) == token]
@@ -220,18 +192,10 @@ class SGE:
         return [*([] if token is None else ["-ac", f"{TOKEN}={token}"]), *dependency(jobs)]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
-
-        Raises QueryError: Grid Engine does not answer, or refuses.
-        """
         self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
 
     def cancel(self, *job_ids: str) -> None:
-        """Cancels jobs. A job that has ended already or is being deleted is no error.
-
-        Raises AnswerLost: it is unknown whether the job was cancelled.
-        Raises QueryError: Grid Engine was not reached, or refuses.
-        """
+        """Cancels jobs, ended ones too. Raises AnswerLost if it is unknown whether, QueryError if not."""
         done = query("qdel", *map(sge_id, job_ids), timeout=self.timeout, environment=os.environ, good=(0, 1))
         lines = f"{done.stdout}\n{done.stderr}".splitlines()
         problem = " ".join(" ".join(line for line in lines if not CANCELLED.search(line)).split())
@@ -243,10 +207,6 @@ class SGE:
             raise QueryError(f"qdel failed (exit {done.returncode}): {problem or 'no message'}")
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Lets at most `most` elements of an array run at once.
-
-        Raises QueryError: Grid Engine does not answer, or refuses.
-        """
         self.run("qalter", "-tc", str(most), array_of(job_id))
 
     def max_array_size(self, plan: JobPlan | None = None) -> int | None:
@@ -267,10 +227,7 @@ HINTS = (
 
 
 def command_line(script: str) -> list[str]:
-    """Returns the qsub options in a script's lines `#qsub -g GROUP`, for the command line of qsub.
-
-    Altair's qsub takes some options only from the command line, not from a #$ line.
-    """
+    """Returns the qsub options in lines `#qsub -g GROUP`: Altair's qsub takes some on its command line only."""
     return shlex.split(" ".join(re.findall(r"^#qsub (-.*)$", script, re.MULTILINE)))
 
 
@@ -289,11 +246,7 @@ def sge_id(job_id: str) -> str:
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome.
-
-    A job cannot depend on one array element, so the dependency is on the whole array. Ended jobs are ignored by
-    Grid Engine.
-    """
+    """Returns the options with which a job starts when all `jobs` have ended; for an element, its whole array."""
     return ["-hold_jid", ",".join(dict.fromkeys(map(array_of, jobs)))] if jobs else []
 
 
@@ -323,10 +276,7 @@ def state_of(letters: str) -> JobState:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of `qstat -xml -g d`; returns jobs and array elements by id.
-
-    Raises QueryError: the output cannot be parsed.
-    """
+    """Parses `qstat -xml -g d` into jobs and array elements by id; raises QueryError."""
     jobs: dict[str, SchedulerJob] = {}
     for each in parsed(text).iter("job_list"):
         letters, number = each.findtext("state", ""), each.findtext("JB_job_number", "")
@@ -349,12 +299,7 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Counts the jobs in the output of `qstat -xml -r -g d` by the queue in which they run or wait.
-
-    A pending job counts in each queue that it requests; "" is the total.
-
-    Raises QueryError: the output cannot be parsed.
-    """
+    """Counts the jobs in `qstat -xml -r -g d` by each queue that they run in or request ("": all); QueryError."""
     found: Counter[str] = Counter()
     for each in parsed(text).iter("job_list"):
         queues = each.findtext("queue_name", "") or each.findtext("hard_req_queue", "")
@@ -417,11 +362,7 @@ def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
 
 
 def parsed(text: str) -> Element:
-    """Parses the XML output of a command; without a known job, returns an element `unknown_jobs`.
-
-    Raises QueryError: the output is not valid XML.
-    """
-    # Lazily: 2 ms, and submissions need none of it
+    """Parses a command's XML (`unknown_jobs` if it knows none); raises QueryError if it is not valid."""
     from xml.etree import ElementTree
 
     # qstat prints elements of `unknown_jobs` with names that are empty or start with a digit, which is invalid XML.

@@ -47,10 +47,9 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
-    """Checks that a queue of the plan (any queue if the plan names none) could run the plan's job.
+    """Returns the queues that could run the plan's job (all, if it names patterns only).
 
-    Returns the queues that could run the job; all queues if the plan names only patterns.
-    Raises ConfigError: a queue does not exist, or no queue allows the plan's wall time and parallel environment.
+    Raises ConfigError: a queue does not exist, or none allows the plan's wall time and parallel environment.
     """
     known, settings = {queue.name: queue for queue in queues}, settings_of(plan, SGESettings)
     wanted = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else list(known)
@@ -140,10 +139,7 @@ def ask_for(plan: JobPlan) -> str:
 
 
 def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Complex]) -> None:
-    """Checks that the site has the resources of a job, and that jobs can request them.
-
-    Raises ConfigError: a resource does not exist, jobs cannot request it, or it counts otherwise than the plan says.
-    """
+    """Raises ConfigError if a resource does not exist, jobs cannot request it, or it counts otherwise than planned."""
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     for name in asked:
         if name not in known:
@@ -172,7 +168,7 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
 
 
 def compare(plan: JobPlan) -> tuple[str, ...]:
-    """Checks a plan against the live Grid Engine, and returns notes for the user.
+    """Returns notes on a plan from the live Grid Engine.
 
     Raises ConfigError: the job could never start, or the nodes cannot see its run directory.
     """
@@ -420,10 +416,7 @@ class SGESite(Site):
 
 
 def survey(sge: SGE, version: str) -> SGESite:
-    """Collects the facts of a site with a few commands, and one for each parallel environment.
-
-    Raises QueryError: the query of the queues failed. Facts of other failed queries are left out.
-    """
+    """Collects the facts of a site, a command for each parallel environment; raises QueryError without the queues."""
     ask, resources = ErrorCollector(), ResourceQueries(sge)
     queues = resources.queues()
     environments: list[ParallelEnvironment] = ask(resources.environments, [], "parallel environments")
@@ -437,12 +430,7 @@ def survey(sge: SGE, version: str) -> SGESite:
 
 
 def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[ClusterQueue | None, str]:
-    """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
-
-    The first that exists is chosen: the wanted queue, the only queue that all users can use.
-
-    Raises ConfigError: the wanted queue does not exist.
-    """
+    """Chooses a profile's queue (wanted, or the only public one) with the reason; (None, ""). Raises ConfigError."""
     if (own := requested(queues, wanted, "queue")) is not None:
         return own, "as you asked for"
     open_ones = [each for each in queues if not each.restricted]

@@ -73,10 +73,7 @@ def environment(shell: Mapping[str, str], here: Mapping[str, str]) -> dict[str, 
 
 
 class Input:
-    """Reads lines of standard input without a thread, which would block the exit of this process.
-
-    closed: whether the end of the input has been read.
-    """
+    # Reads lines of standard input without a thread, which would block the exit of this process
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor, self._unread = descriptor, b""

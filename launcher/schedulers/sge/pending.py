@@ -81,7 +81,6 @@ def in_words(message: str) -> Reason:
 def of_all(messages: Sequence[str], *, never: bool) -> Reason:
     """Explains why a job is pending from all messages about it, by those with the lowest RANK.
 
-    messages: the scheduler's messages; empty: Grid Engine gives none.
     never: whether the job could not run even without any other job (qalter -w v).
     """
     found = sorted(map(in_words, messages), key=lambda each: RANK[each.kind])
@@ -101,10 +100,7 @@ def of_all(messages: Sequence[str], *, never: bool) -> Reason:
 
 
 def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
-    """Explains why a pending job does not start.
-
-    Raises QueryError: the query of the job itself failed. Failures of other queries become notes.
-    """
+    """Explains why a pending job does not start; raises QueryError for the job's own query, else notes it."""
     root, notes = resources.sge.details(array_of(waiting.job)), []
     messages = [] if root is None else messages_of(root)
     verified, never = "", False

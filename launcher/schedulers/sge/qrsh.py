@@ -32,10 +32,7 @@ UNREACHABLE = 10.0  # seconds after SIGKILL was requested in which the program o
 
 
 def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
-    """Returns the first line for the program `node`, which describes its arguments.
-
-    Raises ConfigError: the secrets are too large.
-    """
+    """Returns the first line for the program `node`; raises ConfigError if the secrets are too large."""
     line = node.encode({"request": request, "secrets": hidden, "tasks": tasks, "started": started})
     if len(line) > bounds.QRSH_LINE_BYTES:
         largest = sorted(hidden, key=lambda name: len(hidden[name]), reverse=True)[:3]

@@ -51,7 +51,6 @@ class SGEScheduler(Queue):
         return Allocation(len(hosts_of(read_nodes(environ, "PE_HOSTFILE"))), "qrsh", job=environ["JOB_ID"])
 
     def executor(self) -> type[RunExecutor]:
-        # Lazily: submitit takes 45 ms, and only a submission needs it
         from launcher.schedulers.sge.executor import SGERunExecutor
 
         return SGERunExecutor
@@ -60,25 +59,21 @@ class SGEScheduler(Queue):
         return "qrsh"
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import script
 
         return script.names(values)
 
     def command_options(self) -> Mapping[str, bool | None]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import script
 
         return script.command_options()
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import script
 
         return script.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import script
 
         return script.lines(plan, token, array, folder)
@@ -102,7 +97,6 @@ class SGEScheduler(Queue):
         return array_of(job_id)
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import limits
 
         return limits.compare(plan)
@@ -114,7 +108,6 @@ class SGEScheduler(Queue):
         return environ.get("LAUNCHER_JOB_ID", "")
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers import environment_file
 
         return environment_file.within_job(plan, run, find("qsub"))
@@ -123,7 +116,7 @@ class SGEScheduler(Queue):
         return "_" not in job_id  # for an array element, -hold_jid would wait for the whole array
 
     def requeue(self, job_id: str) -> None:
-        """Requeues the current job: makes its script, which waits for this process, exit with 99.
+        """Makes the job's script, which waits for this process, exit with 99, by which Grid Engine requeues it.
 
         Raises QueryError: the job has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time:
             `cannot run on host "node1" until clean up of a previous run has finished`.
@@ -133,7 +126,6 @@ class SGEScheduler(Queue):
         Path(os.environ[AGAIN]).touch()
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import pending
         from launcher.schedulers.sge.capacity import ResourceQueries
 
@@ -149,13 +141,11 @@ class SGEScheduler(Queue):
         return f"Grid Engine {qsub.version} ({qsub.path} -help says {qsub.evidence})"
 
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import limits
 
         return limits.check(cluster, SGE(timeout), detect().version)
 
     def survey(self, timeout: float) -> SGESite:
-        # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import limits
 
         return limits.survey(SGE(timeout), detect().version)

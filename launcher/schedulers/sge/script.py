@@ -107,7 +107,7 @@ class Amounts:
         return 1 if resource in self.settings.per_node else self.slots
 
     def resources(self) -> dict[str, Any]:
-        """Returns the job's resources for -l by name. Grid Engine counts amounts per slot, but for those of `per_node`.
+        """Returns the job's resources for -l by name, per slot but for those of `per_node`.
 
         Raises ConfigError: an amount cannot be divided among the slots of a node, or the site's name of the resource is
             not configured.
@@ -158,13 +158,7 @@ class Request:
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """Returns the request of a run's job.
-
-    token: unique text by which a later query finds the job.
-    array: indices and throttle of an array (`0-14%4`); None: a plain job.
-    folder: directory of the job's output; None: the run directory.
-    Raises ConfigError: cluster.group is not a valid name.
-    """
+    """Returns the request of a run's job; arguments as for `Scheduler.directives`; raises ConfigError."""
     settings = settings_of(plan, SGESettings)
     if settings.group is not None and not NAME.fullmatch(settings.group):
         raise ConfigError(f"cluster.group={settings.group!r} cannot be the name of a group")
@@ -289,7 +283,7 @@ def _line(name: str, *values: str) -> str:
 
 
 def names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Validates cluster.directives, and returns the values by option name (`m`, `ar`); a list repeats the option.
+    """Returns cluster.directives by option name (`m`, `ar`); a list repeats the option.
 
     Raises ConfigError: a name is not that of an option, or its value is neither text nor a number.
     """
@@ -313,10 +307,7 @@ def command_options() -> dict[str, bool | None]:
 
 
 def keys_of(option: str, value: str | None) -> dict[str, Any]:
-    """Returns the keys that an option of qsub stands for; see `Scheduler.keys_of`.
-
-    `-l h_rt=3600` is time=3600s, and any other `-l NAME=VALUE` is cluster.resources.NAME=VALUE.
-    """
+    """Returns the keys of a qsub option (`Scheduler.keys_of`): -l h_rt is `time`, other -l are cluster.resources."""
     name = option[1:]
     if name in KEYS and value is not None:
         return {KEYS[name]: value}

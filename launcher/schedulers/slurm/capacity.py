@@ -132,10 +132,7 @@ class ResourceQueries:
         return parse_reservations(self._run("scontrol", "--oneliner", "show", "reservation"))
 
     def limit(self, scope: str, name: str, column: str) -> str:
-        """Describes a limit of a QOS or account (`QOS normal: MaxJobsPU=2`); empty if none is set or visible.
-
-        scope: `qos` or `association`.
-        """
+        """Describes a limit of scope `qos` or `association` (`QOS normal: MaxJobsPU=2`); empty: none is visible."""
         if scope == "qos":
             text = self._run(*SACCTMGR, "show", "qos", f"name={name}", f"format=Name,{column}")
             return parse_limit(text, "QOS", column)
@@ -189,10 +186,7 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def parse_pending(text: str) -> Pending:
-    """Parses the output of `scontrol show job ID`; for an array, its first record.
-
-    Raises QueryError: the output contains no job.
-    """
+    """Parses `scontrol show job ID` (of an array, its first record); raises QueryError if there is no job."""
     values = pairs(text.split("\n\n")[0])
     if "JobId" not in values:
         raise QueryError(f"scontrol's answer could not be read: {text.strip()[:200]!r}")
@@ -306,9 +300,10 @@ def parse_qos(text: str, *, enforced: bool) -> list[Qos]:
 
 
 def default_qos(text: str, account: str | None) -> set[str]:
-    """Returns the names of the QOS that jobs which ask for none get, from sacctmgr's lines `Account|DefaultQOS|QOS`.
+    """Returns the QOS that jobs which ask for none get, from sacctmgr's lines `Account
 
-    It is the account's default one, its only one, or `normal` (job_mgr.c, _determine_and_validate_qos).
+    DefaultQOS
+    QOS`.
     """
     rows = [(line.split("|") + [""] * 3)[:3] for line in text.splitlines()]
     mine = [row for row in rows if account is None or row[0].lower() == account.lower()]
@@ -317,11 +312,7 @@ def default_qos(text: str, account: str | None) -> set[str]:
 
 
 def parse_limit(text: str, what: str, column: str) -> str:
-    """Describes the first limit in sacctmgr's output: `QOS normal: MaxJobsPU=2`; empty if no line has one.
-
-    text: lines of fields separated by `|`; the last field is the limit.
-    what: `QOS` or `account`.
-    """
+    """Describes the first limit in sacctmgr's lines, of which it is the last field; empty if no line has one."""
     for line in text.splitlines():
         *names, value = line.split("|")
         if value.strip():
@@ -360,10 +351,7 @@ def _names(value: str) -> tuple[str, ...]:
 
 
 def slurm_version(slurm: Slurm) -> str:
-    """Returns the version of Slurm's commands (`22.05.8`), without a query of the controller.
-
-    Raises QueryError: sinfo is not on PATH, or fails.
-    """
+    """Returns the version of Slurm's commands (`22.05.8`), without the controller; raises QueryError."""
     return slurm.run("sinfo", "--version").split()[-1]
 
 
@@ -390,10 +378,7 @@ def base_state(state: str) -> str:
 
 
 def usable(nodes: Sequence[Nodes], partitions: Sequence[str], constraint: str) -> list[Nodes]:
-    """Returns the nodes of these partitions that have all features of a constraint.
-
-    A constraint with other operators than `&` and `,` is ignored.
-    """
+    """Returns the nodes of these partitions with a constraint's features; it knows the operators `&` and `,`."""
     wanted = set(re.split(r"[&,]", constraint)) if re.fullmatch(r"[\w.&,-]+", constraint) else set()
     return [each for each in nodes if each.partition in partitions and wanted <= set(each.features)]
 
@@ -413,10 +398,7 @@ def idle(nodes: Sequence[Nodes]) -> int:
 
 
 def node_lines(nodes: Sequence[Nodes], partition: str, constraint: str) -> tuple[str, ...]:
-    """Returns a summary line, `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and lines for broken nodes.
-
-    constraint: the job's features, for the text; empty: none.
-    """
+    """Returns a summary line, `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and lines for broken nodes."""
     with_features = f" with {constraint}" if constraint else ""
     if not nodes:
         return (f"partition {partition} has no nodes{with_features}",)

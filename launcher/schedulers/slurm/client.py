@@ -84,11 +84,7 @@ class Slurm:
     terse: ClassVar[tuple[str, ...]] = ()  # --parsable is always there
 
     def run(self, *command: str) -> str:
-        """Runs a command, and returns its standard output.
-
-        Raises QueryError: the command is not on PATH, fails, or exceeds the timeout; or SLURM_CLUSTERS names several
-            clusters, whose jobs have the same numbers.
-        """
+        """Returns a command's output; raises QueryError, also if SLURM_CLUSTERS has several (equal job numbers)."""
         if problem := several_clusters(os.environ):
             raise QueryError(problem)
         text = query(*command, timeout=self.timeout, environment=quiet_environment()).stdout
@@ -126,10 +122,7 @@ class Slurm:
         return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the accounting records of these jobs by id; {} if the site has no accounting.
-
-        Raises QueryTimeout: sacct exceeds the timeout, so the jobs may have records.
-        """
+        """Returns these jobs' accounting records by id; {} without accounting. QueryTimeout: there may be some."""
         if not ids:
             return {}
         try:
@@ -166,12 +159,6 @@ class Slurm:
         return job_id
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the job or array with this token as its comment, or None if there is none.
-
-        `name` is not used.
-
-        Raises QueryError: Slurm did not answer, so it is unknown whether such a job exists.
-        """
         return next((array_of(job.id) for job in self._queue().values() if job.comment == token), None)
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
@@ -188,11 +175,6 @@ class Slurm:
         return Request(["sbatch", "--parsable", *in_cluster(), *arguments, script], environment, umask=0o077)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
-        """Submits a script with sbatch, and returns the job's id.
-
-        Raises Refused: Slurm refused the job; the text has its message.
-        Raises NoAnswer: the reply was lost, so the job may or may not exist.
-        """
         done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
@@ -211,10 +193,6 @@ class Slurm:
         return [*dependency(jobs), *([] if token is None else [f"--comment={token}"])]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
-
-        Raises QueryError: Slurm does not answer, or refuses.
-        """
         options = [option.removeprefix("--") for option in dependency(jobs)]
         self.run("scontrol", "update", f"JobId={job_id}", *options)
 
@@ -224,10 +202,6 @@ class Slurm:
         return int(match[1]) if match else None
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Lets at most `most` elements of an array run at once.
-
-        Raises QueryError: Slurm does not answer, or refuses.
-        """
         self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
 
     def state_and_reason(self, job_id: str) -> tuple[str, str]:
@@ -236,10 +210,7 @@ class Slurm:
         return state, reason
 
     def preempted(self, job_id: str) -> float | None:
-        """Returns the start of the job's preemption in seconds since the epoch, or None if it is not being preempted.
-
-        The job must not have ended.
-        """
+        """Returns when the preemption of a live job started (since the epoch), or None."""
         text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
         try:
             return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
@@ -247,18 +218,10 @@ class Slurm:
             return None
 
     def requeue(self, job_id: str) -> None:
-        """Requeues a job, which keeps its id.
-
-        Raises QueryError: Slurm refuses (with its message) or does not answer.
-        """
         self.run("scontrol", "requeue", job_id)
 
     def cancel(self, *job_ids: str) -> None:
-        """Cancels jobs. A job that has ended already is no error.
-
-        Raises AnswerLost: Slurm may have received the request.
-        Raises QueryError: Slurm did not receive it, or refuses.
-        """
+        """Cancels jobs, ended ones too. Raises AnswerLost if Slurm may have received it, else QueryError."""
         try:
             self.run("scancel", *job_ids)
         except QueryError as error:
@@ -379,8 +342,9 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Counts the jobs in the output of `squeue --format=%P|%q`. One key is a partition, a QOS, or "" for all jobs.
+    """Counts the jobs in `squeue --format=%P
 
+    %q` by partition, QOS, and "" for all.
     A job counts once for each of its partitions, for its QOS, and for "". If a partition and a QOS have the same name,
     they share a key, and a job with both counts once.
     """
@@ -396,10 +360,7 @@ def parse_origins(text: str) -> dict[str, JobOrigin]:
 
 
 def parse_accounting(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of `sacct --parsable2 --noheader` with the format `_SACCT`; returns jobs by id.
-
-    A job with an end time and an unknown state becomes GONE, not UNKNOWN.
-    """
+    """Parses sacct's lines of `_SACCT` into jobs by id; with an end and an unknown state a job is GONE, not UNKNOWN."""
     jobs = {}
     for line in text.splitlines():
         fields = line.split("|", 4)
@@ -412,10 +373,7 @@ def parse_accounting(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
-    """Parses the output of `scontrol --oneliner show job`; returns the jobs of the user `uid` by id.
-
-    Pending elements of an array share one line of the output.
-    """
+    """Parses `scontrol --oneliner show job` into this user's jobs by id; pending elements share one line."""
     jobs: dict[str, SchedulerJob] = {}
     for line in text.splitlines():
         fields = dict(re.findall(r"(?:^| )(JobId|ArrayJobId|ArrayTaskId|UserId|JobState|Reason)=(\S*)", line))
@@ -467,10 +425,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Qos:
-    """A QOS, whose flags may lift limits of the partition of its jobs (sacctmgr(1), PartitionTimeLimit).
-
-    The flags of a partition's own QOS do not count (seen on 22.05).
-    """
+    """A QOS, whose flags may lift limits of a job's partition (not those of a partition's own QOS: seen on 22.05)."""
 
     name: str
     lifts_time: bool  # flag PartitionTimeLimit
@@ -496,10 +451,7 @@ _FIELDS = "JobID,State,Start,End,MaxRSS"
 
 
 def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
-    """Returns all executions of a job, oldest first; [] if the site has no accounting.
-
-    The memory of an execution is the peak of its largest task (MaxRSS) in any step.
-    """
+    """Returns all executions of a job, oldest first; `used` is the largest task's MaxRSS in any step."""
     try:
         text = slurm.sacct("--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
     except QueryError:

@@ -13,10 +13,7 @@ _TIME = re.compile(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)")
 
 
 def seconds_left(environ: Mapping[str, str]) -> float | None:
-    """Returns the seconds until Slurm ends this job; None: it is in no job of Slurm, or Slurm does not tell.
-
-    The end is given in the time of Slurm's controller, so the present time is taken from there, else from this node.
-    """
+    """Returns the seconds until Slurm ends this job, by its controller's time if known; None: no job, or unknown."""
     job = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
     if not job:
         return None

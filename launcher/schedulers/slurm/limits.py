@@ -53,12 +53,9 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
-    """Checks that a plan's partition exists and could start the job.
-
-    If the plan names several partitions (`cluster.partition=a,b`), one of them must be able to start the job.
+    """Raises ConfigError unless a plan's partition (one of several: `a,b`) exists and could start the job.
 
     default: partition for a plan that names none; None: the site's default partition.
-    Raises ConfigError: a partition does not exist, or none of them could ever start the job.
     """
     known = {partition.name: partition for partition in partitions}
     partition = settings_of(plan, SlurmSettings).partition or default
@@ -106,10 +103,7 @@ ANY = Qos("", lifts_time=True, lifts_nodes=True)
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Checks a plan against the live partitions; returns a note for the user if Slurm does not answer.
-
-    Raises ConfigError: the plan's partition does not exist, or could never start the job.
-    """
+    """Returns notes on a plan from the live partitions; raises ConfigError if none could ever start the job."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(Slurm(plan.cluster.submit_timeout).partitions)
         importlib.import_module(
@@ -131,7 +125,6 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _with_qos(
     plan: JobPlan, partitions: Sequence[Partition], values: Mapping[str, str | None], refusal: ConfigError
 ) -> tuple[str, ...]:
-    # Lazily: 15 ms, and most plans need no QOS
     from launcher.schedulers.slurm.capacity import ResourceQueries
 
     def check(qos: Qos) -> None:
@@ -192,7 +185,6 @@ def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
     findings = list(compared(cluster, found))
     if all(each.level is Level.OK for each in findings):
         return findings
-    # Lazily: 15 ms, and most profiles need no QOS
     from launcher.schedulers.slurm.capacity import ResourceQueries
 
     settings = own_settings(cluster, SlurmSettings)
@@ -348,10 +340,7 @@ class SlurmSite(Site):
 
 
 def survey(slurm: Slurm) -> SlurmSite:
-    """Collects the facts of a site, with six commands.
-
-    Raises QueryError: the query of the partitions (sinfo) failed. Facts of other failed queries are left out.
-    """
+    """Collects the facts of a site, with six commands; raises QueryError without the partitions."""
     ask = ErrorCollector()
     partitions = tuple(slurm.partitions())
     settings: dict[str, str] = {}
@@ -379,11 +368,10 @@ def survey(slurm: Slurm) -> SlurmSite:
 
 
 def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
-    """Chooses the partition of a profile, and returns it with the reason; (None, "") if none can be chosen.
+    """Chooses a profile's partition, and returns it with the reason; (None, "") if none can be chosen.
 
     The wanted partition is chosen, else the default one, unless only other partitions have GPUs: then the one with the
     most GPU nodes is chosen.
-
     Raises ConfigError: the wanted partition does not exist.
     """
     if (own := requested(partitions, wanted, "partition")) is not None:

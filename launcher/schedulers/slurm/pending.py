@@ -150,10 +150,7 @@ _RESOURCES = {
 
 
 def in_words(code: str) -> Reason:
-    """Explains a reason code; an unknown one is quoted.
-
-    code: code as squeue prints it (`ReqNodeNotAvail, UnavailableNodes:n1`), or as scontrol does, without blanks.
-    """
+    """Explains a reason code of squeue (`ReqNodeNotAvail, UnavailableNodes:n1`) or scontrol, or quotes it."""
     plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
     for pattern, reason in TABLE:
         if match := re.fullmatch(pattern, plain, re.IGNORECASE):
@@ -226,7 +223,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Queries:
-    """Runs queries, and collects the errors of failed ones in `notes`. Runs no further query after a timeout."""
+    # Collects the errors of failed queries in `notes`, and runs none after a timeout
 
     notes: list[str] = field(default_factory=list)
     timed_out: bool = False
@@ -322,10 +319,7 @@ def _lifted(
 
 
 def reason_of(job: Pending, now: float) -> Reason:
-    """Explains the job's pending reason. If Slurm has given none for OVERLOOKED seconds, explains that instead.
-
-    now: current time in seconds since the epoch.
-    """
+    """Explains the pending reason, or that Slurm has given none for OVERLOOKED seconds."""
     since = max(job.submitted or now, job.eligible or 0.0)
     if job.reason or now - since < OVERLOOKED:
         return in_words(job.reason)
@@ -369,10 +363,7 @@ def limits_of(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[str, ...]:
-    """Returns a line for each limit that may keep the job pending, with its value and where it is set.
-
-    now: current time in seconds since the epoch.
-    """
+    """Returns a line for each limit that may keep the job pending, with its value and where it is set."""
     found = []
     mine = [each for each in partitions if each.name in job.partition.split(",")]
     wanted = job.time if job.time is not None else plan.time
@@ -423,9 +414,6 @@ def corrected(
     For each job in front, Slurm adds that job's share of the whole partition: CPUs x time / all CPUs (job_scheduler.c,
     _delayed_job_start_time). The pending job would be replaced, so its share is subtracted. The unchanged run gets the
     start that Slurm has planned for the pending job, if there is one.
-
-    tried: trials' results; the one without overrides is the unchanged run.
-    now: current time in seconds since the epoch.
     """
     mine = next((each for each in partitions if each.name == job.partition), None)
     own = 0.0

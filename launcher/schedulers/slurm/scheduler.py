@@ -57,7 +57,6 @@ class SlurmScheduler(Queue):
         return Allocation(nodes, "srun", tuple(expand_counts(cpus)) if cpus else (), environ["SLURM_JOB_ID"])
 
     def executor(self) -> type[RunExecutor]:
-        # Lazily: submitit takes 45 ms, and only a submission needs it
         from launcher.schedulers.slurm.executor import SlurmExecutor
 
         return SlurmExecutor
@@ -115,7 +114,6 @@ class SlurmScheduler(Queue):
         return array_of(job_id)
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        # Lazily: up to 10 ms, and states of jobs need none of it
         from launcher.schedulers.slurm import limits
 
         return limits.compare(plan, environ)
@@ -150,20 +148,17 @@ class SlurmScheduler(Queue):
         return f"cluster.exclude={names}" if plain else f"\"cluster.exclude='{names}'\""
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm import pending
         from launcher.schedulers.slurm.capacity import ResourceQueries
 
         return pending.explain(waiting, ResourceQueries(timeout))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm.client import history
 
         return history(Slurm(timeout), job_id)
 
     def notices(self) -> tuple[Form, ...]:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm.client import FORMS
 
         return FORMS
@@ -173,13 +168,11 @@ class SlurmScheduler(Queue):
         return f"Slurm (sbatch is {path})" if path else ""
 
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm import limits
 
         return limits.check(cluster, Slurm(timeout))
 
     def survey(self, timeout: float) -> SlurmSite:
-        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm import limits
 
         return limits.survey(Slurm(timeout))

