@@ -197,9 +197,9 @@ def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
     if key in GROUPS:
         return choices(key)
     if key == "track":
-        from launcher.spec.tracking import KNOWN
+        from launcher.spec.build import TRACKERS
 
-        return list(KNOWN)
+        return list(TRACKERS)
     if key == "cluster.scheduler":
         from launcher.schedulers import registry
 

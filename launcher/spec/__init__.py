@@ -6,7 +6,5 @@ All but `workload_hook` and `data_sets` is pure. It may import config.schema, er
 - `build`: makes the plan from a config: values that depend on several keys, checks, the program's arguments
 - `sections`: the sections of the plan (a key that the job needs is a field there); conversion of single values
 - `limits`: limits that a profile or the user sets: nodes, time, cost and jobs; pools of nodes
-- `containers`: checks that the keys about containers can be used together
-- `tracking`: checks and resolves the keys about experiment trackers
 - `workload_hook`: what a workload adds to the checks before a submission, and the data sets that workloads name
 """

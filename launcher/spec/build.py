@@ -17,10 +17,10 @@ from launcher.binding import hardware
 from launcher.binding import masks as binding
 from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted, texts
-from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow
+from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow, Runtime
 from launcher.errors import ConfigError, near
 from launcher.formatting import plural
-from launcher.spec import containers, tracking
+from launcher.redaction import without_password
 from launcher.spec.plan import CONTROL, NIC, JobPlan, keys_of
 from launcher.spec.sections import (
     Archive,
@@ -37,9 +37,6 @@ from launcher.spec.sections import (
     resolved,
     resolved_value,
 )
-
-# -- The command-line arguments of the user's program, for checks on the login node and for the ranks. Without torch
-
 
 LONGEST_NAME = 64  # characters of a run's name
 
@@ -175,7 +172,7 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
     secret_names = redaction.all_patterns(config.env.secrets)
     secrets = redaction.secrets_in(environment, secret_names)
     starter = site.starter or rules.starter(cluster)
-    containers.check(config.env, starter)
+    check_environments(config.env, starter)
     plan = resolved(
         JobPlan,
         config,
@@ -183,7 +180,7 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
         name=check_name("name", config.name),
         min_nodes=min_nodes,
         procs_per_node=procs,
-        track=tracking.trackers(config.track),
+        track=trackers(config.track),
         workload=resolved(
             Workload,
             workload,
@@ -212,8 +209,8 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
             Tracking,
             config.tracking,
             "tracking.",
-            uri=tracking.uri(config),
-            experiment=tracking.experiment(config, site.run_id),
+            uri=tracking_uri(config),
+            experiment=experiment(config, site.run_id),
         ),
         queued=rules.queued,
         secret_variables=tuple(secrets),
@@ -383,3 +380,63 @@ def _refuse_control_characters(path: str, value: Any) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _refuse_control_characters(path, item)
+
+
+# -- The keys about environments and containers
+
+
+def check_environments(env: schema.Env, starter: str | None) -> None:
+    """Raises ConfigError if keys of `env` exclude each other, with what starts tasks (None: this machine)."""
+    given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            f"{' and '.join(given)}: ranks run in only one of them: leave the others out (env.python names an "
+            "interpreter in a container)"
+        )
+    if env.container is None:
+        for key in ("container_args", "binds", "container_runtime", "python"):
+            if getattr(env, key) != getattr(schema.Env(), key):
+                raise ConfigError(f"env.{key} is for a container: set env.container too, or leave it out")
+        return
+    if env.container_runtime is Runtime.pyxis and starter != "srun":
+        raise ConfigError(
+            "env.container_runtime=pyxis is a plug-in of srun, and srun does not start this run: use apptainer"
+        )
+    for bind in env.binds:
+        if not bind.startswith("/") or "," in bind or bind.count(":") > 2:
+            raise ConfigError(f"env.binds: {bind!r} is not /SOURCE, /SOURCE:/TARGET or /SOURCE:/TARGET:ro")
+
+
+# -- The keys about experiment trackers
+
+
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # also the names of the packages, and of our extras
+
+
+def trackers(track: Any) -> tuple[str, ...]:
+    """Returns the names in a value of the key `track`, each once; ConfigError: one is not in TRACKERS."""
+    names = track if isinstance(track, list) else [] if track is None else [track]
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(
+                f"track={name}: there is no such tracker.{near(str(name), TRACKERS)} Use {', '.join(TRACKERS)} or a "
+                f"list of them: 'track=[{','.join(TRACKERS)}]'"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def tracking_uri(config: Config) -> str | None:
+    """Returns tracking.uri; ConfigError: it has a user or a password, which record, report and dry run would show."""
+    given = config.tracking.uri
+    if given is not None and without_password(given) != given:
+        raise ConfigError(
+            "tracking.uri has a user name or a password, and who sees the run's record or report would see it: leave "
+            "it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+        )
+    return given
+
+
+def experiment(config: Config, run_id: str) -> str:
+    """Returns a run's experiment in trackers: tracking.experiment, else a point's sweep id or a run's name."""
+    sweep, point, _ = run_id.partition("/")
+    return config.tracking.experiment or (sweep if point else config.name)

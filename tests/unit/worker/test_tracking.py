@@ -14,7 +14,7 @@ from launcher import bounds
 from launcher.environment import programs
 from launcher.errors import ConfigError
 from launcher.runs.directory import Run
-from launcher.spec import tracking as tracking_keys
+from launcher.spec import build as tracking_keys
 from launcher.worker import tracking
 from launcher.worker.reporter import Reporter
 from launcher.worker.trackers import keep, kept
