@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from launcher.formatting import plural
-from launcher.rendezvous import discovery
+from launcher.rendezvous import protocol
 from launcher.worker import devices
 from workloads.ranks import gather
 
@@ -189,7 +189,7 @@ def _socket_roof(env: Env) -> tuple[float | None, str]:
         way = f"from rank {sender} to rank {receiver} on {hosts[sender]}"
 
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    opened, problem = _attempt(lambda: discovery.listen_on(interface)) if env.rank == receiver else (None, "")
+    opened, problem = _attempt(lambda: protocol.listen_on(interface)) if env.rank == receiver else (None, "")
     server = opened[0] if opened else None
     offer = (opened[1], secrets.token_bytes(16)) if opened else None
     offered, problem, interface = gather((offer, problem, interface), env)[receiver]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from launcher import errors
-from launcher.agent import preload, stop_requests
+from launcher.agent import forks, stop_requests
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.failures import (
@@ -264,7 +264,7 @@ class _Agent:
 
     def _run(self) -> dict[str, Any]:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
-        preload.load(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
+        forks.preload(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
         history, rendezvous = self._control.first()
         set_network(self._plan, rendezvous, self.own.host)
         if self._plan.preflight and history.round == 0:

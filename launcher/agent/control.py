@@ -24,19 +24,23 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, exists
 from launcher.formatting import log_line
-from launcher.rendezvous import discovery
+from launcher.rendezvous import protocol
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
-from launcher.rendezvous.discovery import (
+from launcher.rendezvous.protocol import (
     EXCHANGE,
     NO_ANSWER,
     ConnectBackoff,
     candidate_ports,
     find_leader,
     free_ports,
+    hello,
+    leaders_rendezvous,
     listen,
+    not_reached,
+    refusal,
+    rendezvous_of,
     secret_of,
 )
-from launcher.rendezvous.protocol import hello, leaders_rendezvous, not_reached, refusal, rendezvous_of
 from launcher.rendezvous.rounds import (
     LOOPBACK,
     LeaderLost,
@@ -501,7 +505,7 @@ class Control(Link):
         ports = candidate_ports(secret_of(self._secret, f"{history.round}"), self._port_range)
         if leader == self.own.index:
             if self._hub is None:
-                address = LOOPBACK if self._loopback else discovery.address_of(self._hosts[leader])
+                address = LOOPBACK if self._loopback else protocol.address_of(self._hosts[leader])
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(listen(ports, address), self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []

@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 from launcher.attach import requests
 from launcher.attach.request_handler import initial_environment
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
-from launcher.rendezvous.discovery import address_of
+from launcher.rendezvous.protocol import address_of
 
 CLIENT_TIMEOUT = 60.0  # seconds in which a client has to connect and authenticate
 CLOSE_TIMEOUT = 5.0  # seconds for the client to read the last message

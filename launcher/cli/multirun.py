@@ -23,7 +23,7 @@ from launcher.monitoring.sweep import point_statuses
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
-from launcher.runs.search_record import too_many
+from launcher.runs.sweep_directory import too_many
 from launcher.spec import limits
 from launcher.submission import render
 from launcher.sweeps import prepare
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from launcher.cli.submit import CommandLine
-    from launcher.runs.search_record import SearchSettings
+    from launcher.runs.sweep_directory import SearchSettings
     from launcher.sweeps.prepare import PreparedSweep
     from launcher.sweeps.submit import SubmittedSweep
 

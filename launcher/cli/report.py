@@ -23,8 +23,7 @@ from launcher.reports import page, sections
 from launcher.reports.collect import collect
 from launcher.reports.sweep import SweepPoint, sweep_page
 from launcher.runs.directory import Run
-from launcher.runs.search_record import SearchRecord
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.search.progress import last_value, look
 
 if TYPE_CHECKING:

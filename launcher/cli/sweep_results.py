@@ -29,9 +29,17 @@ from launcher.monitoring.sweep import (
     point_statuses,
     summary,
 )
-from launcher.runs.search_record import Journal, SearchRecord, SearchSettings
-from launcher.runs.submitter_lock import is_being_submitted
-from launcher.runs.sweep_directory import Manifest, Sweep, differing, label, values_of
+from launcher.runs.lease import is_being_submitted
+from launcher.runs.sweep_directory import (
+    Journal,
+    Manifest,
+    SearchRecord,
+    SearchSettings,
+    Sweep,
+    differing,
+    label,
+    values_of,
+)
 from launcher.schedulers.query_cache import interval
 from launcher.search.progress import rung_lines, rungs_of
 from launcher.spec import build

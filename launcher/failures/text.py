@@ -183,7 +183,7 @@ _TEXTS: dict[CheckCode, Callable[[Observation], str]] = {
 
 # -- Makes one line of text for users of each event: fault, stop, continuation and others
 #
-# Only this module does, and `preflight_text` for the checks of a preflight.
+# Only this module does.
 
 
 MOST_NAMES = 10  # at most so many agents are named in a text

@@ -28,7 +28,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import ConditionsMet, Fault, Submitting, every
 from launcher.runs.history import journal_events
-from launcher.runs.submitter_lock import only_submitter
+from launcher.runs.lease import only_submitter
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan

@@ -31,7 +31,7 @@ from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, coun
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
-from launcher.runs.submitter_lock import SUBMITTING
+from launcher.runs.lease import SUBMITTING
 from launcher.runs.sweep_directory import Sweep
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import FOLLOWERS

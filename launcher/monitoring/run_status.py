@@ -35,7 +35,7 @@ from launcher.monitoring.state import JobStatus, RunState, run_state
 from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
-from launcher.runs.submitter_lock import only_submitter
+from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text

@@ -5,7 +5,6 @@ a time. Slot managers share the points by claims on the file system (launcher/ru
 
 It may import job and what is below it.
 
-- `manager`: the loop of a slot manager: claims points, starts, stops and reaps them
+- `manager`: a slot manager: which points are free; claims, starts, stops and reaps them; what becomes of each
 - `point_fork`: runs a point in a slot of a node: a fork of the slot manager, which is the point's agent
-- `board`: which points are free, and what becomes of each: the claims and journals of all slot managers
 """

@@ -3,6 +3,5 @@
 It may import worker, rendezvous, runs and what is below them.
 
 - `attempt`: the checks of all nodes before the first round of ranks: runs them, and decides which nodes are bad
-- `checks`: the checks that a node makes alone: devices, NCCL's network, free space, the shared run directory
-- `process`: the process of a node that makes the checks, alone and together with other nodes
+- `checks`: the checks of a node, alone (devices, space, folders) and with others (clocks, network); their process
 """

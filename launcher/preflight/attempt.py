@@ -18,10 +18,10 @@ from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
 from launcher.failures.text import signal_name
 from launcher.files.json_types import from_json
 from launcher.formatting import log_line
-from launcher.preflight import process as processes
+from launcher.preflight import checks as processes
 from launcher.preflight.checks import Check, Level
 from launcher.rendezvous import store
-from launcher.rendezvous.discovery import free_ports, listen
+from launcher.rendezvous.protocol import free_ports, listen
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, address_reached
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
@@ -271,7 +271,7 @@ class Preflight:
         for place in range(self._own.ranks):
             ours, theirs = _context.Pipe()
             arguments = (self._plan, self._attempt.path, rendezvous, self._place, place, timeout, theirs)
-            process = _context.Process(target=processes.run, args=(*arguments, os.getpid()), daemon=True)
+            process = _context.Process(target=processes.check_rank, args=(*arguments, os.getpid()), daemon=True)
             process.start()
             theirs.close()  # so that this process sees when the child ends
             self._children.append((process, ours))

@@ -2,8 +2,7 @@
 
 It may import files, errors and torch.
 
-- `protocol`: joining a round: the `hello`, `begin` and `refused` messages, the timeout, the agents that are missing
-- `discovery`: how members of a rendezvous find the leader: its ports, its address, and the search for it
+- `protocol`: joining a round: how members find the leader (ports, addresses); its messages; who is missing
 - `rounds`: a round: its members and their ranks, the environment of each rank, and the files that name a round's leader
 - `channel`: authenticated connections between agents: a channel, and the hub of the leader that serves those of all
   others

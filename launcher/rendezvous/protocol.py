@@ -9,16 +9,26 @@ the whole attempt. At the timeout every agent names the agents that are missing.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import random
+import secrets
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from launcher.failures.codes import FaultCode
-from launcher.rendezvous.channel import Channel, ChannelError, Hub, refused
-from launcher.rendezvous.discovery import EXCHANGE, NO_ANSWER, ConnectBackoff, find_leader, interface_with, listen
+from launcher.files.shared_files import explain
+from launcher.processes import limits
+from launcher.rendezvous.channel import Channel, ChannelError, Hub, NotAuthenticated, refused
 from launcher.rendezvous.rounds import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
 from launcher.runs import events
 from launcher.runs.events import AgentCount, Fault, Place
@@ -160,3 +170,304 @@ def leaders_rendezvous(port: int, members: Sequence[Member], listener: socket.so
     reached = (member.master_address for member in members if member.host != members[0].host)
     interface = interface_with(next(reached, LOOPBACK))
     return Rendezvous(address_reached(members) or LOOPBACK, port, tuple(members), interface, listener)
+
+
+# -- The leader's ports and its secret
+
+
+CANDIDATES = 16  # ports tried on the leader's host
+
+
+def secret_of(shared: bytes, key: str) -> bytes:
+    """Returns a secret for `key` (the id of an attempt, the index of a round) from a longer-lived one."""
+    return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
+
+
+def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
+    """Returns the ports that a leader tries, in order; without the secret they cannot be predicted."""
+    low, high = port_range
+    seed = hashlib.sha256(b"launcher ports\0" + secret).digest()
+    return random.Random(seed).sample(range(low, high + 1), min(CANDIDATES, high - low + 1))  # noqa: S311
+
+
+def free_ports(port_range: tuple[int, int]) -> list[int]:
+    """Returns random ports of the range (lowest, highest) to try, for a service that announces its port itself."""
+    return candidate_ports(secrets.token_bytes(16), port_range)
+
+
+def listen(ports: Sequence[int], address: str = "") -> socket.socket:
+    """Returns a listening socket on the first free port; raises RendezvousError.
+
+    address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
+    """
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    problem = f"none of {len(ports)} ports is free (tried {', '.join(map(str, ports))}): set cluster.port_range"
+    for port in ports:
+        server = partial(socket.create_server, (address, port), family=family, dualstack_ipv6=both, backlog=4096)
+        try:
+            return limits.waited_out(server)
+        except OSError as error:
+            if error.errno in limits.ERRORS:
+                problem = f"no port can be opened: {explain(error) or error}"
+                break
+    raise RendezvousError(Fault(code=FaultCode.REFUSED, host=socket.gethostname(), error=problem))
+
+
+# -- The addresses of this machine's network interfaces, and listening on one of them
+
+
+IPV6_TABLE = Path("/proc/net/if_inet6")
+_SIOCGIFADDR = 0x8915  # man 7 netdevice
+_LINK = 0x20  # the scope of link-local addresses
+
+
+def addresses(interface: str) -> list[str]:
+    """Returns an interface's addresses: IPv4, IPv6, then link-local IPv6 (`fe80::1%eth0`, named alike on all nodes)."""
+    return [*_ipv4(interface), *_ipv6(interface)]
+
+
+def interface_with(address: str) -> str | None:
+    """Returns the name of the interface with this address (IPv4, IPv6, IPv4-mapped IPv6); None: there is none."""
+    address = address.removeprefix("::ffff:").partition("%")[0]
+    if address.startswith("127.") or address == "::1":
+        return "lo"
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if address in (each.partition("%")[0] for each in addresses(name))), None)
+
+
+def listen_on(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
+    """Returns a listening socket on a free port of an interface, and its (address, port); raises OSError.
+
+    interface: the first of a comma-separated list; None: the address that this host's name resolves to, as gloo does.
+    """
+    name = interface.split(",")[0] if interface else None
+    problem = OSError(errno.EADDRNOTAVAIL, f"{name or socket.gethostname()} has no address")
+    for address in addresses(name) if name else _of_this_host():
+        server: socket.socket | None = None
+        try:
+            family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+            server = socket.socket(family, socket.SOCK_STREAM)
+            server.bind(place)
+            server.listen(backlog)
+            return server, (address, server.getsockname()[1])
+        except OSError as error:  # an IPv6 address that is still tentative, for instance
+            problem = error
+            if server is not None:
+                server.close()
+    raise problem
+
+
+def address_of(name: str) -> str:
+    """Returns the address of this machine that a host name resolves to; empty: several, loopback, another's, none.
+
+    Debian's /etc/hosts resolves the host's name to 127.0.1.1, which other hosts cannot use.
+    """
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return ""
+    usable = [each for each in found if not each.startswith("127.") and each != "::1" and _is_mine(each)]
+    return usable[0] if len(found) == len(usable) == 1 else ""
+
+
+def _is_mine(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _of_this_host() -> list[str]:
+    found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None))
+    return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
+
+
+def _ipv4(interface: str) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:  # no such interface, or none with an IPv4 address
+            return []
+    return [socket.inet_ntoa(answer[20:24])]
+
+
+def _ipv6(interface: str) -> list[str]:
+    # The columns of /proc/net/if_inet6 are address, interface number, prefix length, scope, flags and name
+    try:
+        rows = [line.split() for line in IPV6_TABLE.read_text().splitlines()]
+    except OSError:  # a kernel without IPv6
+        return []
+    mine = [(int(row[3], 16) == _LINK, row[0]) for row in rows if row[5] == interface]
+    found = []
+    for of_link, digits in sorted(mine):
+        address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+        found.append(f"{address}%{interface}" if of_link else address)
+    return found
+
+
+# -- Finds the leader of an attempt among whatever listens on its candidate ports
+
+
+STAGGER = 0.2  # seconds between two connection attempts while no answer has come
+EXCHANGE = 5.0  # seconds to connect, and then for the handshake
+NO_ANSWER = (
+    "it did not answer in time; it listens on the address that its own host name stands for there "
+    "(`getent hosts NAME`); see cluster.interface and cluster.port_range"
+)
+
+
+def find_leader(
+    host: str, ports: Sequence[int], secret: bytes, deadline: float, *, wake: int | None = None
+) -> Channel | str:
+    """Returns an authenticated connection to the attempt's leader, or why it was not found this time.
+
+    The reason is empty if the deadline passed before any port answered. The ports are tried STAGGER seconds apart and
+    then in parallel, since another service may listen on one of them and send nothing.
+    deadline: monotonic time; wake: a descriptor that ends the search when it becomes readable (on signals).
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"its name cannot be resolved ({error.strerror or error}); see cluster.host_suffix"
+    addresses = list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
+    ways = [(family, (address, port)) for port in ports for family, address in addresses]
+    search = _Search(secret, wake)
+    try:
+        return search.run(ways, deadline)
+    finally:
+        search.close()
+
+
+class _Search:
+    # Each attempt is started STAGGER seconds after the one before
+
+    def __init__(self, secret: bytes, wake: int | None) -> None:
+        self._secret, self._wake = secret, wake
+        self._selector = selectors.DefaultSelector()
+        self._connecting: dict[socket.socket, tuple[int, float]] = {}  # port and deadline
+        self._talking: dict[Channel, tuple[int, float]] = {}
+        self._problems: dict[str, str] = {}
+        if wake is not None:
+            self._selector.register(wake, selectors.EVENT_READ)
+
+    def run(self, ways: list[tuple[int, tuple[str, int]]], deadline: float) -> Channel | str:
+        ways, next_start = ways[::-1], 0.0
+        while ways or self._connecting or self._talking:
+            now = time.monotonic()
+            if now >= deadline:
+                break
+            if ways and (now >= next_start or not (self._connecting or self._talking)):
+                self._start(*ways.pop())
+                next_start = now + STAGGER
+            waits = max(0.0, min(deadline, next_start if ways else deadline, self._first_given_up()) - now)
+            for key, _ in self._selector.select(waits):
+                if isinstance(key.fileobj, int):  # a signal
+                    return "it was interrupted"
+                if isinstance(key.fileobj, Channel):
+                    if self._talk(key.fileobj):
+                        return key.fileobj
+                elif isinstance(key.fileobj, socket.socket):
+                    self._connected(key.fileobj)
+            self._give_up(time.monotonic())
+        for kind in ("taken", "error", "refused"):
+            if kind in self._problems:
+                return self._problems[kind]
+        return ""
+
+    def close(self) -> None:
+        for connection in self._connecting:
+            connection.close()
+        for channel in self._talking:
+            channel.close()
+        self._selector.close()
+
+    def _first_given_up(self) -> float:
+        return min((when for _, when in (*self._connecting.values(), *self._talking.values())), default=float("inf"))
+
+    def _start(self, family: int, address: tuple[str, int]) -> None:
+        try:
+            connection = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            self._failed(error)
+            return
+        connection.setblocking(False)
+        problem = connection.connect_ex(address)
+        if problem not in (0, errno.EINPROGRESS):
+            connection.close()
+            self._failed(OSError(problem, os.strerror(problem)))
+            return
+        self._connecting[connection] = address[1], time.monotonic() + EXCHANGE
+        self._selector.register(connection, selectors.EVENT_WRITE)
+
+    def _connected(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        port, _ = self._connecting.pop(connection)
+        if problem := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            connection.close()
+            self._failed(OSError(problem, os.strerror(problem)))
+            return
+        try:
+            channel = Channel(connection, self._secret, server=False)
+        except OSError as error:
+            connection.close()
+            self._failed(error)
+            return
+        self._talking[channel] = port, time.monotonic() + EXCHANGE
+        self._selector.register(channel, selectors.EVENT_READ)
+
+    def _talk(self, channel: Channel) -> bool:
+        try:
+            channel.receive()  # the leader sends no messages before `hello`
+        except ChannelError as error:
+            self._forget(channel)
+            if isinstance(error, NotAuthenticated):
+                return False
+            self._failed(error)
+            return False
+        if channel.open:
+            self._selector.unregister(channel)
+            del self._talking[channel]
+        return channel.open
+
+    def _forget(self, channel: Channel) -> None:
+        self._selector.unregister(channel)
+        port, _ = self._talking.pop(channel)
+        self._problems["taken"] = f"port {port} belongs to something else"
+        channel.close()
+
+    def _give_up(self, now: float) -> None:
+        for channel in [each for each, (_, when) in self._talking.items() if now > when]:
+            self._forget(channel)
+        for connection in [each for each, (_, when) in self._connecting.items() if now > when]:
+            self._selector.unregister(connection)
+            del self._connecting[connection]
+            connection.close()
+            self._failed(TimeoutError(errno.ETIMEDOUT, "timed out"))
+
+    def _failed(self, error: OSError) -> None:
+        if isinstance(error, ConnectionRefusedError) or error.errno == errno.ECONNREFUSED:
+            self._problems["refused"] = "nothing of this attempt listens there: its agent has not started, or has ended"
+        else:
+            text = f"{type(error).__name__}: {error}"
+            self._problems["error"] = f"{text}; see cluster.interface and cluster.port_range"
+
+
+class ConnectBackoff:
+    """Backoff between an agent's attempts to connect to its leader."""
+
+    def __init__(self, members: int) -> None:
+        self._pause, self._members, self._soon = 0.01, members, time.monotonic() + 3.0
+
+    def pause(self) -> float:
+        """Returns the seconds until the next attempt: doubled each time from 0.01 s, up to a limit.
+
+        For the first 3 s the limit is 0.03 s, or 0.001 s per agent if that is more (at most 1 s), since the leader of a
+        new round appears soon. Afterwards the limit is 1 s.
+        """
+        longest = min(1.0, max(0.03, 0.001 * self._members)) if time.monotonic() < self._soon else 1.0
+        pause, self._pause = min(self._pause, longest), min(2 * self._pause, longest)
+        return pause

@@ -13,8 +13,7 @@ from launcher.reports.fabric import finite
 from launcher.reports.page import Code, Figure, Page, Section, Table, legend, training_figures
 from launcher.reports.sections import PROGRAM, made
 from launcher.reports.timeline import override_value, plain_text, redact_override, value_text
-from launcher.runs.search_record import SearchSettings
-from launcher.runs.sweep_directory import canonical, differing, label, values_of
+from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
 from launcher.search.progress import SearchProgress, described, rung_lines
 from launcher.spec import build
 

@@ -3,7 +3,7 @@
 It may import spec, failures, files and what is below them.
 
 - `directory`: layout of a run directory: its files and names, the record, the attempts
-- `sweep_directory`: layout of a sweep directory: manifest, points, submitted arrays, packing
+- `sweep_directory`: layout of a sweep directory: manifest, points, submitted arrays, packing; the files of a search
 - `events`: every kind of event, with its fields, and their conversion to and from JSON
 - `event_file`: reads and appends to event files: files that still grow, damaged lines, limits on size
 - `event_writer`: writes the events of an agent or a rank; a failed write never fails the attempt
@@ -14,10 +14,8 @@ It may import spec, failures, files and what is below them.
 - `health`: what the events of a run tell of its nodes: their health, the bindings of ranks, and stacks
 - `saves`: detects progress of a user's program by the times of its checkpoint files
 - `time_left`: seconds left of an attempt's wall time, although clocks of nodes differ
-- `lease`: the lease that keeps two jobs of a run apart: taking it, its heartbeat; whether this attempt still holds it
+- `lease`: what keeps two jobs of a run apart (the lease), and two commands that submit it (the submitter's lock)
 - `job_file`: what the job's driver needs to know of a run (job.json)
-- `submitter_lock`: lock that lets one command at a time submit a run or a sweep
 - `claims`: which slot manager runs which point of a packed sweep; heartbeats of slot managers
-- `search_record`: files of a search: settings, record template, and Optuna's journal read without Optuna
 - `unreadable`: lists the damaged files and lines of a run
 """

@@ -71,7 +71,7 @@ class Request:
 def run_submission(request: Request, *, timeout: float) -> subprocess.CompletedProcess[str]:
     """Runs a command that submits a job, and returns its output. A nonzero exit code raises nothing.
 
-    The command inherits the lock of `submitter_lock.only_submitter` and holds it until it exits. It has a session of
+    The command inherits the lock of `lease.only_submitter` and holds it until it exits. It has a session of
     its own, to survive Ctrl-C and the end of this process, which could leave a job with an unrecorded id.
     Raises Refused: the command is not on PATH.
     Raises NoAnswer: it exceeds the timeout (seconds) or the output limit, so there may be a job.

@@ -13,8 +13,7 @@ from launcher.errors import ConfigError
 from launcher.files import run_files
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
-from launcher.runs.search_record import SearchRecord
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.search.progress import PointReports, missing_reports, seconds_of, value_of
 from launcher.search.search import Outcome, Search
 

@@ -15,8 +15,7 @@ from launcher.errors import near
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Evaluated, Progress, Started, known
-from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, Trial, TrialState
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, Trial, TrialState
 
 LARGEST_SHUFFLED = 1_000_000  # up to so many combinations are shuffled; more are visited with a stride
 

@@ -43,7 +43,7 @@ from launcher.files import locks
 from launcher.files.run_files import naming, open_regular
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
-from launcher.runs.search_record import (
+from launcher.runs.sweep_directory import (
     CAUSE,
     MIN_STEPS,
     OVERRIDES,
@@ -53,7 +53,7 @@ from launcher.runs.search_record import (
     STEPS,
     STOPPED,
     SearchRecord,
-    entries,
+    journal_entries,
 )
 from launcher.search.progress import Cost, budget_spent, min_steps_of, permutation
 
@@ -82,7 +82,7 @@ class JournalBackend(BaseJournalBackend):
                 raise self._lock_lost()
             self._up_to_date = self._open
             self._offset += data.rfind(b"\n") + 1
-            for entry in entries(data, self._path):
+            for entry in journal_entries(data, self._path):
                 self._number += 1
                 yield entry
         for entry in self._pending[self._shown :]:

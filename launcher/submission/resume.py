@@ -23,7 +23,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.events import every
 from launcher.runs.history import journal_events
-from launcher.runs.submitter_lock import only_submitter
+from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers.run_command import Refused
 from launcher.submission import configs

@@ -24,7 +24,7 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, SweepMonitor, point_statuses
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
-from launcher.runs.submitter_lock import only_submitter
+from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, parts

@@ -29,7 +29,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, every
 from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.history import journal_events, read_history
-from launcher.runs.submitter_lock import only_submitter
+from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.run_command import Refused
 from launcher.search.progress import look

@@ -32,9 +32,8 @@ from launcher.runs import directory, events, live_index
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Submitted, every
 from launcher.runs.history import journal_events, read_history
-from launcher.runs.search_record import SearchRecord, SearchSettings
-from launcher.runs.submitter_lock import only_submitter
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.lease import only_submitter
+from launcher.runs.sweep_directory import SearchRecord, SearchSettings, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun

@@ -23,8 +23,7 @@ import torch.distributed as dist
 from launcher.failures.codes import FaultCode
 from launcher.files import shared_secret
 from launcher.formatting import name_ranks
-from launcher.rendezvous.discovery import candidate_ports, secret_of
-from launcher.rendezvous.protocol import join_rendezvous
+from launcher.rendezvous.protocol import candidate_ports, join_rendezvous, secret_of
 from launcher.rendezvous.rounds import Member, RendezvousError
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Accused, Fault, Place

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.lookup import all_sweeps
-from launcher.runs.search_record import SearchRecord
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.sweep_directory import SearchRecord, Sweep
 from tests.contract.schedulers import detached
 from tests.contract.test_sweeps import TINY, sweep
 from tests.launch import Launcher

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.pilots.board import Board
+from launcher.pilots.manager import Board
 from launcher.processes import groups
 from launcher.processes.groups import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager

@@ -20,7 +20,7 @@ from launcher.attach.node_session import data_message, data_of, exchange
 from launcher.attach.request_handler import Process, rank_location
 from launcher.errors import RunError
 from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
-from launcher.rendezvous.discovery import find_leader
+from launcher.rendezvous.protocol import find_leader
 from tests.launch import until
 
 SECRET = "s" * 64

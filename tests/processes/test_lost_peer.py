@@ -184,7 +184,7 @@ STARTS = """
 import importlib, sys
 from pathlib import Path
 import torch
-from launcher.agent import preload
+from launcher.agent import forks
 from launcher.agent.workers import Placement, WorkerGroup
 
 preload.load("mine:main", 60)

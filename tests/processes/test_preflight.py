@@ -24,8 +24,8 @@ from launcher.agent.policy import Limits
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
 from launcher.failures.text import of_observation
-from launcher.preflight import attempt, checks, process
-from launcher.preflight import process as preflight_process
+from launcher.preflight import attempt, checks
+from launcher.preflight import checks as preflight_process
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.checks import Problem, check
 from launcher.rendezvous.rounds import Member
@@ -42,7 +42,7 @@ def test_clocks_are_compared_over_the_store() -> None:
     clients = [store, *(TCPStore("localhost", store.port, is_master=False, wait_for_workers=False) for _ in range(3))]
     told: list[Observation] = []
     threads = [
-        threading.Thread(target=lambda place=place: told.append(process.clock(clients[place], place == 0, 4)))
+        threading.Thread(target=lambda place=place: told.append(checks.clock(clients[place], place == 0, 4)))
         for place in range(4)
     ]
     for thread in threads:
@@ -65,7 +65,7 @@ def reduce(config: str, env: Env) -> dict[str, Any]:
 
     if env.rank == 1:
         dist.all_reduce = damaged
-    found = check("all_reduce", lambda: process.reduce_together(env.rank, env.world_size, env.device))
+    found = check("all_reduce", lambda: checks.reduce_together(env.rank, env.world_size, env.device))
     return {"level": found.level.value, "accused": found.accused}
 
 
@@ -129,32 +129,32 @@ def breaks_in_the_all_reduce(index: int) -> None:
         raise RuntimeError("unhandled system error")
 
     if index == 1:
-        process.reduce_together = broken
+        checks.reduce_together = broken
 
 
 def is_behind_a_wall(index: int) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("timed out connecting")
 
-    process.join = lost
+    checks.join = lost
     if index == 1:
         server = socket.create_server(("127.0.0.1", 0))
         told = f"127.0.0.1 {server.getsockname()[1]}"
         server.close()
-        process.open_port = lambda interface: (server, told)
+        checks.open_port = lambda interface: (server, told)
 
 
 def loses_each_other(index: int) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("timed out connecting")
 
-    process.join = lost
+    checks.join = lost
 
 
 def is_off(index: int) -> None:
-    judge = process.judge_clock
+    judge = checks.judge_clock
     if index == 1:
-        process.judge_clock = lambda ahead, error: judge(7.0, 0.1)
+        checks.judge_clock = lambda ahead, error: judge(7.0, 0.1)
 
 
 def _control(index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60) -> Control:
@@ -223,9 +223,9 @@ def agents(
         return answers
     finally:
         for process in processes:
-            process.join(0.1 if prepare is is_stopped else 20)
+            checks.join(0.1 if prepare is is_stopped else 20)
             process.kill()
-            process.join()
+            checks.join()
 
 
 @pytest.mark.parametrize(

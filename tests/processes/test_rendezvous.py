@@ -18,10 +18,17 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from launcher.failures.codes import FaultCode
-from launcher.rendezvous import discovery, protocol
+from launcher.rendezvous import protocol
 from launcher.rendezvous.channel import MAGIC, Channel, Hub
-from launcher.rendezvous.discovery import CANDIDATES, candidate_ports, interface_with, listen, secret_of
-from launcher.rendezvous.protocol import Arrivals, join_rendezvous
+from launcher.rendezvous.protocol import (
+    CANDIDATES,
+    Arrivals,
+    candidate_ports,
+    interface_with,
+    join_rendezvous,
+    listen,
+    secret_of,
+)
 from launcher.rendezvous.rounds import LOOPBACK, Member, Rendezvous, RendezvousError, address_reached
 from launcher.runs.events import Accused, AgentCount, Fault, Place
 
@@ -88,7 +95,7 @@ def test_members_meet_and_agree_on_who_is_in(size: int) -> None:
 
 def test_the_first_member_may_come_last() -> None:
     key, tried = next(KEYS), threading.Event()
-    real = discovery.find_leader
+    real = protocol.find_leader
 
     def find(*args: Any, **options: Any) -> Channel | str:
         found = real(*args, **options)
@@ -113,7 +120,7 @@ def test_members_of_one_node_are_one_host() -> None:
 
 
 def test_twenty_meetings_on_sixty_ports_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "EXCHANGE", 1.0)  # what has connected to the store of another one tries again then
+    monkeypatch.setattr(protocol, "EXCHANGE", 1.0)  # what has connected to the store of another one tries again then
     keys = [next(KEYS) for _ in range(20)]
     narrow = (LOW + 3000, LOW + 3059)
     parts = [
@@ -193,7 +200,7 @@ def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytes
     def leaves() -> None:
         found: Channel | str = ""
         while isinstance(found, str):
-            found = discovery.find_leader("localhost", ports, secret, float("inf"))
+            found = protocol.find_leader("localhost", ports, secret, float("inf"))
         found.send(protocol.hello(Member(1, 1, "node1", 1), found))
         assert came.wait(ENOUGH)
         found.close()
@@ -295,7 +302,7 @@ def test_a_stranger_on_the_first_port_is_passed_by(stranger: str) -> None:
 
 
 def test_strangers_on_all_ports_but_the_last_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "STAGGER", 0.02)
+    monkeypatch.setattr(protocol, "STAGGER", 0.02)
     key = next(KEYS)
     with ExitStack() as stack:
         for port in candidate_ports(key.encode(), RANGE)[:-2]:  # one for the leader, and one for the store
@@ -346,7 +353,7 @@ def test_a_search_leaves_no_connection_open() -> None:
     ports = candidate_ports(key.encode(), RANGE)[:3]
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", port))) for port in ports]
-        found = discovery.find_leader("127.0.0.1", ports, b"", protocol.time.monotonic() + 0.7)
+        found = protocol.find_leader("127.0.0.1", ports, b"", protocol.time.monotonic() + 0.7)
         assert isinstance(found, str)
         for server in servers:
             server.settimeout(30)
@@ -362,7 +369,7 @@ def test_a_signal_ends_the_search_at_once() -> None:
     reader, writer = socket.socketpair()
     with reader, writer, silent(port):
         writer.send(b"\0")
-        found = discovery.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
+        found = protocol.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
         assert found == "it was interrupted"
 
 

@@ -32,8 +32,7 @@ from launcher.runs import event_file
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
-from launcher.runs.search_record import RUNG, SearchRecord
-from launcher.runs.sweep_directory import Manifest, Sweep
+from launcher.runs.sweep_directory import RUNG, Manifest, SearchRecord, Sweep
 from launcher.schedulers.run_command import QueryError, query
 from launcher.schedulers.sge import node, qrsh
 from launcher.schedulers.slurm.client import Slurm

@@ -131,7 +131,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=lambda: script.call("supervise")))
     monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
     monkeypatch.setattr(module.store, "RanksStore", lambda *_: script.call("serve"))
-    monkeypatch.setattr(module.preload, "load", lambda *_: None)
+    monkeypatch.setattr(module.forks, "preload", lambda *_: None)
     monkeypatch.setattr(module, "Binder", partial(Binder, look=lambda: (flat(8, numas=2), set(range(8)))))
     return script
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from launcher.agent import preload
+from launcher.agent import forks
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ from launcher.agent import preload
     ],
 )
 def test_what_may_be_imported_before_the_fork(entry: str, modules: tuple[str, ...]) -> None:
-    assert preload.modules(entry) == modules
+    assert forks.modules_to_preload(entry) == modules
 
 
 def test_an_import_that_fails_is_left_to_the_ranks() -> None:
-    preload.load("workloads.is_not_there:main", 60)
+    forks.preload("workloads.is_not_there:main", 60)
 
 
 def test_an_import_that_hangs_is_left_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +41,6 @@ def test_an_import_that_hangs_is_left_to_the_ranks(monkeypatch: pytest.MonkeyPat
         finished.append(name)
 
     monkeypatch.setattr(importlib, "import_module", hang)
-    preload.load("workloads.ddp:main", 60)
+    forks.preload("workloads.ddp:main", 60)
     assert (started, finished) == (["workloads.ddp"], [])
     assert (signal.getsignal(signal.SIGALRM), signal.alarm(0)) == (before, 0)

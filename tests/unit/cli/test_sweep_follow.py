@@ -12,7 +12,7 @@ import pytest
 from launcher.cli import sweep_results
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
-from launcher.runs.submitter_lock import is_being_submitted, only_submitter
+from launcher.runs.lease import is_being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm

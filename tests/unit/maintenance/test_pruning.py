@@ -20,7 +20,7 @@ from launcher.monitoring import run_status
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.submitter_lock import SUBMITTING, only_submitter
+from launcher.runs.lease import SUBMITTING, only_submitter
 from launcher.schedulers.base import JobState
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies

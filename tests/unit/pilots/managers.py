@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.stop_requests import Signals
-from launcher.pilots import board, manager
+from launcher.pilots import manager
 from launcher.pilots.manager import SlotManager, packing_of
 from launcher.pilots.point_fork import Slot
 from launcher.runs.claims import Claims
@@ -87,7 +87,7 @@ def slot_manager(
 ) -> Managed:  # fmt: skip
     """The slot manager of a pilot."""
     monkeypatch.setattr(manager, "TICK", 0.001)
-    monkeypatch.setattr(board, "use_large_pages", lambda: None)  # of the process of the tests
+    monkeypatch.setattr(manager, "use_large_pages", lambda: None)  # of the process of the tests
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     manifest = sweep.manifest()

@@ -13,7 +13,7 @@ import pytest
 from launcher.agent.stop_requests import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
-from launcher.pilots.board import Board, JournalWriter
+from launcher.pilots.manager import Board, JournalWriter
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run

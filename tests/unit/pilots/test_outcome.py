@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.pilots.board import outcome
+from launcher.pilots.manager import outcome
 from launcher.runs.claims import Kind
 
 

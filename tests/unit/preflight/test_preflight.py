@@ -21,10 +21,10 @@ from launcher import errors
 from launcher.failures import text
 from launcher.failures.codes import CheckCode, FaultCode, MismatchCode, PreflightReason, PreflightThen
 from launcher.failures.text import of_observation
-from launcher.preflight import checks, process
+from launcher.preflight import checks
 from launcher.preflight.attempt import Node, Verdict, decide, nodes_of, verdict_of
 from launcher.preflight.checks import MIB, Check, Level, Problem, check
-from launcher.rendezvous import discovery
+from launcher.rendezvous import protocol
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Fabric, Fault, Finding, Mismatch, Observation, PreflightFailure
 from tests.unit.plans import bare_plan
@@ -361,16 +361,16 @@ def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path, monkey
     ],
 )
 def test_the_offset_of_a_clock(mine: Any, theirs: list[float], ahead: float, error: float) -> None:
-    assert process.offset(mine, theirs) == pytest.approx((ahead, error))
+    assert checks.offset(mine, theirs) == pytest.approx((ahead, error))
 
 
 def test_clocks_that_differ_are_a_warning() -> None:
-    assert of_observation(process.judge_clock(0.9, 0.1)) == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
-    assert "0.900 s behind" in of_observation(process.judge_clock(-0.9, 0.1))
-    assert process.judge_clock(1.4, 0.5).code is CheckCode.CLOCK
+    assert of_observation(checks.judge_clock(0.9, 0.1)) == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
+    assert "0.900 s behind" in of_observation(checks.judge_clock(-0.9, 0.1))
+    assert checks.judge_clock(1.4, 0.5).code is CheckCode.CLOCK
     for ahead in (1.2, -100.0):
         with problem("have the nodes' clocks synchronised") as raised:
-            process.judge_clock(ahead, 0.1)
+            checks.judge_clock(ahead, 0.1)
         assert raised.value.level is Level.WARNING
 
 
@@ -389,23 +389,23 @@ def ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     (tmp_path / "if_inet6").write_text(IF_INET6)
-    monkeypatch.setattr(discovery, "IPV6_TABLE", tmp_path / "if_inet6")
-    monkeypatch.setattr(discovery.fcntl, "ioctl", none)
+    monkeypatch.setattr(protocol, "IPV6_TABLE", tmp_path / "if_inet6")
+    monkeypatch.setattr(protocol.fcntl, "ioctl", none)
 
 
 def test_an_interface_with_ipv6_alone_has_addresses(ipv6_only: None) -> None:
-    assert discovery.addresses("ib0") == ["fd00::2", "fe80::fc:ff:fe00:1%ib0"]
-    assert discovery.addresses("lo") == ["::1"]
-    assert discovery.addresses("eth9") == []
+    assert protocol.addresses("ib0") == ["fd00::2", "fe80::fc:ff:fe00:1%ib0"]
+    assert protocol.addresses("lo") == ["::1"]
+    assert protocol.addresses("eth9") == []
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_a_node_is_reached_on_an_interface_with_ipv6_alone(ipv6_only: None) -> None:
-    server, told = process.open_port("lo")
+    server, told = checks.open_port("lo")
     assert server
     with server:
         assert told.startswith("::1 ")
-        assert of_observation(process.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
+        assert of_observation(checks.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
 
 
 def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
@@ -414,21 +414,21 @@ def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(process.socket, "getaddrinfo", unknown)
-    assert process.open_port("eth9") == (None, "")
+    monkeypatch.setattr(checks.socket, "getaddrinfo", unknown)
+    assert checks.open_port("eth9") == (None, "")
 
 
 def test_doors_that_do_not_open_are_accused() -> None:
-    server, told = process.open_port("lo")
-    closed, address = process.open_port("no such interface" * 3)
+    server, told = checks.open_port("lo")
+    closed, address = checks.open_port("no such interface" * 3)
     assert server and closed
     closed.close()
-    assert of_observation(process.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
+    assert of_observation(checks.reach({1: told}, {1: "node1"})) == "1 other nodes reached"
     with problem("node2 and 1 more cannot be reached .*refused.* at ") as raised:
-        process.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
+        checks.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
     assert (raised.value.accused, raised.value.looked) == ((2, 3), 3)
     with problem(r"node3 cannot be reached \(it has opened no port\): is there a firewall"):
-        process.reach({3: ""}, {3: "node3"})
+        checks.reach({3: ""}, {3: "node3"})
     server.close()
 
 

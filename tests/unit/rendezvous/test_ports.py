@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.processes import limits
-from launcher.rendezvous.discovery import free_ports, listen
+from launcher.rendezvous.protocol import free_ports, listen
 from launcher.rendezvous.rounds import RendezvousError
 
 RANGE = (20000, 60000)

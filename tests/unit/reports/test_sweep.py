@@ -14,7 +14,7 @@ from launcher.reports import page
 from launcher.reports.collect import Curve, RunData
 from launcher.reports.page import Page
 from launcher.reports.sweep import SweepPoint, axis_of, by_objective, parallel_coordinates, sweep_page
-from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
+from launcher.runs.sweep_directory import Journal, SearchSettings, Trial, TrialState
 from launcher.search.progress import progress_of
 
 HOSTILE = "</script><script>alert(1)</script>"

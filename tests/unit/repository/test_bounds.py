@@ -41,8 +41,8 @@ NO_BOUNDS = {
         "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
         "diagnose/doctor/machine.MIB", "diagnose/doctor/machine.GIB",
         "diagnose/post_mortem/advice.GIB", "failures/text.MIB", "failures/text.GIB",
-        "preflight/checks.MIB", "preflight/checks.WRITTEN", "preflight/process.ELEMENTS",
-        "rendezvous/discovery._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
+        "preflight/checks.MIB", "preflight/checks.WRITTEN", "preflight/checks.ELEMENTS",
+        "rendezvous/protocol._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
     },
     "memory of a queue, or of what a person types; more is dropped": {
         "worker/debugger.LONGEST", "worker/tracking.QUEUE",

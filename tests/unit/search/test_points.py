@@ -15,8 +15,7 @@ from launcher.runs import event_file
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
 from launcher.runs.history import journal_events
-from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, TrialState
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, TrialState
 from launcher.search.points import template_of
 from launcher.search.progress import PointReports, Report, as_number, missing_reports, reports_in, seconds_of
 from launcher.spec.plan import as_dict

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
-from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
+from launcher.runs.sweep_directory import Journal, SearchSettings, Trial, TrialState
 from launcher.search.progress import Rung, described, last_value, progress_of, rung_lines
 
 SPACE = {"lr": Dimension(low=0, high=1)}

@@ -17,7 +17,7 @@ from launcher.config.points import space_of
 from launcher.config.search_space import Goal, Method
 from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files
-from launcher.runs.search_record import SearchRecord, SearchSettings, TrialState
+from launcher.runs.sweep_directory import SearchRecord, SearchSettings, TrialState
 from launcher.search import progress
 from launcher.search.progress import Cost
 

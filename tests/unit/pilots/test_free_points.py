@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.pilots.board import Board
+from launcher.pilots.manager import Board
 from launcher.processes.groups import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.events import ManagerBegan, ManagerEnded

@@ -13,7 +13,7 @@ import pytest
 from launcher import bounds
 from launcher.config.search_space import Goal, Method
 from launcher.errors import RunError
-from launcher.runs.search_record import RUNG, SearchRecord, SearchSettings, TrialState
+from launcher.runs.sweep_directory import RUNG, SearchRecord, SearchSettings, TrialState
 from launcher.search import progress
 
 NEW: dict[str, Any] = {"op_code": 4, "user_attrs": {"overrides": ["a=1"]}}
