@@ -25,7 +25,6 @@ from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
 from launcher.failures.text import of_observation
 from launcher.preflight import attempt, checks
-from launcher.preflight import checks as preflight_process
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.checks import Problem, check
 from launcher.rendezvous.rounds import Member
@@ -106,7 +105,7 @@ def dies(index: int) -> None:
 
 
 def is_stopped(index: int) -> None:
-    attempt.ALONE, attempt.SLACK, preflight_process.FILE = 8.0, 1.0, 1.0
+    attempt.ALONE, attempt.SLACK, checks.FILE = 8.0, 1.0, 1.0
     if index == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -223,9 +222,9 @@ def agents(
         return answers
     finally:
         for process in processes:
-            checks.join(0.1 if prepare is is_stopped else 20)
+            process.join(0.1 if prepare is is_stopped else 20)
             process.kill()
-            checks.join()
+            process.join()
 
 
 @pytest.mark.parametrize(
