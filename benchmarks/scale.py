@@ -25,8 +25,8 @@ def once() -> dict[str, float]:
     "render"."""
     from launcher.config.schema import Cluster, Collective, Config, Launch
     from launcher.schedulers import topology
-    from launcher.schedulers.planning import make_plan
     from launcher.spec.build import Site
+    from launcher.submission.prepare import make_plan
 
     srun = {
         "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": NODE_LIST,

@@ -5,12 +5,11 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 
 - `__main__`: what the scheduler starts on each node: checks the run directory, calls submitit, exits
 - `payload`: the function that submitit calls in every job
-- `attempt`: runs one node's part of an attempt: its agent joins the rendezvous, runs the node's ranks, and reports the
-  end
+- `attempt`: runs one node's part of an attempt: its agent joins the rendezvous, chooses the ranks' cores, runs them,
+  and reports the end
 - `supervisor`: the event loop of a round: watches this agent's ranks, passes on stop requests, reports failures
 - `workers`: starts the ranks of one agent as processes, polls, signals and kills them, and reaps them
 - `forks`: whether a fork is safe; garbage collection and large pages around forks; imports before them
-- `binding`: which cores each rank of this agent gets in this round, and its OMP_NUM_THREADS
 - `control`: an agent's connection to the leader, or as the leader to all agents: joins rounds, sends and receives
 - `coordinator`: the leader's state and decisions, and the table of messages: members of a round, verdicts
 - `policy`: decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart

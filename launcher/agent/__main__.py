@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from launcher import errors
+from launcher import errors, processes
 from launcher.agent import forks
 from launcher.environment import unpack_on_node
-from launcher.processes import guard
 from launcher.runs.directory import Run
 from launcher.runs.event_writer import current_attempt, report_start_failure
 from launcher.schedulers import topology
@@ -37,7 +36,7 @@ def main(run_dir: str) -> int:
         print(f"launcher: {socket.gethostname()}: {error}", file=sys.stderr)
         return errors.NO_RETRY
 
-    guard.start()
+    processes.start_guard()
     if "SLURM_JOB_ID" not in os.environ or os.environ.get("LAUNCHER_JOB_ID") != os.environ["SLURM_JOB_ID"]:
         _pose_as_local_job()
     else:

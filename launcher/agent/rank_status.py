@@ -21,7 +21,7 @@ from typing import Any
 from launcher.agent.forks import uses_gpu
 from launcher.agent.output import log_name
 from launcher.agent.stop_requests import Signals
-from launcher.attach.request_handler import GONE, Process, RequestHandler
+from launcher.attach.requests import GONE, Process, RequestHandler
 from launcher.failures import text
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message

@@ -35,7 +35,7 @@ from launcher.agent.policy import History, Kind, RoundFailure, Verdict, describe
 from launcher.agent.rank_status import AgentContext, RankStatus
 from launcher.agent.stop_requests import StopChecker
 from launcher.agent.workers import LeftOver, WorkerExit
-from launcher.attach.request_handler import GONE
+from launcher.attach.requests import GONE
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message

@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher import errors
+from launcher import errors, processes
 from launcher.agent.forks import fork, garbage_kept, unsafe_to_fork
 from launcher.agent.output import Forwarder, log_name
 from launcher.files import memory_file, run_files
 from launcher.formatting import log_line, ranges
-from launcher.processes import groups, limits
 from launcher.rendezvous.rounds import Placement, environment_of, place_variables, placements
 from launcher.worker import hangs, rank_report
 from launcher.worker.rank_report import WorkerError
@@ -52,14 +51,14 @@ def run_child(
     """
     code = errors.FAILED
     try:
-        groups.die_with_parent(agent)
+        processes.die_with_parent(agent)
         _reset_signals(ignore)
         out, err, report, gate, error_file = keep
         _take_streams(out, err)
         for descriptor in {*close, out, err} - {0, 1, 2}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        limits.restore_limit()  # now that the agent's own files, which may be more, are closed
+        processes.restore_limit()  # now that the agent's own files, which may be more, are closed
         _take_cpus(placement)
         os.environ.update(placement.environment)
         os.environ.update({
@@ -231,9 +230,9 @@ class WorkerGroup:
         rank = ranks[0].rank if ranks else 0
         try:
             run_files.make_folder(self._logs)
-            self._before = limits.waited_out(groups.children)
-            fresh = self._fresh if limits.waited_out(self._cannot_fork) else None
-            self._gate = limits.waited_out(os.pipe)
+            self._before = processes.waited_out(processes.children)
+            fresh = self._fresh if processes.waited_out(self._cannot_fork) else None
+            self._gate = processes.waited_out(os.pipe)
             self._output = Forwarder()
             for stream in (sys.stdout, sys.stderr):  # what is in their buffers would be written by every fork
                 with contextlib.suppress(OSError, ValueError):
@@ -257,17 +256,17 @@ class WorkerGroup:
         with contextlib.ExitStack() as opened:  # descriptors to close if something fails
 
             def open_(path: Path, flags: int) -> int:
-                descriptor = limits.waited_out(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
+                descriptor = processes.waited_out(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
                 opened.callback(os.close, descriptor)
                 return descriptor
 
             writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
             out, err, error_file = (open_(path, writing) for path in names)
             out_copy, err_copy = (open_(path, os.O_RDONLY) for path in names[:2])
-            report = limits.waited_out(lambda: memory_file.make(f"report-{placement.rank}"))
+            report = processes.waited_out(lambda: memory_file.make(f"report-{placement.rank}"))
             opened.callback(os.close, report)
             agent = os.getpid()
-            pid = limits.waited_out(fork)
+            pid = processes.waited_out(fork)
             if pid == 0:
                 run_child(
                     placement, run, fresh and fresh(placement), agent,
@@ -373,7 +372,7 @@ class WorkerGroup:
         self.reap(timeout)
         self._left += [worker for worker in self._workers if worker.code is None]
         if self._before is not None:
-            groups.kill(self._before | {worker.pid for worker in self._left})
+            processes.kill(self._before | {worker.pid for worker in self._left})
         if self._output is not None:
             self._output.finish()
             self._output = None

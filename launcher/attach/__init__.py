@@ -3,7 +3,6 @@
 It may import worker, rendezvous, schedulers, runs and what is below them.
 
 - `connect`: the user's side of `attach`: connects to a node of a run, and is its terminal or its debugger's prompt
-- `requests`: files of the run directory that hold requests to agents, and their replies
-- `request_handler`: how an agent answers a request: stacks, a rank's location and environment, network access
+- `requests`: requests to agents, as files of the run directory, and how an agent answers them
 - `node_session`: program that is started on a rank's node: shell, relay to a debugger, server for a network client
 """

@@ -4,7 +4,7 @@
     python -m launcher.attach.node_session relay SOCKET           connects stdin and stdout to a rank's debugger
     python -m launcher.attach.node_session serve FOLDER LOCATION  shell or relay, for one client on the network
 
-LOCATION is the file that the rank's agent has written; see `request_handler.rank_location`. `serve` is for schedulers
+LOCATION is the file that the rank's agent has written; see `requests.rank_location`. `serve` is for schedulers
 that do not let users start a process on a node (PBS): there the agent starts it. FOLDER has the request and a secret.
 `serve` accepts one client, which has to prove within a minute that it knows the secret, and ends when the client
 disconnects. All messages are authenticated (`launcher.rendezvous.channel`). Each has one of these keys:
@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.attach import requests
-from launcher.attach.request_handler import initial_environment
+from launcher.attach.requests import initial_environment
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
 from launcher.rendezvous.protocol import address_of
 

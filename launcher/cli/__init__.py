@@ -34,8 +34,7 @@ A module with the name of a command has the command's `run` function.
 - `env`: packs a venv into an archive
 - `template`: prints a job script template to start from, and checks the user's own
 - `help`: `help`, `--help`, `--version`: general help, and the list of keys
-- `complete`: installs or prints the completion script of a shell
-- `completion`: computes the completions of the word at the cursor
+- `complete`: installs or prints the completion script of a shell; computes the completions of the word at the cursor
 - `find`: finds the runs and sweeps that a command line names
 - `text`: text that several commands print: tables, the plan, why and how a run ended
 - `progress`: all progress bars, and progress lines without a terminal

@@ -9,8 +9,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from launcher import __version__
-from launcher.diagnose.doctor import checks
-from launcher.diagnose.doctor.checks import run_all, start
+from launcher.diagnose import doctor
+from launcher.diagnose.doctor import run_all, start
 from launcher.errors import ConfigError
 from launcher.findings import Level, problem, worst
 from launcher.formatting import plural
@@ -44,8 +44,8 @@ def run(arguments: Namespace) -> int:
 
 def _all(cluster: str | None) -> Iterator[Finding]:
     # The slow import of torch is checked in the background
-    torch = start(checks.torch())
-    yield from run_all(checks.first())
+    torch = start(doctor.torch())
+    yield from run_all(doctor.first())
     try:
         config = config_of(cluster)
     except ConfigError as error:
@@ -53,7 +53,7 @@ def _all(cluster: str | None) -> Iterator[Finding]:
     except ImportError as error:
         yield problem("config", f"cannot be composed: {error}", "see packages above")
     else:
-        yield from run_all(checks.rest(config))
+        yield from run_all(doctor.rest(config))
     yield from torch()
 
 

@@ -21,7 +21,7 @@ from launcher.runs import directory
 from launcher.runs.events import Progress, every
 from launcher.runs.output import Stream
 from launcher.schedulers.query_cache import interval
-from launcher.submission.interrupts import print_notice
+from launcher.submission.submit import print_notice
 
 POLL_INTERVAL = 0.1  # seconds, for a run on this machine
 MAX_POLL_INTERVAL = 15.0  # seconds, while nothing changes or nothing can be read

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.find import find, reference
 from launcher.cli.text import print_unreadable, program
-from launcher.diagnose.post_mortem import findings
-from launcher.diagnose.post_mortem.findings import restarts
+from launcher.diagnose import findings
+from launcher.diagnose.findings import restarts
 from launcher.errors import DONE, FAILED, RunError
 from launcher.failures.symptoms import Kind
 from launcher.failures.text import of_unused_gpus
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    from launcher.diagnose.post_mortem.findings import Findings
-    from launcher.diagnose.post_mortem.verdict import Codes, Verdict
+    from launcher.diagnose.findings import Findings
+    from launcher.diagnose.verdict import Codes, Verdict
     from launcher.monitoring.run_status import RunStatus
     from launcher.runs.directory import Attempt, Run
 

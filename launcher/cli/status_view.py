@@ -135,7 +135,7 @@ def _remark(seen: RunStatus) -> str | None:
 def _last_output(seen: RunStatus) -> str:
     if seen.state.value != "running" or not (outputs := seen.run.outputs()):
         return ""
-    from launcher.diagnose.post_mortem.evidence import tail
+    from launcher.diagnose.evidence import tail
 
     line = next((each for each in reversed(tail(outputs[-1])) if each.strip()), "")
     if not line:
@@ -153,7 +153,7 @@ def _health(seen: RunStatus) -> list[str]:
 
 
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
-    from launcher.diagnose.post_mortem.findings import verdicts
+    from launcher.diagnose.findings import verdicts
 
     ends = {attempt.number: verdict for attempt, verdict, _ in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]

@@ -121,8 +121,8 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
 
     Of a run that is queued again it is the end of its last attempt.
     """
-    from launcher.diagnose.post_mortem.evidence import of, of_attempt
-    from launcher.diagnose.post_mortem.verdict import classify
+    from launcher.diagnose.evidence import of, of_attempt
+    from launcher.diagnose.verdict import classify
 
     again = seen.state is RunState.QUEUED and seen.history.attempt is not None
     evidence = of_attempt(seen, seen.run.attempts()[-1], None, None) if again else of(seen)

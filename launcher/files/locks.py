@@ -20,12 +20,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from launcher.files import run_files
 from launcher.files.shared_files import read_text, retry_read, unwrap
+from launcher.structs import Struct
 
 WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _LOCKED = (errno.EWOULDBLOCK, errno.EACCES)
@@ -104,8 +104,7 @@ POLL = (0.002, 0.2)  # first and longest pause between two polls, in seconds
 _IN_USE: set[str] = set()  # tokens with which this process holds locks or waits for them
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(Struct):
     """A process that holds a lock or waits for it."""
 
     token: str  # random text, new for each time that a process takes a lock

@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher import processes
 from launcher.errors import NO_RETRY, RunError
 from launcher.files import shared_files
 from launcher.job import driver
-from launcher.processes import guard
 from launcher.runs.job_file import FunctionFile
 from launcher.runs.time_left import uptime
 from launcher.schedulers.tasks import environments
@@ -77,7 +77,7 @@ def _report(job: FunctionFile, what: str, line: str = "0", code: str = "0") -> i
 def _run(job: FunctionFile) -> int:
     if not job.start:
         (place,) = environments([socket.gethostname()], 1)
-        return _command(job.task, **place, **{guard.VARIABLE: f"{os.environ['LAUNCHER_OWN_JOB']}.{os.getpid()}"})
+        return _command(job.task, **place, **{processes.GUARD: f"{os.environ['LAUNCHER_OWN_JOB']}.{os.getpid()}"})
     files = f"{job.folder}/.tasks-{os.urandom(8).hex()}"
     try:
         return _command([*job.start, *job.task], LAUNCHER_TASK_FILES=files)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher import errors
+from launcher import errors, processes
 from launcher.agent import forks
 from launcher.agent.forks import unsafe_to_fork, use_large_pages
 from launcher.agent.stop_requests import Signals, StopChecker
@@ -30,8 +30,7 @@ from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.formatting import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
-from launcher.processes import limits
-from launcher.processes.groups import Process, namespace
+from launcher.processes import Process, namespace
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, State
 from launcher.runs.directory import Attempt
@@ -101,7 +100,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     )  # fmt: skip
     signals = Signals()
     signals.install()
-    limits.raise_limit()
+    processes.raise_limit()
     try:
         host = hosts_of(os.environ)[mine.node]
         return SlotManager(sweep, manifest, attempt, mine, host, os.environ, signals).run(slots)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from launcher import errors
+from launcher import errors, processes
 from launcher.agent import attempt as agent
 from launcher.agent.failures import AttemptFailed
 from launcher.agent.forks import garbage_kept
@@ -24,7 +24,6 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.formatting import log_line, plural
-from launcher.processes import groups
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
@@ -174,7 +173,7 @@ def output_of(run: Run) -> Path:
 def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
     code = errors.FAILED
     try:
-        groups.die_with_parent(manager)
+        processes.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
         rank_report.begin_process()
         _take_output(str(output_of(attempt.run)))

@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
+from launcher import processes
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
-from launcher.processes import groups
 from launcher.rendezvous.protocol import listen_on
 from launcher.rendezvous.rounds import Rendezvous, place_variables
 from launcher.runs.events import NOTHING, Observation
@@ -429,7 +429,7 @@ def check_rank(
     pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
     agent: process id of the agent, with which this process dies.
     """
-    groups.die_with_parent(agent)
+    processes.die_with_parent(agent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the agent ends this process
     torch.set_num_threads(1)

@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher import processes
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import explain
-from launcher.processes import limits
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, NotAuthenticated, refused
 from launcher.rendezvous.rounds import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
 from launcher.runs import events
@@ -206,9 +206,9 @@ def listen(ports: Sequence[int], address: str = "") -> socket.socket:
     for port in ports:
         server = partial(socket.create_server, (address, port), family=family, dualstack_ipv6=both, backlog=4096)
         try:
-            return limits.waited_out(server)
+            return processes.waited_out(server)
         except OSError as error:
-            if error.errno in limits.ERRORS:
+            if error.errno in processes.NOT_NOW:
                 problem = f"no port can be opened: {explain(error) or error}"
                 break
     raise RendezvousError(Fault(code=FaultCode.REFUSED, host=socket.gethostname(), error=problem))

@@ -42,9 +42,9 @@ from typing import NoReturn
 
 from torch.distributed import Store
 
+from launcher import processes
 from launcher.files.shared_files import explain
 from launcher.formatting import log_line
-from launcher.processes import groups
 from launcher.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
@@ -98,7 +98,7 @@ def _run(listener: socket.socket, hosts: Collection[str], agent: int) -> NoRetur
     # All signals stay blocked: ranks that save after a stop request need the store
     try:
         gc.disable()  # the agent's objects are not to be destroyed here
-        groups.die_with_parent(agent)
+        processes.die_with_parent(agent)
         with os.scandir("/proc/self/fd") as entries:  # not each up to the limit, which may be a billion
             inherited = {int(entry.name) for entry in entries}
         for descriptor in inherited - {0, 1, 2, listener.fileno()}:

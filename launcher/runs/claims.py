@@ -33,7 +33,7 @@ from launcher import bounds
 from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
-from launcher.processes.groups import Process, namespace
+from launcher.processes import Process, namespace
 from launcher.runs import event_file
 from launcher.runs.events import Event, ManagerBegan
 

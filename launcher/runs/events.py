@@ -59,7 +59,7 @@ class Refused(Event, kind="refused"):
 
 
 class ProcessStarted(Event, kind="process"):
-    """The run's script was started without a scheduler; for the fields see `launcher.processes.groups.Process`."""
+    """The run's script was started without a scheduler; for the fields see `launcher.processes.Process`."""
 
     pid: int
     start: int
@@ -557,9 +557,9 @@ class ManagerBegan(Event, kind="manager_began"):
     host: str
     job: str
     slots: int  # points at once
-    pid: int  # see `launcher.processes.groups.Process`
-    start: int  # see `launcher.processes.groups.Process`
-    namespace: str  # see `launcher.processes.groups.namespace`
+    pid: int  # see `launcher.processes.Process`
+    start: int  # see `launcher.processes.Process`
+    namespace: str  # see `launcher.processes.namespace`
 
 
 class PointBegan(Event, kind="point_began"):

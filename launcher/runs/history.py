@@ -10,7 +10,7 @@ from typing import Any
 from launcher import errors
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import ranges
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.events import (

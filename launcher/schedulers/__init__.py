@@ -11,7 +11,6 @@ other.
 - `query_cache`: caches the list of the user's jobs for all commands on this machine
 - `executor`: base class of the submitit executors that submit runs and job arrays
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options
-- `planning`: builds the plan of a config, and validates `resume.how` for its scheduler
 - `job_environment`: which of the user's environment variables a job inherits
 - `environment_file`: writes environment.sh and the secrets for jobs that read their environment from a file
 - `exports`: converts an environment to shell `export` lines; the job's driver reads them

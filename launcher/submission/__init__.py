@@ -4,10 +4,9 @@ It may import monitoring, schedulers, environment and what is below them.
 
 - `prepare`: makes and checks the plan of a run, and finds the files that it names, before anything is written or
   submitted
-- `submit`: a checked plan -> a job, once: the run directory, the record, the journal
+- `submit`: a checked plan -> a job, once: the run directory, the record, the journal; Ctrl-C meanwhile
 - `render`: the job script of a run, from our template or the user's own, and the file that its driver reads
 - `resume`: another attempt of a run from overrides: makes its plan, and submits it if the run is over
 - `configs`: overrides -> a config, with the number of nodes of the held allocation
 - `dependencies`: the key `after`: its syntax and conditions, the state of the runs, the jobs to wait for
-- `interrupts`: Ctrl-C during a submission
 """

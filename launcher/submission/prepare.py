@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import redaction
-from launcher.config.schema import Config, Function, Program, ResumeHow
+from launcher.config import profiles
+from launcher.config.schema import Cluster, Config, Function, Program, ResumeHow
 from launcher.environment import containers, programs, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError
@@ -27,11 +28,10 @@ from launcher.runs.directory import Run, new_id, token_of
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.allocation import Allocation, require_room
-from launcher.schedulers.base import QueryError
+from launcher.schedulers.base import QueryError, Queue, Scheduler
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.planning import make_plan, scheduler_of
 from launcher.spec import limits, workload_hook
-from launcher.spec.build import Site, check_name
+from launcher.spec.build import Site, build, check_name
 from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
 
@@ -307,3 +307,35 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs:
 def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | None:
     """Returns this shell's allocation for cluster=allocation (ConfigError: it has none); None for other clusters."""
     return scheduler_of(config.cluster).held(environ)
+
+
+# -- Builds the plan of a config, and validates `resume.how` for its scheduler
+
+
+def make_plan(config: Config, site: Site) -> JobPlan:
+    """Builds the plan of a config; raises ConfigError, which names the key, the value and the fix."""
+    scheduler = scheduler_of(config.cluster)
+    _check_resume(scheduler, config.resume.how)
+    return build(config, site, scheduler)
+
+
+def scheduler_of(cluster: Cluster) -> Scheduler:
+    """Returns the scheduler of a profile; raises ConfigError if it does not exist."""
+    try:
+        return registry.scheduler(cluster.scheduler)
+    except ConfigError as error:
+        named = cluster.name, cluster.scheduler
+        files = [str(each.path) for each in profiles.profiles() if (each.name, each.scheduler) == named]
+        raise ConfigError(": ".join([*files, str(error)])) from None
+
+
+def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
+    if how is ResumeHow.requeue and not scheduler.requeues:
+        able = [each.name for each in registry.schedulers() if each.requeues]
+        why = scheduler.no_requeue if isinstance(scheduler, Queue) else ""
+        raise ConfigError(
+            f"resume.how=requeue is only for {' and '.join(able)}, and the cluster is {scheduler.name}: use auto"
+            + (f" ({why})" if why else "")
+        )
+    if how in (ResumeHow.chain, ResumeHow.resubmit) and not scheduler.queued:
+        raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {scheduler.name}: use auto")

@@ -13,9 +13,11 @@ import platform
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from launcher import __version__, redaction
@@ -24,6 +26,7 @@ from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.shared_files import explain
+from launcher.formatting import clean
 from launcher.paths import default_runs_dir
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run, chain_tokens
@@ -37,7 +40,6 @@ from launcher.schedulers.run_command import Refused
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
-from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.prepare import Prepared
 
 # Fields of a plan that may differ between two submissions of one run.
@@ -275,3 +277,43 @@ def _commit(folder: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+# -- Ctrl-C during a submission: it is delayed until the scheduler has answered, so that no job is left unrecorded
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a submission. The text names the submitted jobs, and the command that cancels them."""
+
+
+def print_notice(words: str) -> None:
+    """Prints a line to stderr, also in a signal handler, which may have interrupted a write to its buffer."""
+    with contextlib.suppress(OSError):  # the terminal is closed
+        os.write(2, f"launcher: {clean(words)}\n".encode())
+
+
+@contextlib.contextmanager
+def delayed_interrupt() -> Iterator[list[int]]:
+    """Delays Ctrl-C in the block: the first is only recorded (the caller reads the list), the second raises.
+
+    If the program has its own handler of SIGINT, and in other threads than the main one, nothing changes.
+    """
+    noted: list[int] = []
+
+    def interrupted(number: int, _: FrameType | None) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            raise KeyboardInterrupt
+        print_notice(
+            "interrupted: waiting for the scheduler's answer, so that the job is recorded; Ctrl-C again leaves at once"
+        )
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield noted
+        return
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

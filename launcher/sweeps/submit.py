@@ -42,9 +42,16 @@ from launcher.search.points import template_of
 from launcher.search.progress import look
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies, render
-from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.prepare import Inputs, held_allocation, planned, site_of
-from launcher.submission.submit import facts_of_here, require_commands, require_same, start, tried
+from launcher.submission.submit import (
+    Interrupted,
+    delayed_interrupt,
+    facts_of_here,
+    require_commands,
+    require_same,
+    start,
+    tried,
+)
 from launcher.sweeps import pilots, prepare
 from launcher.sweeps.prepare import PreparedSweep, RequestedPoint, prepare_sweep
 

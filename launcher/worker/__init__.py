@@ -17,8 +17,7 @@ interpreter a program needs, so it imports the standard library only.
 - `stop_agreement`: how ranks agree on the step at which all stop, in memory that they share with their agent
 - `global_batch`: `GlobalBatchSampler`: which samples each rank takes at each step
 - `rank_objects`: gather, all_gather and broadcast of Python objects, authenticated with a MAC
-- `reporter`: writes rank 0's progress, evaluations and metrics to the run directory and to trackers
-- `tracking`: the queue between the training and its trackers; what happens when a tracker fails
+- `tracking`: writes rank 0's progress, evaluations and metrics to the run directory and, by a queue, to trackers
 - `trackers`: where metrics go besides the run: MLflow, TensorBoard, Weights & Biases
 - `nccl_report`: reads from NCCL's log which network it uses, and compares it with `cluster.expects`
 - `node_exclusion`: text on how the next run can exclude nodes that a workload has found to be slow

@@ -31,7 +31,7 @@ from launcher.schedulers import topology
 from launcher.torch_compat import destroy_without_gil, store_on
 from launcher.worker import devices, heartbeat, rank_objects
 from launcher.worker.devices import BackendError, NoGpuError
-from launcher.worker.reporter import Reporter
+from launcher.worker.tracking import Reporter
 
 _SHOWN = 4  # an error lists at most so many values, and so many hosts of each
 

@@ -1,28 +1,29 @@
-"""Passes what rank 0 reports to trackers (TensorBoard, MLflow, W&B) without blocking or failing the work.
-
-`progress`, `evaluated` and `report` put numbers into queues, which threads empty. A tracker's first failure is logged;
-after several in a row it is disabled. What does not reach a tracker is kept in the run directory: the next attempt
-sends it, and so does `python -m launcher.worker.tracking RUN_DIRECTORY`.
-"""
+"""Writes what rank 0 reports (progress, evaluations, metrics) to the run directory and to trackers."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.formatting import log_line
 from launcher.redaction import public
+from launcher.runs import directory
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.event_writer import Events
+from launcher.runs.events import Evaluated, Progress
 from launcher.schedulers.topology import hosts_in
 from launcher.worker.trackers import (
     CLOSE_TIMEOUT,
@@ -37,6 +38,136 @@ from launcher.worker.trackers import (
     kept,
     redone_from,
 )
+
+INTERVAL = 0.5  # least seconds between two events of one kind, such as progress, after the first ones
+FIRST = 50  # so many events of each kind are all written, so that a short run has a curve, too
+POINTS = 500  # of what is reported all the time, an event is written when a run is 1/POINTS longer
+STEP = 60.0  # seconds after which the step is written even if no values are
+
+
+def most_events(age: float) -> float:
+    """Returns how many events of one kind may have been written `age` seconds after the first.
+
+    | age | 1 minute | 1 hour | 1 day | 60 days | 100 days |
+    |---|---|---|---|---|---|
+    | events | 157 | 1,417 | 2,975 | 5,020 | 5,275 |
+
+    So the interval grows to 0.2 % of the age, and what is reported rarely is written whenever it is reported.
+    """
+    return FIRST + POINTS * math.log1p(age / (POINTS * INTERVAL))
+
+
+class _Due:
+    # thins: at most `most_events`, else all
+
+    def __init__(self, *, thins: bool) -> None:
+        self._count, self._last, self._thins = 0, 0.0, thins
+        self._began = time.monotonic()
+
+    def __call__(self, *, always: bool = False) -> bool:
+        now = time.monotonic()
+        if not always:
+            if self._count >= FIRST and now - self._last < INTERVAL:
+                return False
+            if self._thins and self._count >= most_events(now - self._began):
+                return False
+        self._count, self._last = self._count + 1, now
+        return True
+
+
+class Reporter:
+    """Writes the reports of rank 0. On other ranks, and outside of a run, its methods write nothing."""
+
+    def __init__(self, attempt: directory.Attempt | None, rank: int) -> None:
+        self._attempt = attempt if rank == 0 else None
+        self._events = Events(self._attempt, "rank-0")
+        self._metrics: dict[str, Any] = {}
+        self._left_out: set[str] = set()  # lines about metrics that the result lacks
+        # Steps with values may be rare: frequent steps without values must not use up their share of events.
+        self._due = {kind: _Due(thins=True) for kind in ("steps", "progress", "evaluated")}
+        self._due_to_trackers = {kind: _Due(thins=False) for kind in self._due}
+        self._done = False  # whether the last step was the last one of all
+        self._stepped = 0.0  # monotonic time of the last event with a step
+        self._newest: Progress | None = None  # the newest report of a step, without values
+        self._held: dict[str, Progress | Evaluated] = {}  # of each kind the newest report if it was not due
+        self._pid = os.getpid()
+        self._tracking: Tracking | None = None
+        self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
+
+    def progress(self, step: int, total: int, **values: Any) -> None:
+        """Reports progress (see `process_group.progress`); the numbers among `values` also go to the trackers."""
+        if self._attempt is None:
+            return
+        kind, now = "progress" if values else "steps", time.monotonic()
+        before, self._done = self._done, 0 < total <= step
+        done = self._done and not before  # more steps than `total` are not written one by one
+        self._newest = Progress(time=time.time(), step=step, total=total)
+        written = self._write(kind, replace(self._newest, values=values or None), always=done)
+        if not written and now - self._stepped >= STEP:
+            written = self._events(self._newest)
+        self._stepped = now if written else self._stepped
+        self._track("train", values, step, due=self._due_to_trackers[kind](always=done), done=done)
+
+    def evaluated(self, step: int, **values: Any) -> None:
+        """Reports the result of an evaluation after `step` steps of the run."""
+        if self._attempt is None:
+            return
+        self._write("evaluated", Evaluated(time=time.time(), step=step, values=values or None))
+        self._track("eval", values, step, due=self._due_to_trackers["evaluated"]())
+
+    def report(self, **metrics: Any) -> None:
+        """Adds metrics to the run's result, and writes the result."""
+        self._metrics.update(metrics)
+        if self._attempt:
+            for each in self._attempt.run.write_result(self._metrics):
+                if each not in self._left_out:
+                    self._left_out.add(each)
+                    print(
+                        f"launcher: the run's result lacks {each}. Write it to a file, and report the file's path",
+                        file=sys.stderr, flush=True,
+                    )  # fmt: skip
+            self._track("result", metrics, done=True)
+
+    def finish(self) -> None:
+        """Writes the newest report of each kind if it was not due: the last loss, the last value of an objective."""
+        if self._pid != os.getpid():  # in a fork of the rank
+            return
+        held = sorted(self._held.values(), key=attrgetter("time"))
+        self._held = {}
+        for event in held:
+            self._events(event)
+        steps = [event.step for event in held if isinstance(event, Progress)]
+        if self._newest and steps and steps[-1] != self._newest.step:
+            self._events(self._newest)  # readers of the file's end take the last step from there
+
+    def _write(self, kind: str, event: Progress | Evaluated, *, always: bool = False) -> bool:
+        # Writes an event if one of this kind is due, or else keeps it for `finish`
+        self._held.pop(kind, None)
+        if self._due[kind](always=always):
+            return self._events(event)
+        self._held[kind] = event
+        return False
+
+    def _track(
+        self, prefix: str, values: dict[str, Any], step: int | None = None, *, due: bool = True, done: bool = False
+    ) -> None:
+        # Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete
+        if self._tracked and self._tracking is None:
+            try:
+                self._tracking = tracking_of(self._attempt) if self._attempt else None
+            except (LauncherError, RuntimeError) as error:  # RuntimeError if no thread can be started
+                print(f"launcher: nothing is tracked: {error}", file=sys.stderr, flush=True)
+            self._tracked = self._tracking is not None
+        if self._tracking is not None:
+            self._tracking.log(prefix, values, step, due=due)
+            if done:
+                self._tracking.finished()
+
+
+# -- Passes what rank 0 reports to trackers (TensorBoard, MLflow, W&B) without blocking or failing the work: through
+# queues, which threads empty. A tracker's first failure is logged; after several in a row it is disabled. What does not
+# reach a tracker is kept in the run directory: the next attempt sends it, and so does this module as a program
+
 
 QUEUE = 10_000  # most entries in a tracker's queue
 BATCH = 200  # most entries that a tracker gets in one call
@@ -221,11 +352,11 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
                 yield f"{prefix}/{key}", float(value)
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yields (`workload.lr`, value as text) for each key with a value of a nested config, secrets redacted."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flat_config(value, f"{prefix}{key}.")
         elif value is not None and value != []:
             yield prefix + str(key), public(str(key), str(value))  # a tracker may show it to others
 
@@ -238,7 +369,7 @@ def unsent(folder: Path, name: str) -> Path:
     return folder / f"unsent-{name}.jsonl"
 
 
-def of(attempt: Attempt) -> Tracking | None:
+def tracking_of(attempt: Attempt) -> Tracking | None:
     """Starts the trackers of this attempt's run; returns None if the run has none."""
     plan = attempt.run.plan()
     if not plan.track:
@@ -271,12 +402,12 @@ def _about(attempt: Attempt, tags: Mapping[str, str]) -> About:
         entity=plan.tracking.entity or os.environ.get("WANDB_ENTITY"),
         mode=plan.tracking.mode or os.environ.get("WANDB_MODE") or "offline",
         group=plan.tracking.experiment if "/" in plan.run_id else None,
-        config=dict(flat(attempt.run.record().get("config", {}))),
+        config=dict(flat_config(attempt.run.record().get("config", {}))),
         tags=tags,
     )
 
 
-def send(folder: Path) -> int:
+def send_unsent(folder: Path) -> int:
     """Sends what did not reach the trackers of a run; returns the exit code."""
     run, code = Run(folder.absolute()), 0
     for name in run.plan().track:
@@ -300,6 +431,6 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m launcher.worker.tracking RUN_DIRECTORY")
     try:
-        sys.exit(send(Path(sys.argv[1])))
+        sys.exit(send_unsent(Path(sys.argv[1])))
     except LauncherError as problem:
         sys.exit(f"launcher: {problem}")

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import UnavailableError
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs.claims import Claims, Kind, PointLog, State, fold
 from launcher.runs.event_file import read
 from launcher.runs.events import ManagerBegan, every

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from launcher.runs.directory import Run
-from launcher.schedulers.planning import make_plan
 from launcher.schedulers.slurm.executor import SlurmExecutor
 from launcher.spec.build import Site
 from launcher.spec.plan import JobPlan
 from launcher.submission import configs, render
+from launcher.submission.prepare import make_plan
 
 
 def plan(folder: Path, nodes: int = 1) -> JobPlan:

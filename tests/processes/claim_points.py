@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+from launcher import processes
 from launcher.pilots.manager import Board
-from launcher.processes import groups
-from launcher.processes.groups import Process, namespace
+from launcher.processes import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.events import ManagerBegan
 
@@ -35,7 +35,7 @@ def main(sweep: str, pilot: int, count: int, log: str) -> None:
             continue
         point, before = claimed
         if (pid := os.fork()) == 0:
-            groups.die_with_parent(me.pid)
+            processes.die_with_parent(me.pid)
             tell(log, f"begin {point} {os.getpid()}")
             time.sleep(0.01)
             tell(log, f"end {point} {os.getpid()}")

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.attach import connect, node_session, requests
 from launcher.attach.node_session import data_message, data_of, exchange
-from launcher.attach.request_handler import Process, rank_location
+from launcher.attach.requests import Process, rank_location
 from launcher.errors import RunError
 from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
 from launcher.rendezvous.protocol import find_leader

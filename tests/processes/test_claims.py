@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs.claims import Claims, State
 from tests.launch import ROOT
 

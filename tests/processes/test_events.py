@@ -13,7 +13,7 @@ from tests.torch_features import needs_fsdp_on_cpus
 
 def in_events(config: Any, env: Any) -> dict[str, Any]:
     """Trains, and returns the names of the numbers that rank 0 told, by event."""
-    from launcher.worker.reporter import Reporter
+    from launcher.worker.tracking import Reporter
     from workloads import ddp, fsdp
 
     told: dict[str, list[str]] = {}

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from launcher import processes
 from launcher.paths import PACKAGE
-from launcher.processes import guard
 
 # A task that is guarded and leaves behind: a process of its own session, and one whose parents have ended.
 TASK = """
 import signal, subprocess, sys
-from launcher.processes import guard
+from launcher import processes
 
-guard.PAUSE = 0.01
-guard.start()
+processes.GUARD_PAUSE = 0.01
+processes.start_guard()
 subprocess.run(["sh", "-c", "sleep 60 </dev/null >/dev/null 2>&1 & echo $!"], start_new_session=True)
 print(subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL).pid, flush=True)
 signal.pause()
@@ -116,9 +116,9 @@ def test_without_a_mark_nothing_is_guarded(monkeypatch: pytest.MonkeyPatch, envi
 def test_a_process_without_a_mark_gets_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAUNCHER_GUARD", raising=False)
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("it forks"))
-    guard.start()
+    processes.start_guard()
     monkeypatch.setenv("LAUNCHER_GUARD", "")
-    guard.start()
+    processes.start_guard()
 
 
 def test_only_those_with_the_mark_are_killed(mark: str, sleep: Sleep) -> None:
@@ -132,21 +132,21 @@ def test_only_those_with_the_mark_are_killed(mark: str, sleep: Sleep) -> None:
         sleep(MY_LAUNCHER_GUARD=mark),
         sleep(A=f"\nLAUNCHER_GUARD={mark}"),
     ]
-    assert guard.kill_marked(mark)
+    assert processes.kill_marked(mark)
     assert all(map(gone, marked))
     assert all(map(alive, spared))
 
 
 def test_it_is_told_when_nobody_is_left(mark: str, sleep: Sleep) -> None:
-    assert not guard.kill_marked(mark)
+    assert not processes.kill_marked(mark)
     pid = sleep(LAUNCHER_GUARD=mark)
-    assert guard.kill_marked(mark)
+    assert processes.kill_marked(mark)
     os.waitpid(pid, 0)
-    assert not guard.kill_marked(mark)
+    assert not processes.kill_marked(mark)
 
 
 def test_a_mark_may_be_any_text(sleep: Sleep) -> None:
     mark = f"136[5].pbs-srv größe\n{uuid.uuid4()}"
     pid = sleep(LAUNCHER_GUARD=mark)
-    assert guard.kill_marked(mark)
+    assert processes.kill_marked(mark)
     assert gone(pid)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import errors
+from launcher import errors, processes
 from launcher.agent.attempt import open_files_needed
-from launcher.processes import limits as process_limits
 from launcher.rendezvous.channel import Channel, Hub
 from launcher.rendezvous.store import RanksStore
 from tests.launch import Launcher
@@ -24,7 +23,7 @@ _context = multiprocessing.get_context("fork")
 
 def lead(agents: socket.socket, ranks: socket.socket, limits: tuple[int, int], pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    process_limits.raise_limit()
+    processes.raise_limit()
     RanksStore(ranks, [])
     hub = Hub(agents, SECRET, members=range(RANKS))
     while len(hub.channels) < RANKS:
@@ -59,10 +58,10 @@ def test_where_the_kernel_does_not_allow_the_hard_limit_the_soft_one_counts(monk
     def refuse(*_: object) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(process_limits, "_users", None)
+    monkeypatch.setattr(processes, "_users", None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert process_limits.raise_limit() == 256
+    assert processes.raise_limit() == 256
 
 
 def test_a_thousand_ranks_join_under_a_soft_limit_of_as_many_files() -> None:

@@ -7,20 +7,20 @@ import sys
 
 GRANDPARENT = """
 import os, subprocess, sys, time
-from launcher.processes import groups
-groups.adopt()
+from launcher import processes
+processes.adopt()
 kept = subprocess.Popen(["sleep", "600"])
-before = groups.children()
+before = processes.children()
 parent = subprocess.Popen([sys.executable, "-c",
     "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '601']); print(flush=True); time.sleep(600)"],
     stdout=subprocess.PIPE)
 parent.stdout.readline()
 parent.kill()
 parent.wait()
-while not groups.children() - before:
+while not processes.children() - before:
     time.sleep(0.01)
-killed = groups.kill(before)
-print(len(killed), kept.poll(), groups.children() == before)
+killed = processes.kill(before)
+print(len(killed), kept.poll(), processes.children() == before)
 kept.kill()
 """
 

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.errors import RunError
 from launcher.files import locks
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs import events as kinds
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs.directory import Run
 from launcher.runs.events import ProcessStarted, Submitted
 from launcher.runs.history import process_of

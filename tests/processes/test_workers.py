@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from launcher import processes
 from launcher.agent import forks, workers
 from launcher.agent.output import Forwarder
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
-from launcher.processes import groups, limits
 from launcher.worker import hangs, rank_report
 from tests.launch import ROOT
 
@@ -52,7 +52,7 @@ def raises(_: Placement) -> None:
 
 
 def children() -> set[int]:
-    return groups.children()
+    return processes.children()
 
 
 def test_ranks_report_what_they_return(group: WorkerGroup) -> None:
@@ -95,17 +95,18 @@ def test_a_rank_has_the_users_limit_of_open_files_and_its_agent_all_that_it_may(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(limits, "_users", None)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))  # fewer than the agent holds for its ranks
+    monkeypatch.setattr(processes, "_users", None)
+    most = len(os.listdir("/proc/self/fd")) + 24  # noqa: PTH208  fewer than the agent holds for its ranks
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
     def limit(_: Placement) -> dict[str, int]:
         with open(os.devnull):
             return {"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
 
     try:
-        assert [limits.raise_limit() for _ in range(2)] == [hard, hard]
+        assert [processes.raise_limit() for _ in range(2)] == [hard, hard]
         ended = ends(group, limit, count=24)
-        assert [each.returned for each in ended] == [{"limit": 64}] * 24
+        assert [each.returned for each in ended] == [{"limit": most}] * 24
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -284,7 +285,7 @@ def test_what_a_rank_has_started_goes_with_it(tmp_path: Path) -> None:
     if pid == 0:  # an agent, which adopts what loses its parent
         code = 1
         with contextlib.suppress(Exception):
-            groups.adopt()
+            processes.adopt()
             group = WorkerGroup(tmp_path)
             group.start(ranks(1), lambda me: {"pid": subprocess.Popen(["setsid", "sleep", "600"]).pid} and os._exit(1))
             group.reap(30)
@@ -346,7 +347,7 @@ def test_where_no_process_is_left_those_that_were_started_are_killed(
         return real()
 
     monkeypatch.setattr(workers, "fork", fork)
-    monkeypatch.setattr(limits, "PATIENCE", 0.03)
+    monkeypatch.setattr(processes, "NOT_NOW_SECONDS", 0.03)
     with pytest.raises(StartError) as failed:
         group.start(ranks(4, first=4), lambda me: time.sleep(60))
     assert (failed.value.rank, failed.value.number) == (6, errno.EAGAIN)
@@ -360,7 +361,7 @@ def test_where_no_descriptor_is_left_nothing_leaks(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
     other = subprocess.Popen(["sleep", "600"])  # of the agent's, but no rank
-    monkeypatch.setattr(limits, "PATIENCE", 0.03)
+    monkeypatch.setattr(processes, "NOT_NOW_SECONDS", 0.03)
     descriptors, before = len(os.listdir("/proc/self/fd")), children()  # noqa: PTH208
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as held:

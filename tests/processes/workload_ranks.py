@@ -120,7 +120,7 @@ def _rank(
 
     from launcher import Env
     from launcher.torch_compat import destroy_without_gil
-    from launcher.worker.reporter import Reporter
+    from launcher.worker.tracking import Reporter
 
     calls: list[tuple[int, int]] = []
     Reporter.progress = lambda self, step, total, **values: calls.append((step, total))  # type: ignore[assignment]

@@ -11,9 +11,9 @@ from launcher.config.scheduler_table import cluster_class
 from launcher.config.schema import Cluster, Config, Launch, Workload
 from launcher.paths import resource
 from launcher.schedulers import registry
-from launcher.schedulers.planning import make_plan
 from launcher.spec.build import Site
 from launcher.spec.plan import JobPlan
+from launcher.submission.prepare import make_plan
 from launcher.worker.settings import CHECKPOINT, RESUME, TRAIN, Settings
 
 SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")

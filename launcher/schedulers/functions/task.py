@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from submitit.core import job_environment, logger, utils
 
-from launcher import errors
+from launcher import errors, processes
 from launcher.errors import SubmissionError
 from launcher.files import run_files
 from launcher.files.shared_files import exists, is_transient, unwrap
-from launcher.processes import guard
 from launcher.runs.directory import require_private
 from launcher.schedulers import registry, topology
 from launcher.schedulers.functions.scheduler import FIRST_JOB, FunctionScheduler
@@ -189,7 +188,7 @@ def main(folder: str, *options: str) -> int:
     Returns DONE, or NO_RETRY or RESUME of launcher/errors.py if the folder is not usable or not readable now.
     Raises Exception: that of the function, after submitit has written it as the job's result.
     """
-    guard.start()
+    processes.start_guard()
     os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # the starter of several tasks has another umask
     from submitit.core import plugins
     from submitit.core.submission import process_job

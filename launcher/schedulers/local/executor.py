@@ -11,7 +11,7 @@ from typing import Any
 
 from submitit.core import core
 
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs.directory import Run
 from launcher.runs.events import ProcessStarted
 from launcher.runs.history import process_of

@@ -15,12 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher import errors, redaction
+from launcher import errors, processes, redaction
 from launcher.environment import secrets
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
-from launcher.processes import guard
 from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
@@ -152,7 +151,7 @@ def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: 
     (folder / SIGNAL).write_text(f"{NO_SIGNAL}\n")
     (folder / "task.sh").write_text(
         SCRIPT.format(
-            folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
+            folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,
             cwd=shlex.quote(cwd), command=shlex.join(command), signal=SIGNAL, look=LOOK,
         )
     )  # fmt: skip
@@ -412,7 +411,7 @@ def run_mpiexec(request: task_group.TaskRequest) -> int:
     environment, script = write_environment(folder, os.environ), folder / "task.sh"
     script.write_text(
         MPIEXEC_SCRIPT.format(
-            folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
+            folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,
             cwd=shlex.quote(os.getcwd()), command=shlex.join(request.command),
         )
     )  # fmt: skip

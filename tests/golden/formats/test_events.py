@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from launcher import Env
-from launcher.agent import binding
-from launcher.agent.binding import Binder
+from launcher.agent.attempt import Binder
 from launcher.agent.failures import NextRound
 from launcher.agent.policy import History
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
@@ -62,7 +61,7 @@ from launcher.runs.events import (
     Stop,
 )
 from launcher.spec.plan import JobPlan
-from launcher.worker.reporter import Reporter
+from launcher.worker.tracking import Reporter
 from tests.golden.golden import check
 from tests.unit.agent import test_attempt as agents
 from tests.unit.agent.test_attempt import MEMBERS, script
@@ -171,7 +170,7 @@ def test_an_attempt_that_goes_on_without_a_node(script: Any, tmp_path: Path) -> 
 
 
 def test_the_cpus_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "torch_build", lambda: "")  # whatever torch is installed
+    monkeypatch.setattr("launcher.agent.attempt.torch_build", lambda: "")  # whatever torch is installed
     tells = Events(attempt_of(tmp_path), "node-0")
     one = Gpu("0000:03:00.0", 1)
     node = dataclasses.replace(flat(4, numas=2), gpus=(one,), nics=(Nic("hsn0", "hsn0", "0000:04:00.0", 1, 200),))

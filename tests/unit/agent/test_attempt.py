@@ -16,7 +16,7 @@ import pytest
 
 from launcher import errors
 from launcher.agent import attempt as module
-from launcher.agent.binding import Binder
+from launcher.agent.attempt import Binder
 from launcher.agent.control import AttemptOver, Overtaken
 from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by
 from launcher.agent.policy import History
@@ -124,7 +124,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
     monkeypatch.setattr(directory.Run, "secret", lambda self: b"secret")
     monkeypatch.setattr(module, "Signals", FakeSignals)
-    monkeypatch.setattr(module.groups, "adopt", lambda: None)
+    monkeypatch.setattr(module.processes, "adopt", lambda: None)
     monkeypatch.setattr(module.topology, "derive", lambda *_: place)
     monkeypatch.setattr(module, "Control", lambda own, **_: FakeControl(script, own))
     monkeypatch.setattr(module, "WorkerGroup", lambda *_, **__: FakeWorkers(script))
@@ -191,7 +191,7 @@ def test_where_too_few_files_may_be_open_no_agent_waits_for_the_others(
 ) -> None:
     plan = bare_plan(**{"nodes": 3, "min_nodes": 3, "run_dir": str(tmp_path), "workdir": str(tmp_path), **changes})
     monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
-    monkeypatch.setattr(module.process_limits, "raise_limit", lambda: needed - lacks)
+    monkeypatch.setattr(module.processes, "raise_limit", lambda: needed - lacks)
     place: Any = module.topology.derive({}, "", lambda _: "")
     place.rank, place.node_rank, place.world_size = rank, rank, 192
     script.steps = {"first": [StopRequested(signal.SIGTERM)]}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import binding
-from launcher.agent.binding import Binder
+from launcher.agent import attempt
+from launcher.agent.attempt import Binder
 from launcher.binding.masks import BindingRefused
 from launcher.binding.node import Node, Unbound
 from launcher.failures.codes import UnboundReason
@@ -139,7 +139,7 @@ def test_ranks_whose_gpus_are_unknown_are_not_bound(keys: dict[str, Any], why: U
     ],
 )
 def test_threads_of_a_rank_with_four_cores(environ: dict[str, str], keys: dict[str, Any], threads: str | None) -> None:
-    assert binding.threads(environ, bare_plan(**keys), 4).get("OMP_NUM_THREADS") == threads
+    assert attempt.omp_threads(environ, bare_plan(**keys), 4).get("OMP_NUM_THREADS") == threads
 
 
 def test_a_node_is_looked_at_once() -> None:

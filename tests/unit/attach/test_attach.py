@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.attach import connect, node_session, requests
-from launcher.attach.request_handler import Process, RequestHandler, initial_environment
+from launcher.attach.requests import Process, RequestHandler, initial_environment
 from launcher.cli.attach import _members
 from launcher.own_module import own_module
 from launcher.runs.directory import Attempt, Run

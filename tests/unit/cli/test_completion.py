@@ -15,7 +15,7 @@ from shlex import quote
 import pytest
 
 from launcher.cli import commands, complete
-from launcher.cli.completion import candidates
+from launcher.cli.complete import candidates
 from launcher.errors import ConfigError
 from launcher.paths import PACKAGE
 
@@ -120,7 +120,7 @@ def test_options_of_every_command(name: str) -> None:
 
 def test_hydra_is_not_loaded() -> None:
     code = (
-        "import sys; from launcher.cli.completion import candidates\n"
+        "import sys; from launcher.cli.complete import candidates\n"
         "candidates(['workload=d']); candidates(['resume', ''])\n"
         "print([name for name in ('hydra', 'omegaconf', 'torch', 'submitit', 'rich', 'yaml') if name in sys.modules])"
     )

@@ -23,7 +23,7 @@ from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
 from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain, table
 from launcher.cli.text import cause, print_unreadable
-from launcher.diagnose.post_mortem.evidence import of
+from launcher.diagnose.evidence import of
 from launcher.diagnose.why import as_json, explain
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.cli import commands
 from launcher.cli.text import cause, outcome
-from launcher.diagnose.post_mortem import evidence
+from launcher.diagnose import evidence
 from launcher.errors import LauncherError
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.monitoring import run_status

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import __main__
-from launcher.cli import completion, help, submit
+from launcher.cli import complete, help, submit
 from launcher.config import keys, scheduler_table
 from launcher.config.scheduler_table import OURS, SCHEDULERS, SETTINGS
 from launcher.errors import ConfigError
@@ -101,12 +101,12 @@ def test_help_and_completion_know_its_keys(third: None, mine: Path, capsys: pyte
     assert __main__.main(["help", "cluster=mine"]) == 0
     shown = capsys.readouterr().out
     assert "cluster.lane=fast " in shown and "cluster.partition" not in shown
-    assert completion.overrides("cluster.la", ["cluster=mine"]) == ["cluster.lane="]
-    assert completion.overrides("cluster.priority=", ["cluster=mine"]) == [
+    assert complete.overrides("cluster.la", ["cluster=mine"]) == ["cluster.lane="]
+    assert complete.overrides("cluster.priority=", ["cluster=mine"]) == [
         "cluster.priority=low",
         "cluster.priority=high",
     ]
-    assert completion.overrides("cluster.la", ["cluster=slurm"]) == []
+    assert complete.overrides("cluster.la", ["cluster=slurm"]) == []
 
 
 def test_its_settings_survive_the_record(third: None) -> None:

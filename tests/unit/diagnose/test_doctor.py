@@ -17,8 +17,8 @@ from packaging.specifiers import SpecifierSet
 from launcher.cli import commands
 from launcher.cli.doctor import line
 from launcher.config.schema import Cluster
-from launcher.diagnose.doctor import checks, machine
-from launcher.diagnose.doctor.checks import Check, run_all, start
+from launcher.diagnose import doctor, machine
+from launcher.diagnose.doctor import Check, run_all, start
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
@@ -325,7 +325,7 @@ LOCAL = registry.scheduler("local")
 def test_the_scheduler_of_the_profile_must_be_there(
     wanted: Scheduler, known: list[Scheduler], told: list[tuple[Level, str]]
 ) -> None:
-    found = list(checks.which(wanted, known))
+    found = list(doctor.which(wanted, known))
     assert [(each.level, each.says) for each in found] == told
     assert all(bool(each.do) is (each.level is PROBLEM) for each in found)
 
@@ -393,4 +393,4 @@ def test_a_profile_with_a_mistake_is_a_problem_that_names_it(
 def test_what_takes_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LOOK_AT_TORCH", "import time; time.sleep(600)")
     assert only(machine.probe_torch(0.2)).level is PROBLEM
-    assert checks.torch().limit > checks.TORCH
+    assert doctor.torch().limit > doctor.TORCH

@@ -12,17 +12,16 @@ import pytest
 import torch
 
 from launcher.config.schema import Env
-from launcher.diagnose.post_mortem import evidence
-from launcher.diagnose.post_mortem.advice import Case, advice
-from launcher.diagnose.post_mortem.evidence import (
+from launcher.diagnose import evidence
+from launcher.diagnose.evidence import (
     before_crash,
     before_traceback,
     crash_lines,
     last_traceback,
     own_frames,
 )
-from launcher.diagnose.post_mortem.findings import has_saved
-from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
+from launcher.diagnose.findings import Case, advice, has_saved
+from launcher.diagnose.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.failures.symptoms import Kind

@@ -18,10 +18,9 @@ from launcher.environment import container_command, containers
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
-from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan
 from launcher.submission import render
-from launcher.submission.prepare import Inputs
+from launcher.submission.prepare import Inputs, make_plan
 from tests.launch import ROOT
 from tests.unit.plans import SITE, make_config, with_fields
 

@@ -16,8 +16,7 @@ from launcher.environment import programs, snapshot
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
-from launcher.schedulers.planning import make_plan
-from launcher.submission.prepare import Inputs
+from launcher.submission.prepare import Inputs, make_plan
 from launcher.submission.render import setup_lines
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox

@@ -16,10 +16,9 @@ from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, RunError
 from launcher.runs.directory import Run
-from launcher.schedulers.planning import make_plan
 from launcher.spec.build import Site
 from launcher.spec.plan import JobPlan
-from launcher.submission.prepare import Inputs
+from launcher.submission.prepare import Inputs, make_plan
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 

@@ -19,7 +19,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
 from launcher.monitoring.run_status import JobMonitor
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs import events as kinds
 from launcher.runs import live_index
 from launcher.runs.directory import Run

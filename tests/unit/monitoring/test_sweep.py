@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.monitoring.sweep import DAMAGED, SweepMonitor, counts, not_begun, point_statuses, summary
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs import events as kinds
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep

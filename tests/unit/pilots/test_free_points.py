@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.pilots.manager import Board
-from launcher.processes.groups import Process, namespace
+from launcher.processes import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.events import ManagerBegan, ManagerEnded
 from tests.unit.faults import FileServer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.processes import limits
+from launcher import processes
 from launcher.rendezvous.protocol import free_ports, listen
 from launcher.rendezvous.rounds import RendezvousError
 
@@ -19,7 +19,7 @@ RANGE = (20000, 60000)
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The errors of the next sockets; the others are made."""
-    monkeypatch.setattr(limits.time, "sleep", lambda _: None)
+    monkeypatch.setattr(processes.time, "sleep", lambda _: None)
     errors, make = list[int](), socket.create_server
 
     def create_server(*args: Any, **kwargs: Any) -> socket.socket:
@@ -47,7 +47,7 @@ def test_a_descriptor_is_waited_for(failing: list[int]) -> None:
 
 def test_a_lasting_lack_of_descriptors_is_named(failing: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """It was told as ports that are not free."""
-    monkeypatch.setattr(limits, "PATIENCE", 0.0)
+    monkeypatch.setattr(processes, "NOT_NOW_SECONDS", 0.0)
     failing += [errno.EMFILE] * 99
     with pytest.raises(RendezvousError) as refused:
         listen(free_ports(RANGE), "127.0.0.1")

@@ -26,7 +26,7 @@ from launcher.runs.event_writer import current_attempt
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.runs.lookup import all_runs, find
-from launcher.worker.reporter import Reporter
+from launcher.worker.tracking import Reporter
 from tests.unit.plans import plan_of
 
 

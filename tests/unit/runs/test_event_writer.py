@@ -15,7 +15,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Event, Finished, Met, Resized, Restart
 from launcher.search.progress import PointReports
-from launcher.worker.reporter import FIRST, INTERVAL, Reporter
+from launcher.worker.tracking import FIRST, INTERVAL, Reporter
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Evaluated, Event, Pace, Progress, Saved, Started, known
 from launcher.search.progress import PointReports
-from launcher.worker import reporter
-from launcher.worker.reporter import STEP, Reporter, most_events
+from launcher.worker import tracking
+from launcher.worker.tracking import STEP, Reporter, most_events
 from tests.unit.plans import plan_of, with_fields
 
 DAY = 86400
@@ -73,8 +73,8 @@ def test_the_interval_between_events_grows_with_the_run(
         written.append(event)
         return True
 
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: now)
-    monkeypatch.setattr(reporter, "Events", lambda *_: write)
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: now)
+    monkeypatch.setattr(tracking, "Events", lambda *_: write)
     told = Reporter(attempt, 0)
     monkeypatch.setattr(told, "_track", lambda prefix, values, step, **_: tracked.append(step))
     took = days * DAY / steps  # seconds of a step

@@ -18,10 +18,10 @@ from launcher.config.schema import (
     Workload,
 )
 from launcher.errors import BAD_INPUT, ConfigError
-from launcher.schedulers.planning import make_plan
 from launcher.schedulers.slurm import settings as slurm
 from launcher.spec.build import check_name
 from launcher.spec.plan import keys_of
+from launcher.submission.prepare import make_plan
 from tests.unit.plans import SITE, make_cluster, make_config, plan_of
 
 GIB = 1024**3

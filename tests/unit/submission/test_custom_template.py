@@ -13,10 +13,9 @@ from launcher.files.shared_files import read_json, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME
 from launcher.schedulers import registry
-from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan
 from launcher.submission import render
-from launcher.submission.prepare import Inputs
+from launcher.submission.prepare import Inputs, make_plan
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 

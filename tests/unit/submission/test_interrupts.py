@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.follow import ctrl_c
-from launcher.submission.interrupts import delayed_interrupt
+from launcher.submission.submit import delayed_interrupt
 
 
 class Interrupted(io.RawIOBase):

@@ -14,7 +14,7 @@ import pytest
 from launcher.config.schema import Limits
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
-from launcher.processes.groups import Process
+from launcher.processes import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Submitting, every

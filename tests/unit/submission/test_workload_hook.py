@@ -15,7 +15,7 @@ import pytest
 
 from launcher import WorkloadHook
 from launcher.config.schema import Config, Function, Workload
-from launcher.diagnose.doctor import checks
+from launcher.diagnose import doctor
 from launcher.errors import ConfigError
 from launcher.findings import Level
 from launcher.paths import resource
@@ -140,7 +140,7 @@ def test_a_file_whose_hook_is_broken_hides_no_data_set(tmp_path: Path, monkeypat
     assert len(problems) == len(words)
     for problem, each in zip(problems, words, strict=True):
         assert problem.startswith(f"{tmp_path}/workload/{each}")
-    assert [each.says for each in checks._data() if each.level is Level.PROBLEM] == list(problems)
+    assert [each.says for each in doctor._data() if each.level is Level.PROBLEM] == list(problems)
 
 
 # -- the example of docs/your-code.md

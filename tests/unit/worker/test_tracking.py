@@ -16,9 +16,8 @@ from launcher.errors import ConfigError
 from launcher.runs.directory import Run
 from launcher.spec import build as tracking_keys
 from launcher.worker import tracking
-from launcher.worker.reporter import Reporter
 from launcher.worker.trackers import keep, kept
-from launcher.worker.tracking import About, Entry, Tracking, flat, numbers_in
+from launcher.worker.tracking import About, Entry, Reporter, Tracking, flat_config, numbers_in
 from tests.launch import until
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
 
@@ -92,7 +91,7 @@ def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
     environment = {"HF_TOKEN": "hush", "WANDB_API_KEY": "hush", "NCCL_DEBUG": "INFO"}
     tracking = {"uri": "https://me:hush@host:5000/x"}
     config = {"cluster": {"environment": environment}, "tracking": tracking, "mail": "a@b"}
-    told = dict(flat(config))
+    told = dict(flat_config(config))
     assert "hush" not in str(told)
     assert told["cluster.environment.NCCL_DEBUG"] == "INFO"
     assert (told["tracking.uri"], told["mail"]) == ("https://(not shown)@host:5000", "a@b")
@@ -108,7 +107,7 @@ def test_numbers_alone_are_tracked() -> None:
 
 def test_a_config_becomes_flat() -> None:
     config = {"workload": {"lr": 0.1, "empty": None}, "nodes": 2, "list": [1, 2], "none": [], "dict": {}}
-    assert dict(flat(config)) == {"workload.lr": "0.1", "nodes": "2", "list": "[1, 2]"}
+    assert dict(flat_config(config)) == {"workload.lr": "0.1", "nodes": "2", "list": "[1, 2]"}
 
 
 def test_entries_reach_all_trackers_in_order() -> None:
@@ -274,8 +273,8 @@ def test_what_is_kept_is_sent_by_a_command(
     monkeypatch.setattr(tracking, "_KNOWN", {"mlflow": lambda about: fake})
     keep(path, [Entry(2, 1001.0, {"eval/loss": 0.5}), Entry(1, 1000.0, {"train/loss": 0.5})])
     fake._fails = 1
-    assert tracking.send(run.path) == 1 and path.exists()
-    assert tracking.send(run.path) == 0 and not path.exists()
+    assert tracking.send_unsent(run.path) == 1 and path.exists()
+    assert tracking.send_unsent(run.path) == 0 and not path.exists()
     assert [entry.step for entry in fake.entries] == [1, 2] and fake.done is False
     assert capsys.readouterr().out == "2 entries were given to mlflow\n"
 
@@ -284,9 +283,9 @@ def test_the_newest_values_are_tracked_at_the_end(run: Run, monkeypatch: pytest.
     """Of frequent reports some are left out, and never the last one."""
     fake = Fake()
     both = tracked(fake=fake)
-    monkeypatch.setattr(tracking, "of", lambda _: both)
-    monkeypatch.setattr("launcher.worker.reporter.INTERVAL", 1e9)
-    monkeypatch.setattr("launcher.worker.reporter.FIRST", 1)
+    monkeypatch.setattr("launcher.worker.tracking.tracking_of", lambda _: both)
+    monkeypatch.setattr("launcher.worker.tracking.INTERVAL", 1e9)
+    monkeypatch.setattr("launcher.worker.tracking.FIRST", 1)
     reporter = Reporter(run.attempts()[0], 0)
     for step in range(1, 5):
         reporter.progress(step, 100, loss=step)
@@ -315,7 +314,7 @@ def run(tmp_path: Path) -> Run:
 def test_what_rank_0_reports_is_tracked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake()
     both = tracked(fake=fake)
-    monkeypatch.setattr(tracking, "of", lambda _: both)
+    monkeypatch.setattr("launcher.worker.tracking.tracking_of", lambda _: both)
     attempt = run.attempts()[0]
     for rank in (0, 1):
         reporter = Reporter(attempt, rank)

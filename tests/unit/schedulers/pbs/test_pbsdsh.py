@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.diagnose.post_mortem.verdict import Evidence, classify
+from launcher.diagnose.verdict import Evidence, classify
 from launcher.errors import ConfigError
 from launcher.failures.codes import FaultCode
 from launcher.failures.symptoms import Kind

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.schema import Cluster, Config
-from launcher.diagnose.doctor import machine
+from launcher.diagnose import machine
 from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir

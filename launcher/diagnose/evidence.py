@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.diagnose.post_mortem.verdict import Evidence
+from launcher.diagnose.verdict import Evidence
 from launcher.failures import symptoms
 from launcher.files import run_files
 from launcher.monitoring.run_status import RunStatus

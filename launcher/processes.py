@@ -1,20 +1,23 @@
-"""Processes on this machine that others can find again and signal; how to kill what a rank leaves behind."""
+"""Processes on this machine: finding and signalling them again; killing what they leave behind; their limits."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import signal
 import socket
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
+
+from launcher.structs import Struct
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct):
     """The leader of a process group."""
 
     pid: int  # the process id, which is also the id of its group
@@ -110,3 +113,91 @@ def kill(keep: Collection[int], timeout: float = 2.0) -> list[int]:
         if time.monotonic() > give_up:
             break
     return sorted(killed)
+
+
+# -- Kills everything that a task leaves behind. PBS without its cgroups hook ends a job by killing the sessions that it
+# knows; a process that called setsid survives. All processes of a task inherit LAUNCHER_GUARD, which marks them
+
+
+GUARD = "LAUNCHER_GUARD"
+GUARD_PAUSE = 0.3  # seconds between polls
+
+
+def start_guard() -> None:
+    """Before threads: forks a child that waits for this process and kills the others with its LAUNCHER_GUARD."""
+    mark, watched = os.environ.get(GUARD), os.getpid()
+    if not mark or os.fork():
+        return
+    try:
+        os.setsid()  # else the end of the job would kill the guard, too
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        while os.getppid() == watched:
+            time.sleep(GUARD_PAUSE)
+        while kill_marked(mark):  # a process may fork while it is being killed: the next round finds the child
+            time.sleep(GUARD_PAUSE)
+    finally:
+        os._exit(0)
+
+
+def kill_marked(mark: str) -> bool:
+    """Kills this user's other processes here with LAUNCHER_GUARD=`mark`; returns whether there were any."""
+    wanted, found = os.fsencode(f"{GUARD}={mark}"), False
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            with open(f"/proc/{entry.name}/environ", "rb") as file:
+                marked = wanted in file.read().split(b"\0")
+            if marked:
+                os.kill(int(entry.name), signal.SIGKILL)
+                found = True
+    return found
+
+
+# -- Limits of this process. Slurm hands on the submitting shell's soft limit of open files, usually 1,024, on which
+# select(2) in other programs relies
+
+
+_users: int | None = None  # the soft limit that this process began with; forks inherit it
+
+
+def raise_limit() -> int:
+    """Raises the soft limit (`ulimit -n`) to the hard one (`ulimit -Hn`) if the kernel allows it, and returns it."""
+    global _users
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _users is None:
+        _users = soft
+    with contextlib.suppress(ValueError, OSError):  # sysctl fs.nr_open is lower now than the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def restore_limit() -> None:
+    """In a fork that becomes the user's: undoes `raise_limit`."""
+    if _users is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_users, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+# -- A process, memory or file descriptor that the system does not give now is waited for
+
+
+T = TypeVar("T")
+NOT_NOW_SECONDS = 5.0  # seconds
+NOT_NOW = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
+
+
+def waited_out(call: Callable[[], T]) -> T:
+    """Returns what the call returns. Raises OSError: it fails for another reason, or for PATIENCE seconds."""
+    give_up, pause = time.monotonic() + NOT_NOW_SECONDS, 0.01
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in NOT_NOW or time.monotonic() + pause >= give_up:
+                raise
+        time.sleep(pause)
+        pause = min(0.5, 2 * pause)
