@@ -28,10 +28,10 @@ from pathlib import Path
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, median_ratio, medians, parse, python, report
 from benchmarks.sweep import PATIENCE, THEIRS, install_theirs, to_the_end, wait_until_idle
-from launcher.runs.claims import Claims, Kind, Manager
+from launcher.runs.claims import Claims, EntryKind, Manager
 from launcher.runs.event_file import read
 from launcher.runs.events import Event, ManagerBegan, PointBegan, PointEnded, Started, every, known
-from launcher.runs.sweep_directory import Manifest, Packing, Sweep
+from launcher.runs.sweep_directory import Packing, Sweep, SweepManifest
 from tests.cluster.slurm_cluster import SlurmCluster
 
 PILOTS, NODES = 2, 2
@@ -125,16 +125,16 @@ def status(folder: Path, points: int, repeats: int) -> Result:
     sweep = Sweep.create(folder / "runs" / "listed")
     overrides = tuple((f"seed={number}",) for number in range(points))
     packing = Packing(pilots=1, nodes=1, slots=4, gpus=0, gpus_per_point=0, cpus_per_point=1, retries=2, lease=90.0)
-    sweep.write(Manifest("listed", (), overrides, packing=packing))
+    sweep.write(SweepManifest("listed", (), overrides, packing=packing))
     Claims.create(sweep.path)
     claims, manager = Claims(sweep.path, 2), Manager(0, 0, 0, 0)
     claims.note(manager, ManagerBegan(host="node1", job="1", slots=4, pid=1, start=1, namespace=""))
     for point in range(points):
-        claims.add(point, 0, Kind.CLAIMED, manager)
+        claims.add(point, 0, EntryKind.CLAIMED, manager)
         claims.note(manager, PointBegan(point=point, slot=point % 4))
         if point < points * 9 // 10:
-            claims.add(point, 1, Kind.DONE, manager)
-            claims.note(manager, PointEnded(point=point, slot=point % 4, code=0, kind=Kind.DONE.value))
+            claims.add(point, 1, EntryKind.DONE, manager)
+            claims.note(manager, PointEnded(point=point, slot=point % 4, code=0, kind=EntryKind.DONE.value))
     env = _environment(folder)
     seconds = interleaved(
         {

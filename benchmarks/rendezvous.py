@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, report
 from launcher.agent.control import Control
-from launcher.agent.policy import Limits
+from launcher.agent.policy import RoundLimits
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import HangSign
 from launcher.rendezvous.channel import Hub
@@ -44,7 +44,7 @@ def agent(index: int, size: int, folder: Path) -> Control:
     places = [Place(host=f"node{number}", node=number) for number in range(size)]
     return Control(
         Member(index, index, places[index].host, 1), attempt=folder,
-        limits=Limits(size, None, None, None, None, HEARTBEAT, 3), places=places, hosts=["localhost"] * size,
+        limits=RoundLimits(size, None, None, None, None, HEARTBEAT, 3), places=places, hosts=["localhost"] * size,
         secret=b"benchmark", key=str(folder), port_range=(20000, 32767), join_timeout=120.0, signals=Signals(),
         blame=lambda _: Blamed((), HangSign.ALL),
     )  # fmt: skip

@@ -25,7 +25,7 @@ def once() -> dict[str, float]:
     "render"."""
     from launcher.config.schema import Cluster, Collective, Config, Launch
     from launcher.schedulers import topology
-    from launcher.spec.build import Site
+    from launcher.spec.build import PlanFacts
     from launcher.submission.prepare import make_plan
 
     srun = {
@@ -43,7 +43,7 @@ def once() -> dict[str, float]:
         Cluster(name="slurm", scheduler="slurm"), Launch(),
         name="collective", nodes=NODES, gpus_per_node=RANKS,
     )  # fmt: skip
-    plan = make_plan(config, Site("run", "/scratch/runs/run", sys.executable, None, "/home/me"))
+    plan = make_plan(config, PlanFacts("run", "/scratch/runs/run", sys.executable, None, "/home/me"))
     before = time.perf_counter()
     from launcher.submission import render
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.config.keys import Key, Section, keys_of, sections
+from launcher.config.keys import Key, KeySection, keys_of, sections
 
 PAGE = Path(__file__).with_name("config.md")
 HEAD = """\
@@ -26,7 +26,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _section(section: Section) -> list[str]:
+def _section(section: KeySection) -> list[str]:
     words = (section.kind.__doc__ or "").strip()
     lines = ["", f"## {section.title}", "", words, "", "| key | default | meaning |", "|---|---|---|"]
     for key in keys_of(section.kind, section.prefix):

@@ -28,9 +28,9 @@ from launcher.agent.failures import (
     preflight_fault,
     stopped_early,
 )
-from launcher.agent.policy import History, Kind, Limits, RoundFailure
+from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundLimits
 from launcher.agent.rank_status import AgentContext, GpuWatch
-from launcher.agent.stop_requests import Signals, StopRequested
+from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere, placements
 from launcher.attach.requests import RequestHandler
@@ -58,7 +58,7 @@ BASE_FILES = 64  # open files of an agent without ranks, with some to spare
 FILES_PER_RANK = 4  # of a rank's agent: its output, its errors, its report, its stacks
 
 
-def limits(plan: JobPlan, logs: Path) -> Limits:
+def limits(plan: JobPlan, logs: Path) -> RoundLimits:
     """Returns the settings that the leader needs. `logs`: the directory of the ranks' output files."""
     # Ranks of MPI, and programs, need not join through our store. While one rank is at a breakpoint, all are silent.
     elsewhere = (
@@ -67,7 +67,7 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
         or not plan.workload.params.get("init", True)
     )
     watched = not plan.debugs
-    return Limits(
+    return RoundLimits(
         least=plan.min_nodes * plan.tasks_per_node,
         rendezvous_timeout=None if elsewhere or not watched else plan.launch.rendezvous_timeout,
         start_timeout=plan.launch.start_timeout if watched else None,
@@ -166,7 +166,7 @@ def run(run_dir: str) -> dict[str, Any]:
     except RendezvousError as error:
         events(error.fault)
         raise AttemptFailed(error.fault, ours=not error.from_leader, decides=place.rank == 0) from None
-    except StopRequested as request:
+    except AskedToStop as request:
         fault = stopped_early(host, request, AgentPhase.STARTING)
         events(fault)
         raise AttemptFailed(fault, 128 + request.number) from None
@@ -303,7 +303,7 @@ class _Agent:
             return False
         try:
             return self._control.others_begin(number) if wait else self._control.begun(number)
-        except (RendezvousError, StopRequested):  # it cannot be known, or there is no time
+        except (RendezvousError, AskedToStop):  # it cannot be known, or there is no time
             return False
 
     def _round(self, history: History, rendezvous: Rendezvous) -> Done | NextRound:
@@ -383,7 +383,7 @@ class _Agent:
     def _cannot_start(self, rendezvous: Rendezvous, fault: Fault) -> AttemptFailed:
         own, leader = self.own, rendezvous.members[0]
         fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
-        failure = RoundFailure(Kind.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
+        failure = RoundFailure(RoundEnd.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
         self._control.send({"type": "failure", **failure.fields()})
         coordinator = self._control.coordinator
         if coordinator is None:  # the leader writes the event, and decides the attempt's exit code
@@ -405,7 +405,7 @@ class _Agent:
                 return self._control.join()
             ours = not error.from_leader
             raise AttemptFailed(error.fault, errors.RESUME, ours=ours, decides=ours) from None
-        except StopRequested as request:
+        except AskedToStop as request:
             fault = stopped_early(self.own.host, request, AgentPhase.BETWEEN_ROUNDS)
             raise AttemptFailed(fault, errors.RESUME, decides=True) from None
         return self._control.join()
@@ -516,7 +516,7 @@ class Binder:
             return _before(on_this_host, own), masks.unbound(node, allowed, [RankDevices()] * count, error.unbound)
         lists = self._wanted
         if tasks and lists.kind == masks.MAP:
-            lists = masks.Wanted(masks.MAP, lists.lists[own.first_local_rank :])
+            lists = masks.BindRequest(masks.MAP, lists.lists[own.first_local_rank :])
         found = masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
         return _before(on_this_host, own), found
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.agent.coordinator import Coordinator
-from launcher.agent.policy import Blame, History, Limits
+from launcher.agent.policy import Blame, History, RoundLimits
 from launcher.agent.stop_requests import Signals
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
@@ -66,7 +66,7 @@ class Link:
     status: the fields of this agent's heartbeats (`coordinator`); coordinator: the leader's; None on other agents.
     """
 
-    def __init__(self, own: Member, *, limits: Limits, places: Sequence[Place], signals: Signals) -> None:
+    def __init__(self, own: Member, *, limits: RoundLimits, places: Sequence[Place], signals: Signals) -> None:
         # places: by member index
         self.own, self._limits, self._places, self._signals = own, limits, places, signals
         self.status: dict[str, Any] = {}
@@ -345,7 +345,7 @@ class Control(Link):
     """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin."""
 
     def __init__(
-        self, own: Member, *, attempt: Path, limits: Limits, places: Sequence[Place], hosts: Sequence[str],
+        self, own: Member, *, attempt: Path, limits: RoundLimits, places: Sequence[Place], hosts: Sequence[str],
         secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
         saved: Callable[[int], bool | None] = lambda _: False,
     ) -> None:  # fmt: skip

@@ -45,10 +45,10 @@ from launcher.agent.policy import (
     Blame,
     FailureDetector,
     History,
-    Kind,
-    Limits,
+    RoundEnd,
     RoundFailure,
-    Verdict,
+    RoundLimits,
+    RoundVerdict,
     early_exit,
     judge,
 )
@@ -77,7 +77,7 @@ class Coordinator:
     """
 
     def __init__(
-        self, limits: Limits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame,
+        self, limits: RoundLimits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame,
         saved: Callable[[], bool | None] = lambda: False,
     ) -> None:  # fmt: skip
         # claim: records the start of a round, from its index and members; returns a fault if it cannot start. listen:
@@ -86,7 +86,7 @@ class Coordinator:
         self._listen, self._saved = listen, saved
         self.history = History()
         self.arrivals: Arrivals | None = None
-        self.verdict: Verdict | None = None
+        self.verdict: RoundVerdict | None = None
         self.reports: dict[str, dict[int, Any]] = {}
         self._paces: list[Any] = []
         self._ready: dict[int, Member] = {}  # members that wait for the next round, by index
@@ -324,7 +324,7 @@ class Coordinator:
         for index in lost:
             agents[index].gone = agents[index].ended = True
         left = self.present()
-        if self.limits.independent and failure.kind is Kind.LOST_NODE and len(left) >= self.limits.least:
+        if self.limits.independent and failure.kind is RoundEnd.LOST_NODE and len(left) >= self.limits.least:
             self._go_on_without(lost)
         else:
             self.verdict = judge(

@@ -9,13 +9,13 @@ from typing import Any
 
 from launcher import errors
 from launcher.agent.control import Overtaken
-from launcher.agent.policy import History, Kind, describe
-from launcher.agent.stop_requests import StopRequested
+from launcher.agent.policy import History, RoundEnd, describe
+from launcher.agent.stop_requests import AskedToStop
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, StopReason
 from launcher.files.shared_files import is_transient
-from launcher.preflight.attempt import Verdict
+from launcher.preflight.attempt import PreflightVerdict
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous
 from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 
@@ -63,10 +63,10 @@ class NextRound:
 
 # The kind of a rank's failure for the restart policy; all others are errors of the program.
 _KINDS = {
-    FaultCode.LOST_PEER: Kind.LOST_PEER,
-    FaultCode.SIGNALLED: Kind.KILLED,
-    FaultCode.NO_RETRY: Kind.NO_RETRY,
-    FaultCode.USAGE: Kind.NO_RETRY,
+    FaultCode.LOST_PEER: RoundEnd.LOST_PEER,
+    FaultCode.SIGNALLED: RoundEnd.KILLED,
+    FaultCode.NO_RETRY: RoundEnd.NO_RETRY,
+    FaultCode.USAGE: RoundEnd.NO_RETRY,
 }
 _REPORTED = {"usage": FaultCode.USAGE, "printed": FaultCode.EXITED}  # by the code of the rank's error
 
@@ -84,9 +84,9 @@ class Failure:
         return self.fault.code
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> RoundEnd:
         """The kind of the failure, for the restart policy."""
-        return _KINDS.get(self.code, Kind.RAISED)
+        return _KINDS.get(self.code, RoundEnd.RAISED)
 
     @property
     def rank(self) -> int:
@@ -253,12 +253,12 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
     return AttemptFailed(fault, exit_code, decides=True)
 
 
-def stopped_early(host: str, request: StopRequested, during: AgentPhase) -> Fault:
+def stopped_early(host: str, request: AskedToStop, during: AgentPhase) -> Fault:
     """Returns the fault of the agent of `host`, which was asked to stop while it waited for other agents."""
     return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
 
 
-def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Fault:
+def preflight_fault(verdict: PreflightVerdict, rendezvous: Rendezvous, host: str) -> Fault:
     """Returns the event of a preflight that ends the attempt."""
     hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
     return Fault(

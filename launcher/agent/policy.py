@@ -17,7 +17,7 @@ from launcher.runs.events import Accused, Fault, Hang, HostSignal, Restart, Stop
 from launcher.worker.hangs import Blamed
 
 
-class Kind(str, Enum):
+class RoundEnd(str, Enum):
     """The kind of failure that ended a round."""
 
     KILLED = "killed"  # a rank, by a signal
@@ -30,7 +30,7 @@ class Kind(str, Enum):
     REGROUP = "regroup"  # ranks exited with code 75 because a node came back
 
 
-class Then(str, Enum):
+class NextStep(str, Enum):
     """What follows a failure."""
 
     RESTART = "restart"  # the ranks restart in the next round of this attempt
@@ -40,7 +40,7 @@ class Then(str, Enum):
 
     @property
     def exit_code(self) -> int:
-        return {Then.RESUME: errors.RESUME, Then.NO_RETRY: errors.NO_RETRY}.get(self, errors.FAILED)
+        return {NextStep.RESUME: errors.RESUME, NextStep.NO_RETRY: errors.NO_RETRY}.get(self, errors.FAILED)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class History:
 
 
 def decide(
-    kind: Kind,
+    kind: RoundEnd,
     history: History,
     progress: bool | None,
     *,
@@ -76,7 +76,7 @@ def decide(
     enough: bool,
     max_restarts: int,
     again: bool = False,
-) -> Then:
+) -> NextStep:
     """Returns what follows a failure. The first row that applies decides.
 
     | condition | then |
@@ -95,23 +95,23 @@ def decide(
 
     progress: whether this round got further than all earlier rounds; None: unknown.
     """
-    if kind is Kind.NO_RETRY:
-        return Then.NO_RETRY
-    if kind is Kind.LEFT:
-        return Then.RESUME
-    if kind is Kind.REGROUP and enough and not stopping:
-        return Then.RESTART
+    if kind is RoundEnd.NO_RETRY:
+        return NextStep.NO_RETRY
+    if kind is RoundEnd.LEFT:
+        return NextStep.RESUME
+    if kind is RoundEnd.REGROUP and enough and not stopping:
+        return NextStep.RESTART
     if not listens:
-        return Then.FAIL
-    if kind is Kind.RAISED and progress is False:
-        return Then.FAIL
+        return NextStep.FAIL
+    if kind is RoundEnd.RAISED and progress is False:
+        return NextStep.FAIL
     if stopping or not enough:
-        return Then.RESUME
+        return NextStep.RESUME
     if again and progress is False:
-        return Then.FAIL
+        return NextStep.FAIL
     if max_restarts and (progress or history.tried < max_restarts):
-        return Then.RESTART
-    return Then.RESUME if max_restarts and progress is None else Then.FAIL
+        return NextStep.RESTART
+    return NextStep.RESUME if max_restarts and progress is None else NextStep.FAIL
 
 
 # -- The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (Verdict)
@@ -121,7 +121,7 @@ def decide(
 class RoundFailure:
     """A failure that ends a round."""
 
-    kind: Kind  # the kind, for the restart policy
+    kind: RoundEnd  # the kind, for the restart policy
     fault: Fault  # the fault with its code
     member: int  # member index of the agent that reports the failure to the user
     listens: bool  # whether the failed rank can resume; of a lost node: whether any rank can
@@ -150,29 +150,29 @@ class RoundFailure:
         """Returns the failure that a message describes; the inverse of `fields`."""
         stop = message["stop"]
         return cls(
-            Kind(message["kind"]), events.from_values(Fault, message["fault"]), int(message["member"]),
+            RoundEnd(message["kind"]), events.from_values(Fault, message["fault"]), int(message["member"]),
             bool(message["listens"]), tuple(message["lost"]),
             None if stop is None else events.from_values(Stop, stop), message["exit_code"], message["place"],
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RoundVerdict:
     """The leader's decision about the first failure of a round, which all agents carry out."""
 
     failure: RoundFailure  # the failure
-    then: Then  # what follows
+    then: NextStep  # what follows
     exit_code: int  # exit code of the attempt, if the attempt ends
     history: History  # the rounds so far; if the ranks restart, as at the start of the next round
 
     @property
     def restarts(self) -> bool:
-        return self.then is Then.RESTART
+        return self.then is NextStep.RESTART
 
     @property
     def saves(self) -> bool:
         """Whether the ranks get time to save and exit."""
-        return self.failure.kind in (Kind.LEFT, Kind.REGROUP)
+        return self.failure.kind in (RoundEnd.LEFT, RoundEnd.REGROUP)
 
     @property
     def event(self) -> Fault | Stop:
@@ -195,10 +195,10 @@ class Verdict:
         }  # fmt: skip
 
     @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Verdict:
+    def of(cls, message: Mapping[str, Any]) -> RoundVerdict:
         """Returns the verdict that a message describes; the inverse of `message`."""
         failure = RoundFailure.of(message)
-        return cls(failure, Then(message["then"]), int(message["ends_with"]), History(**message["history"]))
+        return cls(failure, NextStep(message["then"]), int(message["ends_with"]), History(**message["history"]))
 
 
 def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:
@@ -212,14 +212,14 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
     | any other | any | any | the failure: it explains itself |
     """
     lost = failure.fault
-    if failure.kind is not Kind.LOST_PEER or asked or not done:
+    if failure.kind is not RoundEnd.LOST_PEER or asked or not done:
         return failure
     needed_by = None if lost.rank is None else Accused(host=lost.host, rank=lost.rank)
     fault = Fault(
         code=FaultCode.RETURNED_EARLY, host=done[0].host, node=done[0].node, rank=done[0].rank, exit_code=0,
         step=lost.step, accused=tuple(done), needed_by=needed_by,
     )  # fmt: skip
-    return replace(failure, kind=Kind.RAISED, fault=fault, listens=False)
+    return replace(failure, kind=RoundEnd.RAISED, fault=fault, listens=False)
 
 
 def judge(
@@ -231,14 +231,17 @@ def judge(
     least: int,
     max_restarts: int,
     saved: Callable[[], bool | None] = lambda: False,
-) -> Verdict:
+) -> RoundVerdict:
     """Returns the verdict on the first failure of a round, by the restart policy.
 
     least: minimum number of agents with which the run can continue.
     saved: returns whether a program has saved something in this round, and None if that is unknown. Called only if the
         verdict depends on it.
     """
-    steps, counts = failure.step > history.best, failure.listens and failure.kind not in (Kind.NO_RETRY, Kind.LEFT)
+    steps, counts = (
+        failure.step > history.best,
+        failure.listens and failure.kind not in (RoundEnd.NO_RETRY, RoundEnd.LEFT),
+    )
     progress = saved() if counts and not steps else steps
     further = max(failure.step, history.best + 1) if progress else failure.step
     again = failure.place != "" and failure.place == history.hung
@@ -252,15 +255,15 @@ def judge(
         max_restarts=max_restarts,
         again=again,
     )
-    if then is Then.RESTART:
-        history = history.after(further, counts=failure.kind is not Kind.REGROUP, hung=failure.place)
-    elif then is Then.FAIL and failure.kind is not Kind.RAISED and history.tried:
+    if then is NextStep.RESTART:
+        history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)
+    elif then is NextStep.FAIL and failure.kind is not RoundEnd.RAISED and history.tried:
         given_up = replace(failure.fault, restarts=history.tried, max_restarts=max_restarts, repeated=again)
         failure = replace(failure, fault=given_up)
-    return Verdict(failure, then, failure.exit_code or then.exit_code, history)
+    return RoundVerdict(failure, then, failure.exit_code or then.exit_code, history)
 
 
-def may_be_cut_off(verdict: Verdict, least: int) -> bool:
+def may_be_cut_off(verdict: RoundVerdict, least: int) -> bool:
     """Returns whether the lost members may be alive and continue without this agent, after a network partition.
 
     | kind | then | lost members | result |
@@ -270,7 +273,7 @@ def may_be_cut_off(verdict: Verdict, least: int) -> bool:
     | any | the ranks restart | any | False: the directory `rounds` decides which side continues |
     | another | any | any | False: the members of the round have exchanged messages |
     """
-    return not verdict.restarts and verdict.failure.kind is Kind.LOST_NODE and len(verdict.failure.lost) >= least
+    return not verdict.restarts and verdict.failure.kind is RoundEnd.LOST_NODE and len(verdict.failure.lost) >= least
 
 
 def describe(event: Fault | Stop) -> str:
@@ -288,7 +291,7 @@ Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
 
 
 @dataclass(frozen=True)
-class Limits:
+class RoundLimits:
     """The settings of a run that the leader needs. Times are in seconds; None: no limit."""
 
     least: int  # minimum number of agents with which the run can continue
@@ -339,7 +342,9 @@ class FailureDetector:
     done, first_stop: the ranks that have exited with 0, in order; the first stop request reported.
     """
 
-    def __init__(self, limits: Limits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool):
+    def __init__(
+        self, limits: RoundLimits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool
+    ):
         # listened: whether ranks of an earlier round could resume
         self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
         self._listened = listened
@@ -430,10 +435,10 @@ class FailureDetector:
             agent.gone = agent.ended = True
         accused = [Accused(host=agent.member.host) for agent in agents]
         lost = tuple(agent.member.index for agent in agents)
-        return self._failure(Kind.LOST_NODE, code, agents[0].member, accused, lost=lost, **details)
+        return self._failure(RoundEnd.LOST_NODE, code, agents[0].member, accused, lost=lost, **details)
 
     def _failure(
-        self, kind: Kind, code: FaultCode, blamed: Member | None, accused: Iterable[Accused] = (), *,
+        self, kind: RoundEnd, code: FaultCode, blamed: Member | None, accused: Iterable[Accused] = (), *,
         lost: tuple[int, ...] = (), listens: bool | None = None, exit_code: int | None = None, place: str = "",
         **details: Any,
     ) -> RoundFailure:  # fmt: skip
@@ -475,10 +480,10 @@ class FailureDetector:
         if not self.any_resumable:  # else ranks of other nodes are saving
             details |= {"listens": False, "exit_code": 128 + number}
         if not quiet:
-            return self._failure(Kind.KILLED, FaultCode.STOPPED_EARLY, None, host=asked.host, **details)
+            return self._failure(RoundEnd.KILLED, FaultCode.STOPPED_EARLY, None, host=asked.host, **details)
         after = HostSignal(host=asked.host, signal=asked.signal or signal)
         accused = [Accused(host=member.host) for member in quiet]
-        return self._failure(Kind.KILLED, FaultCode.NODE_ENDED, None, accused, then=after, **details)
+        return self._failure(RoundEnd.KILLED, FaultCode.NODE_ENDED, None, accused, then=after, **details)
 
     def _not_joined(self, now: float) -> RoundFailure | None:
         if self._joined_at is None and all(agent.joined for agent in self.agents.values()):
@@ -492,7 +497,7 @@ class FailureDetector:
             return None
         accused = [Accused(host=member.host, rank=rank) for rank, member in missing]
         return self._failure(
-            Kind.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout),
+            RoundEnd.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout),
             place=f"joining: {[rank for rank, _ in missing[: bounds.ACCUSED]]}",
         )  # fmt: skip
 
@@ -530,7 +535,7 @@ class FailureDetector:
         )  # fmt: skip
         early = blamed.sign is HangSign.ENDED  # the others wait for ranks that have exited with 0
         return self._failure(
-            Kind.RAISED if early else Kind.HUNG, FaultCode.RETURNED_EARLY if early else FaultCode.HANG,
+            RoundEnd.RAISED if early else RoundEnd.HUNG, FaultCode.RETURNED_EARLY if early else FaultCode.HANG,
             self._member_of(rank), accused, rank=rank, limit=hang.limit, seconds=hang.seconds, hang=details,
             listens=False if early else None,
             place=f"{blamed.sign.value}: {blamed.frame or [each.rank for each in blamed.ranks]}",

@@ -21,7 +21,7 @@ from typing import Any
 from launcher.agent.forks import uses_gpu
 from launcher.agent.output import log_name
 from launcher.agent.stop_requests import Signals
-from launcher.attach.requests import GONE, Process, RequestHandler
+from launcher.attach.requests import GONE, RankProcess, RequestHandler
 from launcher.failures import text
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
@@ -32,7 +32,7 @@ from launcher.runs.events import GpusUnused, Pace, Resized, SlowRank
 from launcher.runs.health import Straggler, StragglerSearch
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
-from launcher.worker.hangs import Activity, Recorders, StepWatch
+from launcher.worker.hangs import RankActivity, Recorders, StepWatch
 from launcher.worker.heartbeat import Pulse, Sign
 
 ROOT = Path("/")
@@ -302,7 +302,7 @@ class RankStatus:
         self._next_look = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False
-        self._activity = Activity(own.ranks, now, min(hangs.LOOK, plan.launch.idle_timeout / 4))
+        self._activity = RankActivity(own.ranks, now, min(hangs.LOOK, plan.launch.idle_timeout / 4))
         self._paces = Paces(plan, context.attempt, context.events, rendezvous, position, round_number)
 
     def read(self) -> None:
@@ -363,7 +363,7 @@ class RankStatus:
         for place, (state, stack) in enumerate(self._context.stacks.take(pids)):
             rank = ranks[place]
             frame = hangs.newest_frame(stack)
-            reports.append(hangs.Report(rank, self._host, self.signs[place].step, state, frame, recorded[place]))
+            reports.append(hangs.HangReport(rank, self._host, self.signs[place].step, state, frame, recorded[place]))
             text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
             with contextlib.suppress(OSError):
                 path = self._context.attempt.logs / log_name(rank, self._round, "stacks")
@@ -371,10 +371,10 @@ class RankStatus:
                     file.write(text)
         return {"type": "stacks", "reports": [vars(report) for report in reports]}
 
-    def processes(self, pids: Sequence[int]) -> list[Process]:
+    def processes(self, pids: Sequence[int]) -> list[RankProcess]:
         """Returns the processes of this agent's ranks, for `attach`. `pids`: as in `take_stacks`."""
         return [
-            Process(self._first_rank + place, pids[place], sign.step, self._context.environments[place])
+            RankProcess(self._first_rank + place, pids[place], sign.step, self._context.environments[place])
             for place, sign in enumerate(self.signs)
         ]
 

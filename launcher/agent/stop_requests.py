@@ -17,7 +17,7 @@ ENDS = (signal.SIGTERM, signal.SIGINT)  # SIGKILL follows soon
 WARNS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, some time before the end
 
 
-class StopRequested(Exception):
+class AskedToStop(Exception):
     """A signal asked this agent to stop while it waited for other agents. number: the signal."""
 
     def __init__(self, number: signal.Signals) -> None:
@@ -61,7 +61,7 @@ class Signals:
     def require_none(self) -> None:
         """Raises StopRequested if a signal of ENDS has arrived."""
         if (number := self.ends()) is not None:
-            raise StopRequested(number)
+            raise AskedToStop(number)
 
     def ignore(self) -> None:
         """Ignores further stop requests: the agent is ending already, and has to finish."""

@@ -31,7 +31,7 @@ from launcher.agent.failures import (
     stop_of_exits,
     to_blame,
 )
-from launcher.agent.policy import History, Kind, RoundFailure, Verdict, describe, judge, may_be_cut_off
+from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_status import AgentContext, RankStatus
 from launcher.agent.stop_requests import StopChecker
 from launcher.agent.workers import LeftOver, WorkerExit
@@ -104,7 +104,7 @@ class Supervisor:
         self._exits: dict[int, WorkerExit] = {}
         self._requests: dict[str, Stop] = {}  # by level: `stop` or `warning`
         self._returned: tuple[Place, ...] = ()  # agents that came back, for which a new round has to start
-        self._verdict: Verdict | None = None
+        self._verdict: RoundVerdict | None = None
         self._cut_off = False  # whether the others may continue without this agent
         self._over = False
         self._leader_lost: tuple[str, float] | None = None  # the reason, and when to decide about it
@@ -190,7 +190,7 @@ class Supervisor:
         elif kind == "regroup":
             self._returned = tuple(Place(**each) for each in message["back"])
         elif kind == "verdict":
-            self._receive_verdict(Verdict.of(message), now)
+            self._receive_verdict(RoundVerdict.of(message), now)
         elif kind == "over":
             self._over = True
         elif kind == "resized":
@@ -344,12 +344,12 @@ class Supervisor:
 
     def _report_left(self) -> None:
         if self._returned and not self._ending:
-            self._send_failure(Kind.REGROUP, Fault(code=FaultCode.NODE_RETURNED, back=self._returned))
+            self._send_failure(RoundEnd.REGROUP, Fault(code=FaultCode.NODE_RETURNED, back=self._returned))
             return
         asked = self._agreed_stop() or self._requests.get("stop") or self._requests.get("warning")
         killed_after = float(self._plan.launch.grace) if self._too_late else None
         stop = stop_of_exits(self._exits.values(), asked, self._own.host, killed_after=killed_after)
-        self._send_failure(Kind.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
+        self._send_failure(RoundEnd.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
 
     def _agreed_stop(self) -> Stop | None:
         entries: list[dict[str, Any]] = []
@@ -357,12 +357,14 @@ class Supervisor:
             entries = list(event_file.read(self._context.attempt.events_file("stop"), retry_seconds=0))
         return events.last(entries, Stop)
 
-    def _send_failure(self, kind: Kind, fault: Fault, *, listens: bool | None = None, stop: Stop | None = None) -> None:
+    def _send_failure(
+        self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, stop: Stop | None = None
+    ) -> None:
         failure = replace(self._failure(kind, fault, listens=listens), stop=stop)
         self._control.send({"type": "failure", **failure.fields()})
 
     def _failure(
-        self, kind: Kind, fault: Fault, *, listens: bool | None = None, lost: tuple[int, ...] = (),
+        self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, lost: tuple[int, ...] = (),
         exit_code: int | None = None,
     ) -> RoundFailure:  # fmt: skip
         # Returns a failure with this fault, completed by the step and, unless set, this agent's host and node
@@ -376,7 +378,7 @@ class Supervisor:
 
     # -- decisions
 
-    def _receive_verdict(self, verdict: Verdict, now: float) -> None:
+    def _receive_verdict(self, verdict: RoundVerdict, now: float) -> None:
         if self._verdict is not None:
             return
         self._verdict, self._cut_off = verdict, may_be_cut_off(verdict, self._least)
@@ -402,9 +404,9 @@ class Supervisor:
         asked = self._requests.get("stop")
         fault = fault_of_lost_leader(leader, reason, stopping=self._ending, ended_by=ended_by, asked=asked)
         if ended_by is None:
-            failure = self._failure(Kind.LOST_NODE, fault, lost=(leader.index,))
+            failure = self._failure(RoundEnd.LOST_NODE, fault, lost=(leader.index,))
         else:
-            failure = self._failure(Kind.KILLED, fault, listens=False, exit_code=128 + ended_by)
+            failure = self._failure(RoundEnd.KILLED, fault, listens=False, exit_code=128 + ended_by)
         verdict = judge(
             failure,
             self._history,
@@ -416,7 +418,7 @@ class Supervisor:
         )
         self._receive_verdict(verdict, now)
 
-    def _write_verdict(self, verdict: Verdict) -> None:
+    def _write_verdict(self, verdict: RoundVerdict) -> None:
         # Only the agent that saw the failure first calls it
         if verdict.restarts:
             restart = verdict.restart(self._rendezvous.world_size)

@@ -127,7 +127,7 @@ GONE = 0  # pid of a rank that has ended, since the system may reuse its real pi
 
 
 @dataclass(frozen=True)
-class Process:
+class RankProcess:
     """A rank that this agent has started."""
 
     rank: int  # the global rank
@@ -151,7 +151,7 @@ class RequestHandler:
         self._reader = self._reader or RequestReader(self.attempt)
         return self._reader.next()
 
-    def handle(self, text: str, place: int, host: str, processes: Callable[[], Sequence[Process]]) -> None:
+    def handle(self, text: str, place: int, host: str, processes: Callable[[], Sequence[RankProcess]]) -> None:
         """Writes this agent's reply to a request, once. An error never fails the run."""
         request = None if text == self._last else parse(text)
         self._last = text
@@ -171,7 +171,7 @@ class RequestHandler:
     def _reply(self, request: dict[str, Any], place: int, value: Any) -> None:
         write_reply(folder_of(self.attempt, request) / f"member-{place}", json.dumps(value))
 
-    def _stacks(self, host: str, ranks: Sequence[Process]) -> list[dict[str, Any]]:
+    def _stacks(self, host: str, ranks: Sequence[RankProcess]) -> list[dict[str, Any]]:
         taken = self.stacks.take([rank.pid for rank in ranks])
         return [
             {"rank": rank.rank, "host": host, "pid": rank.pid, "step": rank.step, "state": state, "stack": stack}
@@ -188,7 +188,7 @@ class RequestHandler:
         self._servers.append(server)
 
 
-def rank_location(host: str, rank: Process) -> dict[str, Any]:
+def rank_location(host: str, rank: RankProcess) -> dict[str, Any]:
     """Returns a rank's `rank`, `host`, `pid`, `cwd`, `job` (id of Slurm) and `changes`; raises OSError.
 
     `changes` has the variables that differ from the environment with which the process was started (None: removed).

@@ -17,14 +17,14 @@ AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa",
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BindRequest:
     """A parsed value of `launch.bind`."""
 
     kind: str  # one of KINDS
     lists: tuple[tuple[int, ...], ...] = ()  # for map, the CPUs of each local rank; else empty
 
 
-def parse(text: str) -> Wanted:
+def parse(text: str) -> BindRequest:
     """Parses `launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15` with the CPUs of each local rank.
 
     Raises ConfigError: the text is none of these, or the same CPU is listed for two ranks.
@@ -36,7 +36,7 @@ def parse(text: str) -> Wanted:
             f"CPUs 0 to 7, and local rank 1 CPUs 8 to 15).{near(kind, KINDS)}"
         )
     if kind != MAP:
-        return Wanted(kind)
+        return BindRequest(kind)
     lists = []
     owner: dict[int, int] = {}
     for place, part in enumerate(rest.split(":")):
@@ -53,7 +53,7 @@ def parse(text: str) -> Wanted:
                 )
             owner[cpu] = place
         lists.append(cpus)
-    return Wanted(MAP, tuple(lists))
+    return BindRequest(MAP, tuple(lists))
 
 
 # -- Decides which CPUs each rank of a node may use
@@ -119,7 +119,7 @@ def unbound(node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], 
 
 
 def bind(
-    node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], wanted: Wanted, *, cpus_per_rank: int = 1
+    node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], wanted: BindRequest, *, cpus_per_rank: int = 1
 ) -> Binding:
     """Returns which CPUs each rank may use. The first row that applies decides.
 
@@ -193,7 +193,7 @@ def _allowed_cores(node: Node, allowed: Collection[int]) -> list[Core]:
     return sorted(found, key=lambda core: (core.socket, core.numa, core.cache, core.cpus))
 
 
-def _check_map(wanted: Wanted, allowed: Sequence[int], ranks: int) -> None:
+def _check_map(wanted: BindRequest, allowed: Sequence[int], ranks: int) -> None:
     if len(wanted.lists) < ranks:
         raise BindingRefused(
             f"launch.bind has {plural(len(wanted.lists), 'list')} of CPUs, and this node {plural(ranks, 'rank')}: "

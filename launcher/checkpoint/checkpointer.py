@@ -32,10 +32,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from launcher.checkpoint import files
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers, SavesFail
-from launcher.checkpoint.folder import Folder, Retention
+from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
-from launcher.checkpoint.loading import Loaded, Opened, Wanted, expanded
-from launcher.checkpoint.saving import Outcome, Save, Staging, Writer
+from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, expanded
+from launcher.checkpoint.saving import Save, SaveOutcome, Staging, Writer
 from launcher.checkpoint.state import Content, facts, merge, named_part, plain, step_number
 from launcher.formatting import log_line
 from launcher.runs import events
@@ -97,14 +97,14 @@ class Checkpointer:
 
         Raises:
             CheckpointError: the folder cannot be made or written to, or others can write to it.
-            Unavailable: the file system has a transient error.
+            CannotRead: the file system has a transient error.
         """
         if keep < 1 or best_is not in ("max", "min"):
             raise ValueError(f"keep={keep}, best_is={best_is!r}: keep at least 1; best_is is max or min")
         self.folder = Path(folder)
         self.cost = 0.0  # longest time from the call of a save until it was published, in seconds
         self._identity = facts(identity, "identity")
-        self._folder = Folder(self.folder, attempt, Retention(keep, best, best_is), read_timeout)
+        self._folder = CheckpointFolder(self.folder, attempt, Retention(keep, best, best_is), read_timeout)
         self._read_timeout, self._start_over = read_timeout, start_over
         # With MPI there is no store through which to make another group, and two threads must not share one group.
         own_group = env.world_size > 1 and env.backend != "mpi"
@@ -240,9 +240,9 @@ class Checkpointer:
             outcome = self._writer.write(save)
         except Exception as error:  # the group failed: `last_result` finds out what happened on other ranks
             broken = True
-            outcome = Outcome()
+            outcome = SaveOutcome()
             if not save.published:
-                outcome = Outcome(failure=files.one_line(error), exception=type(error).__name__)
+                outcome = SaveOutcome(failure=files.one_line(error), exception=type(error).__name__)
         finally:
             save.staged.set()
         if outcome.failure is None:
@@ -257,7 +257,7 @@ class Checkpointer:
                 log_line(message if self._first else f"rank {self._peers.rank}: {message}", sys.stdout)
             if self._first:
                 self._events(
-                    events.SaveFailed(
+                    events.SaveFailure(
                         step=save.step, exception=outcome.exception, error=outcome.failure, final=outcome.final
                     )
                 )  # fmt: skip
@@ -291,7 +291,7 @@ class Checkpointer:
         | the checkpoint | result |
         |---|---|
         | is torn, truncated, changed or not ours | logged (event `passed_over`), renamed, kept; an older one is used |
-        | cannot be read now | retried for `read_timeout` seconds, then Unavailable |
+        | cannot be read now | retried for `read_timeout` seconds, then CannotRead |
         | is sound but does not fit | Misfit, since the user must decide whether to do without it |
 
         Args:
@@ -312,7 +312,7 @@ class Checkpointer:
         Raises:
             Misfit: the checkpoint is of another model or configuration, or has something that `state` lacks (the text
                 lists the differences), or is of a newer format. Nothing was changed.
-            Unavailable: the folder or a checkpoint cannot be read now.
+            CannotRead: the folder or a checkpoint cannot be read now.
             CheckpointError: others can write to the folder; or there are checkpoints and none is sound; or an object
                 does not take its state, and part of the state may be loaded.
         """
@@ -321,7 +321,7 @@ class Checkpointer:
         with heartbeat.alive():
             wanted, fault = None, None
             try:
-                wanted = Wanted(state, only)
+                wanted = LoadTarget(state, only)
             except Exception as error:  # the other ranks must not wait for this one
                 fault = error
             try:
@@ -331,7 +331,7 @@ class Checkpointer:
             assert wanted is not None
             return self._load(wanted, strict, accept)
 
-    def _load(self, wanted: Wanted, strict: bool, accept: Callable[[Loaded], None]) -> Loaded | None:
+    def _load(self, wanted: LoadTarget, strict: bool, accept: Callable[[Loaded], None]) -> Loaded | None:
         passed_over: list[str] = []
         left: list[tuple[Path, Manifest]] = []  # on rank 0
         changed = False  # whether some tensors of the state may have changed

@@ -38,11 +38,11 @@ from launcher import torch_compat, torch_compat_dcp
 from launcher.checkpoint.format import (
     BLOCK,
     METADATA_FILE,
+    CannotRead,
     CheckpointError,
     Damaged,
     File,
     Misfit,
-    Unavailable,
     file_of,
 )
 from launcher.checkpoint.reading import RetryingFile, size_of_file
@@ -256,7 +256,7 @@ class SmallFile:
 
 
 def load_file(path: Path, timeout: float = 0.0) -> Any:
-    """Returns what `save_file` has written, in CPU memory, executing nothing in it; raises Damaged or Unavailable."""
+    """Returns what `save_file` has written, in CPU memory, executing nothing in it; raises Damaged or CannotRead."""
     with _opened(path, timeout, "is not what torch.save writes") as stream:
         return torch_compat_dcp.load_saved(cast(IO[bytes], stream))
 
@@ -274,7 +274,7 @@ def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader
             if isinstance(error, CheckpointError):
                 raise
             if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error):
-                raise Unavailable(f"{path} cannot be read now: there is no memory for it") from None
+                raise CannotRead(f"{path} cannot be read now: there is no memory for it") from None
             if torch_compat.is_device_error(error):  # tensors on it are filled while the file is open
                 raise CheckpointError(f"{path} cannot be loaded: {_first_line(error)}") from None
             raise Damaged(f"{path} {what}: {_first_line(error)}") from None
@@ -382,7 +382,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
-    """Returns the metadata in a checkpoint's `.metadata`, executing nothing in it; raises Damaged or Unavailable."""
+    """Returns the metadata in a checkpoint's `.metadata`, executing nothing in it; raises Damaged or CannotRead."""
     with _opened(path / METADATA_FILE, timeout, "is not used") as stream, _without_collection():
         metadata = _Unpickler(stream).load()
     if not isinstance(metadata, Metadata):
@@ -399,7 +399,7 @@ def needed_bytes(metadata: Metadata) -> dict[str, int]:
 
 
 class _RetryingFiles(FileSystem):
-    # Raises Damaged for a bad file, and else Unavailable
+    # Raises Damaged for a bad file, and else CannotRead
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -435,7 +435,7 @@ def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], 
     """Fills tensors, and this rank's parts of DTensors, from a checkpoint of torch.distributed.checkpoint.
 
     Each rank reads what it needs, whatever the others do: dcp.load would gather all names and plans on rank 0.
-    Raises Damaged (the files do not match the metadata) or Unavailable.
+    Raises Damaged (the files do not match the metadata) or CannotRead.
     """
     reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
@@ -452,10 +452,10 @@ def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -
     | all the same | that error |
     | some are Misfit | Misfit |
     | otherwise, some are Damaged | Damaged |
-    | otherwise, some are Unavailable | Unavailable |
+    | otherwise, some are CannotRead | CannotRead |
     | otherwise | CheckpointError |
     """
-    kinds = (Misfit, Damaged, Unavailable)
+    kinds = (Misfit, Damaged, CannotRead)
     kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
     chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}
     ranks: dict[str, list[int]] = {}

@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading
-from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Unavailable
+from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest
 from launcher.files import run_files
 from launcher.files.shared_files import TRANSIENT
 from launcher.runs.directory import RunError, require_private
@@ -96,7 +96,7 @@ class Retention:
     best_is: str = "max"  # which value of the metric is the best: `max` or `min`
 
 
-class Folder:
+class CheckpointFolder:
     """A folder of checkpoints, as one attempt (from 0) uses it."""
 
     def __init__(self, path: Path, attempt: int, stays: Retention, read_timeout: float) -> None:
@@ -110,7 +110,7 @@ class Folder:
         """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
 
         remove_leftovers: False if a save of this process may be in progress.
-        Raises CheckpointError (it cannot, or others can write to it) or Unavailable.
+        Raises CheckpointError (it cannot, or others can write to it) or CannotRead.
         """
 
         def make() -> None:
@@ -159,7 +159,7 @@ class Folder:
         """Returns the valid checkpoints, newest first, and what is wrong with each of the others.
 
         Raises CheckpointError: others can write to the folder, or to a checkpoint.
-        Raises Unavailable: a checkpoint cannot be read, so that the newest one is unknown.
+        Raises CannotRead: a checkpoint cannot be read, so that the newest one is unknown.
         Raises Misfit: a newer version of launcher wrote a checkpoint.
         """
         known, wrong = [], {}
@@ -252,7 +252,7 @@ class Folder:
         # Checkpoints that cannot be read are neither counted nor removed. The next save repeats failed removals.
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(OSError, Unavailable):
+        with contextlib.suppress(OSError, CannotRead):
             known = checkpoints.sound(self.path)
             stays = self._stays
             for path in surplus_checkpoints(known, published, stays.keep, stays.best, stays.best_is):

@@ -34,7 +34,7 @@ from typing import Any
 
 from launcher import __version__, bounds
 from launcher.checkpoint import reading
-from launcher.checkpoint.reading import CheckpointError, Damaged, RetryingFile, Unavailable
+from launcher.checkpoint.reading import CannotRead, CheckpointError, Damaged, RetryingFile
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
 
@@ -127,7 +127,7 @@ def temporary(step: int, attempt: int, what: str = "saving") -> str:
 
 
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
-    """Returns the folders named like complete checkpoints, highest step first; raises Unavailable."""
+    """Returns the folders named like complete checkpoints, highest step first; raises CannotRead."""
 
     found = reading.entries(folder, timeout, missing_ok=missing_ok)
     steps = ((step, name) for name, is_dir in found.items() if is_dir and (step := step_of(name)) is not None)
@@ -174,7 +174,7 @@ def replaced_step(name: str) -> int | None:
 
 
 def read(path: Path, timeout: float = 0.0) -> Manifest:
-    """Returns the manifest of the checkpoint in `path`; raises Damaged or Unavailable.
+    """Returns the manifest of the checkpoint in `path`; raises Damaged or CannotRead.
 
     Raises Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
     """
@@ -321,7 +321,7 @@ def shares(found: Sequence[Block], count: int) -> list[list[Block]]:
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
-    """Returns a line for each of these blocks that has changed since it was written; raises Unavailable."""
+    """Returns a line for each of these blocks that has changed since it was written; raises CannotRead."""
     from concurrent.futures import ThreadPoolExecutor
 
     def look(block: Block) -> str | None:
@@ -371,7 +371,7 @@ def verify(path: Path) -> list[str]:
 
 
 def sound(folder: Path) -> dict[Path, Manifest]:
-    """Returns the checkpoints with a valid manifest and files of the right sizes, newest first; raises Unavailable.
+    """Returns the checkpoints with a valid manifest and files of the right sizes, newest first; raises CannotRead.
 
     Leaves out checkpoints that cannot be read, and those of a newer version of launcher.
     """
@@ -385,14 +385,14 @@ def sound(folder: Path) -> dict[Path, Manifest]:
 
 
 def newest_step(folder: Path) -> int | None:
-    """Returns the step from which a run would resume, by sizes, not checksums; None: none. Raises Unavailable."""
+    """Returns the step from which a run would resume, by sizes, not checksums; None: none. Raises CannotRead."""
     known = []
     for path in candidates(folder):
         try:
             manifest = read(path)
             if not wrong_sizes(path, manifest):
                 known.append((manifest.sequence, manifest.step))
-        except Unavailable:
+        except CannotRead:
             raise
         except CheckpointError:
             continue

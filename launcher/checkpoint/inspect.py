@@ -115,7 +115,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor in a checkpoint: dotted name, type (`float32`), shape, and the shards that it consists of."""
 
     name: str
@@ -124,12 +124,14 @@ class Entry:
     shards: tuple[Shard, ...]
 
 
-def entries(path: Path, manifest: Manifest) -> list[Entry]:
-    """Returns a checkpoint's tensors without their data, by name; executes nothing; raises Damaged or Unavailable."""
+def entries(path: Path, manifest: Manifest) -> list[TensorEntry]:
+    """Returns a checkpoint's tensors without their data, by name; executes nothing; raises Damaged or CannotRead."""
     if manifest.kind == SINGLE:
         tensors = _single(path)["tensors"]
         return [
-            Entry(name, _dtype(tensor.dtype), tuple(tensor.shape), (Shard(0, (0,) * tensor.ndim, tuple(tensor.shape)),))
+            TensorEntry(
+                name, _dtype(tensor.dtype), tuple(tensor.shape), (Shard(0, (0,) * tensor.ndim, tuple(tensor.shape)),)
+            )
             for name, tensor in sorted(tensors.items())
         ]
     metadata = files.read_metadata(path)
@@ -138,7 +140,7 @@ def entries(path: Path, manifest: Manifest) -> list[Entry]:
         for index, info in metadata.storage_data.items()
     }
     return [
-        Entry(
+        TensorEntry(
             name,
             _dtype(entry.properties.dtype),
             tuple(entry.size),
@@ -194,7 +196,7 @@ def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
     """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
 
-    Raises Damaged (it has changed), Unavailable, or CheckpointError (there is nothing under one of the keys).
+    Raises Damaged (it has changed), CannotRead, or CheckpointError (there is nothing under one of the keys).
     """
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
     if manifest.kind == SINGLE:
@@ -225,7 +227,7 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
     Returns a dict with `shard` (the rank), `world_size` and `step`; `parts`, a list of dicts with the `name` of a
     tensor, the `shape` of the whole tensor, the `offset` of this part in it, and the part as `tensor`; and the rank's
     `rank_state`, or None.
-    Raises Damaged (it has changed), Unavailable, or CheckpointError (there is no such shard).
+    Raises Damaged (it has changed), CannotRead, or CheckpointError (there is no such shard).
     """
     if not 0 <= rank < manifest.world_size:
         raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")

@@ -134,7 +134,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
                 mine[name] = saved.to(mine[name].device)
 
 
-class Wanted:
+class LoadTarget:
     """The state that a checkpoint is loaded into: chooses the tensors to fill, and gives objects their state."""
 
     def __init__(self, state: Mapping[Any, Any], only: Sequence[str] = ()) -> None:
@@ -243,7 +243,13 @@ class Opened:
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, wanted: Wanted, everyone: Collection[str], peers: Peers, timeout: float
+        self,
+        path: Path,
+        manifest: Manifest,
+        wanted: LoadTarget,
+        everyone: Collection[str],
+        peers: Peers,
+        timeout: float,
     ) -> None:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
         self._everyone = everyone  # names of the tensors of all ranks' states
@@ -259,7 +265,7 @@ class Opened:
         self.rank_state: dict[str, Any] | None = None
 
     def open(self) -> list[str]:
-        """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged, Unavailable; []."""
+        """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged, CannotRead; []."""
         path, rank = self._path, self._peers.rank
         same = self._manifest.world_size == self._peers.world_size
         if self._manifest.kind == SINGLE:
@@ -309,7 +315,7 @@ class Opened:
         return []
 
     def read(self) -> list[str]:
-        """Fills the tensors, after `require_fit`; returns []; raises Damaged (they don't match) or Unavailable."""
+        """Fills the tensors, after `require_fit`; returns []; raises Damaged (they don't match) or CannotRead."""
         if self._whole is None:
             assert self._metadata is not None
             files.load_tensors(self._path, self._metadata, self.tensors, self._timeout)

@@ -6,7 +6,7 @@ Works without torch. A read has three outcomes:
 |---|---|---|
 | right | the file was read, and is valid | the checkpoint is used |
 | wrong (`Damaged`) | the file was read in full and is not valid, or it is missing | the checkpoint is passed over |
-| unavailable (`Unavailable`) | the file system returned an error | retried; then the attempt ends with exit code 75 |
+| unavailable (`CannotRead`) | the file system returned an error | retried; then the attempt ends with exit code 75 |
 
 NFS clients may show an old listing for a while. So a file counts as missing only when its folder was listed in full,
 and the listing has not contained the file for LAG seconds. `timeout`: seconds for which a failing read is retried.
@@ -40,7 +40,7 @@ class Damaged(CheckpointError):
     """A checkpoint was read, and is torn, truncated, changed or not one of ours. An older one can be used instead."""
 
 
-class Unavailable(CheckpointError, UnavailableError):
+class CannotRead(CheckpointError, UnavailableError):
     """A checkpoint cannot be read now, and may be sound. The attempt ends, and a later attempt tries again."""
 
     exit_code = RESUME
@@ -54,7 +54,7 @@ def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only:
     """Calls an operation, and repeats it with growing pauses while it raises an OSError.
 
     only: errno values of transient errors; other errors are raised at once. None: all errors are transient.
-    Raises Unavailable: the operation has failed for `timeout` seconds.
+    Raises CannotRead: the operation has failed for `timeout` seconds.
     Raises Damaged: the file has not been in its folder's listing for LAG seconds, or for `timeout` if that is less.
     """
     why = ""
@@ -73,7 +73,7 @@ def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only:
             print(f"launcher: {path}: {last}; trying again for up to {timeout:g} s", flush=True)
         why = last
     tried = f" for {timeout:g} s (checkpoint.read_timeout)" if timeout > 0 else ""
-    raise Unavailable(f"{path} could not be read{tried}: {why}")
+    raise CannotRead(f"{path} could not be read{tried}: {why}")
 
 
 # The system calls, as functions that tests can replace.
@@ -91,7 +91,7 @@ def _entries(folder: Path) -> dict[str, bool]:
 
 
 def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> dict[str, bool]:
-    """Returns for each name in a folder whether it is a folder (False for links); raises Unavailable."""
+    """Returns for each name in a folder whether it is a folder (False for links); raises CannotRead."""
 
     def look() -> dict[str, bool]:
         try:
@@ -122,7 +122,7 @@ def _removed(path: Path) -> bool:
 
 
 def size_of_file(path: Path, timeout: float = 0.0) -> int:
-    """Returns a file's size in bytes; raises Damaged (missing, or not regular) or Unavailable."""
+    """Returns a file's size in bytes; raises Damaged (missing, or not regular) or CannotRead."""
     status = retry(lambda: found(lambda: _stat(path), path), path, timeout)
     if not stat.S_ISREG(status.st_mode):
         raise Damaged(f"{path} is not a file")
@@ -130,7 +130,7 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 
 
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
-    """Returns the content of a manifest, which alone has a bound (MANIFEST_BYTES); raises Damaged, Unavailable."""
+    """Returns the content of a manifest, which alone has a bound (MANIFEST_BYTES); raises Damaged, CannotRead."""
     size = size_of_file(path, timeout)
     if size > bounds.MANIFEST_BYTES:
         raise Damaged(f"{path} has {size} bytes, more than the {bounds.MANIFEST_BYTES} that are read of such a file")

@@ -32,8 +32,8 @@ from launcher.worker import devices as accelerator
 from launcher.worker import process_group, stop
 from launcher.worker.process_group import Env
 from launcher.worker.settings import Settings, settings
-from launcher.worker.step_timing import Pace
-from launcher.worker.stop import Stop
+from launcher.worker.step_timing import StepTimer
+from launcher.worker.stop import StopFlag
 
 BETWEEN_FAULTS = 3600.0  # assumed seconds between two interruptions
 FIRST = 30.0  # seconds until the first save, by which the cost of a save is measured
@@ -188,7 +188,7 @@ class Resumable:
             self.run = replace(self.run, checkpoint=own)
         self._reports_steps = env is None  # workloads report their own
         env = stop.here() if env is None else env
-        self.pace: Pace[Any] = Pace(env.device)  # measures step times, from which slow ranks are found
+        self.pace: StepTimer[Any] = StepTimer(env.device)  # measures step times, from which slow ranks are found
         self._env, self._state, self._rank_state, self._seed = env, state, dict(rank_state or {}), seed
         for name, item in self._rank_state.items():
             if not isinstance(item, dict) and stateful(item) is None:
@@ -198,7 +198,7 @@ class Resumable:
                 )
         self._conditions = {"world size": env.world_size, **conditions(env), **(unlike or {})}
         self._checkpointer: Checkpointer | None = None
-        self._stop: Stop | None = None
+        self._stop: StopFlag | None = None
         self._metrics: tuple[int, dict[str, float]] | None = None  # a number of steps, and the metrics after them
         self._best: float | None = None
         self._blocked = self._restart = 0.0  # seconds
@@ -222,7 +222,7 @@ class Resumable:
             start_over=keys.start_over, timeout=keys.timeout,
             max_failures=keys.max_failures, check_replicas=keys.check_replicas,
         )  # fmt: skip
-        self._stop = Stop(env, self.run)
+        self._stop = StopFlag(env, self.run)
 
     def load(self, only: Sequence[str] = ()) -> int:
         """Restores the newest valid checkpoint: `state`, `rank_state` and the generators. All ranks must call it.
@@ -361,7 +361,7 @@ class Resumable:
             self._checkpointer.close()
         self._stop = self._checkpointer = None
 
-    def _is_due(self, checkpointer: Checkpointer, stop: Stop) -> bool:
+    def _is_due(self, checkpointer: Checkpointer, stop: StopFlag) -> bool:
         # Only rank 0 decides; the other ranks return False
         stop.save_took(checkpointer.cost)
         if self._env.rank != 0 or self.run.checkpoint.every_steps is not None:

@@ -20,7 +20,7 @@ from launcher import __version__
 from launcher.checkpoint import files, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.folder import Folder, fsync_folder
+from launcher.checkpoint.folder import CheckpointFolder, fsync_folder
 from launcher.checkpoint.format import (
     MANIFEST,
     RANKS_FILE,
@@ -201,7 +201,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """The result of a save; the same on all ranks."""
 
     seconds: float = 0.0  # from the call of the save until the checkpoint was published
@@ -243,7 +243,7 @@ class Writer:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: CheckpointFolder,
         peers: Peers,
         identity: Mapping[str, Any],
         fence: Callable[[], None] | None,
@@ -253,7 +253,7 @@ class Writer:
         self._fence, self._events = fence, events
         self._first = peers.rank == 0
 
-    def write(self, save: Save) -> Outcome:
+    def write(self, save: Save) -> SaveOutcome:
         """Writes and publishes a checkpoint, on all ranks; the result has the ranks' errors.
 
         Raises Exception: the process group failed; the save may have succeeded on some ranks only.
@@ -284,7 +284,7 @@ class Writer:
             written = self._peers.on_each(lambda: self._write(save, content, groups, elsewhere, rest, temporary))
             return self._peers.on_first(lambda: self._publish_sharded(save, temporary, written))
         except CheckpointError as error:
-            return Outcome(failure=str(error), exception=type(error).__name__, final=isinstance(error, Final))
+            return SaveOutcome(failure=str(error), exception=type(error).__name__, final=isinstance(error, Final))
         finally:
             if early is not None:
                 with contextlib.suppress(Exception):  # _publish_single has raised it
@@ -407,7 +407,7 @@ class Writer:
 
     def _publish_single(
         self, save: Save, temporary: Path, offers: list[_Offer], early: files.SmallFile | None
-    ) -> Outcome:
+    ) -> SaveOutcome:
         assert early is not None
         written = {STATE_FILE: early.file()}
         if any(offer.rank_state is not None for offer in offers):
@@ -416,14 +416,14 @@ class Writer:
 
     def _publish_sharded(
         self, save: Save, temporary: Path, written: list[tuple[dict[str, File], list[files.Part]]]
-    ) -> Outcome:
+    ) -> SaveOutcome:
         joined = {name: file for each, _ in written for name, file in each.items()}
         files.write_metadata(temporary, (part for _, parts in written for part in parts), joined)
         return self._publish(save, temporary, SHARDED, joined)
 
     def _publish(
         self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
-    ) -> Outcome:
+    ) -> SaveOutcome:
         manifest = self._folder.describe(
             Manifest(
                 step=save.step, kind=kind, world_size=self._peers.world_size, attempt=self._folder.attempt,
@@ -456,7 +456,7 @@ class Writer:
                 checkpoint=str(path),
             )
         )  # fmt: skip
-        return Outcome(seconds, manifest.size)
+        return SaveOutcome(seconds, manifest.size)
 
 
 def _groups(digests: Sequence[Any]) -> tuple[int, ...]:

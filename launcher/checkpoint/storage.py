@@ -29,7 +29,7 @@ from launcher import __version__
 from launcher.checkpoint import files, reading
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.files import HashedFiles, Reader
-from launcher.checkpoint.folder import Folder, Retention, fsync_folder
+from launcher.checkpoint.folder import CheckpointFolder, Retention, fsync_folder
 from launcher.checkpoint.format import DCP, MANIFEST, METADATA_FILE, SINGLE, CheckpointError, Damaged, File, Manifest
 from launcher.checkpoint.state import facts, step_number
 from launcher.runs import lease
@@ -74,7 +74,7 @@ class LauncherWriter(FileSystemWriter):
         """
         super().__init__(Path(folder), sync_files=False, overwrite=False)  # hashed files sync when they are closed
         attempt = current_attempt()
-        self._folder = Folder(Path(folder), attempt.number if attempt else 0, Retention(keep), 0.0)
+        self._folder = CheckpointFolder(Path(folder), attempt.number if attempt else 0, Retention(keep), 0.0)
         self._events = Events(attempt, "checkpoint")
         self._step, self._fence = None if step is None else step_number(step), fence
         self._extra, self._metrics = facts(extra or {}, "extra"), facts(metrics or {}, "metrics")
@@ -171,7 +171,7 @@ class LauncherReader(Reader):
     def _chosen(folder: Path, timeout: float) -> Path:
         if checkpoints.step_of(folder.name) is not None:
             return folder
-        known, wrong = Folder(folder, 0, Retention(), timeout).known()
+        known, wrong = CheckpointFolder(folder, 0, Retention(), timeout).known()
         if not known:
             raise CheckpointError(f"there is no checkpoint in {folder} that can be read" + "".join(
                 f"\n  {line}" for line in wrong.values()
@@ -181,7 +181,7 @@ class LauncherReader(Reader):
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if is_coordinator:  # what one rank raises here, dcp.load raises on all
             path = Path(self.path)
-            Folder(path.parent, 0, Retention(), self._timeout).require_private(path)
+            CheckpointFolder(path.parent, 0, Retention(), self._timeout).require_private(path)
             manifest = checkpoints.read(path, self._timeout)
             _require_none(path, checkpoints.wrong_sizes(path, manifest, self._timeout))
             self._blocks = checkpoints.blocks(manifest) if self._verify else []
@@ -232,7 +232,7 @@ def adopt(path: Path, step: int) -> Path:
     Raises CheckpointError: the folder is not a complete checkpoint of torch.distributed.checkpoint, is one of our
         checkpoints already, others can write to it, or the parent folder has a checkpoint of this step.
     """
-    folder = Folder(path.parent, 0, Retention(), 0.0)
+    folder = CheckpointFolder(path.parent, 0, Retention(), 0.0)
     folder.require_private(path)
     names = reading.entries(path)
     if MANIFEST in names:

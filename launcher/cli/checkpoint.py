@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class NamedCheckpoints:
     """The checkpoints that the command line names, and the run's retention settings."""
 
     name: str  # id of the run, or name of the folder
@@ -69,7 +69,7 @@ class Place:
     program: JobPlan | None = None  # plan of the run, if it is of the user's own code, which may save files of its own
 
 
-def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
+def _place(name: str, runs_dir: Path | None, step: str | None) -> NamedCheckpoints:
     wanted = None
     if step is not None:
         wanted = int(step) if step.isdecimal() else checkpoints.step_of(step)
@@ -78,18 +78,18 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
     if "/" in name and (path := Path(name).expanduser().resolve()).is_dir() and not (path / "record.json").exists():
         own = checkpoints.step_of(path.name)
         if own is None and not (path / checkpoints.MANIFEST).exists():
-            return Place(path.name, path, wanted)
+            return NamedCheckpoints(path.name, path, wanted)
         if wanted not in (None, own):
             raise ConfigError(f"{path} is one checkpoint, of step {own}, and not of step {wanted}")
-        return Place(path.parent.name, path.parent, own)
+        return NamedCheckpoints(path.parent.name, path.parent, own)
     found = find(name, runs_dir)
     plan = found.plan()
     keys = plan.checkpoint
     program = plan if plan.own_code else None
-    return Place(found.id, Path(keys.dir), wanted, keys.keep, keys.best, keys.best_is, program)
+    return NamedCheckpoints(found.id, Path(keys.dir), wanted, keys.keep, keys.best, keys.best_is, program)
 
 
-def _chosen(place: Place) -> list[Path]:
+def _chosen(place: NamedCheckpoints) -> list[Path]:
     found = checkpoints.candidates(place.folder)
     chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
     if not found:
@@ -103,7 +103,7 @@ def _chosen(place: Place) -> list[Path]:
     return chosen
 
 
-def _one(place: Place) -> tuple[Path, Manifest]:
+def _one(place: NamedCheckpoints) -> tuple[Path, Manifest]:
     chosen = _chosen(place)
     if place.step is None:
         newest = next(iter(checkpoints.sound(place.folder).items()), None)
@@ -114,7 +114,7 @@ def _one(place: Place) -> tuple[Path, Manifest]:
 # -- list
 
 
-def _list(place: Place, as_json: bool) -> int:
+def _list(place: NamedCheckpoints, as_json: bool) -> int:
     rows = list(_rows(place))
     files: list[dict[str, Any]] = []
     more = ""
@@ -169,7 +169,7 @@ def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
                 done = False
                 break
     except OSError as error:
-        raise checkpoints.Unavailable(f"the files of the program cannot be listed now: {error}") from None
+        raise checkpoints.CannotRead(f"the files of the program cannot be listed now: {error}") from None
     rows: list[dict[str, Any]] = [
         {
             "step": None, "path": path, "age": time.time() - status.st_mtime, "bytes": status.st_size,
@@ -183,7 +183,7 @@ def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
     return rows, f"and {plural(count - FILES, 'older file')}" if count > FILES else ""
 
 
-def _rows(place: Place) -> Iterator[dict[str, Any]]:
+def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
     manifests: dict[Path, Manifest] = {}
     problems: dict[Path, list[str]] = {}
     sizes: dict[Path, str] = {}
@@ -195,7 +195,7 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
             sizes[path] = "wrong" if problems[path] else "right"
         except checkpoints.CheckpointError as error:
             problems[path] = [str(error)]
-            sizes[path] = "unknown" if isinstance(error, checkpoints.Unavailable) else "wrong"
+            sizes[path] = "unknown" if isinstance(error, checkpoints.CannotRead) else "wrong"
     for path in aside:
         problems[path] = checkpoints.quarantine_reasons(path) or problems[path]
     good = newest_first(manifest for path, manifest in manifests.items() if path not in aside and not problems[path])
@@ -271,7 +271,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 # -- verify
 
 
-def _verify(place: Place) -> int:
+def _verify(place: NamedCheckpoints) -> int:
     from launcher.checkpoint import inspect as checkpoint_read
 
     code = 0
@@ -281,7 +281,7 @@ def _verify(place: Place) -> int:
             verdict = "damaged" if problems else "sound"
         except checkpoints.Misfit as error:
             verdict, problems = "damaged", [str(error)]
-        except checkpoints.Unavailable as error:
+        except checkpoints.CannotRead as error:
             verdict, problems = "cannot be read now", [str(error)]
         print(f"step {checkpoints.step_of(path.name)}: {verdict}")
         for problem in problems:
@@ -293,7 +293,7 @@ def _verify(place: Place) -> int:
 # -- extract
 
 
-def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace) -> int:
+def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments: Namespace) -> int:
     from launcher.checkpoint import inspect as checkpoint_read
 
     shard = arguments.shard

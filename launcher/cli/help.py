@@ -11,7 +11,7 @@ from launcher import __version__
 from launcher.cli import commands
 from launcher.cli.commands import COMMANDS, program
 from launcher.config import schema
-from launcher.config.keys import WORKLOADS, Key, Section, keys_of, written
+from launcher.config.keys import WORKLOADS, Key, KeySection, keys_of, written
 from launcher.config.keys import sections as all_sections
 from launcher.config.profile_errors import file_of, in_yaml
 from launcher.config.scheduler_table import cluster_class
@@ -226,12 +226,12 @@ def of_choice(group: str, name: str) -> Iterator[str]:
 
         kind = cluster_class(find_profile(name).scheduler) or kind
     within = [hint for hint in get_type_hints(kind).values() if is_dataclass(hint)]
-    for section in [Section(f"{group}.", "", kind), *(each for each in all_sections() if each.kind in within)]:
+    for section in [KeySection(f"{group}.", "", kind), *(each for each in all_sections() if each.kind in within)]:
         for key in _keys(section):
             yield from row(key, values.get(key.name.removeprefix(f"{group}.")))
 
 
-def _keys(section: Section) -> list[Key]:
+def _keys(section: KeySection) -> list[Key]:
     # Config groups (`cluster`, ...) are included. Their default is the option that the main config chooses.
     chosen = _chosen() if section.kind is schema.Config else {}
     keys = keys_of(section.kind, section.prefix)

@@ -45,7 +45,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
         if nothing and not run.attempts():
             print(f"launcher: {run.id} has not started, so it has printed nothing: see `why {run.id}`", file=sys.stderr)
         return 0
-    pace = Pace(time.monotonic())
+    pace = PollPace(time.monotonic())
     is_over: Callable[[], bool] | None = None
     last_mark: object = None
     bars, states = RunBars(sys.stdout), stream.states
@@ -74,7 +74,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
         time.sleep(pace.pause(now))
 
 
-class Pace:
+class PollPace:
     """Decides when to read a run's files and when to query its state, while its output is followed.
 
     | the run | its files are read every | its state is queried |

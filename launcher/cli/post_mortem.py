@@ -12,10 +12,10 @@ from launcher.cli.text import print_unreadable, program
 from launcher.diagnose import findings
 from launcher.diagnose.findings import restarts
 from launcher.errors import DONE, FAILED, RunError
-from launcher.failures.symptoms import Kind
+from launcher.failures.symptoms import EndKind
 from launcher.failures.text import of_unused_gpus
 from launcher.formatting import clean, name_ranks, rough_size
-from launcher.monitoring.run_status import Damaged, JobMonitor, or_damaged, status_of
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, or_damaged, status_of
 from launcher.runs.health import unused_gpus
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ WIDTH = 80
 def run(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
     examined = or_damaged(found, lambda: _examine(found, arguments))
-    if isinstance(examined, Damaged):
+    if isinstance(examined, DamagedRun):
         raise RunError(examined.message)
     code, lines = examined
     print("\n".join(lines))  # here, since an output that cannot be written is no damage of the run
@@ -108,7 +108,9 @@ def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
     verdict = examined.verdict
     number = f", attempt {examined.attempt}" if examined.attempt else ""
     yield f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.label}\n"
-    yield _wrapped("cause", verdict.cause or ("nothing failed" if verdict.kind is Kind.DONE else "no cause is known"))
+    yield _wrapped(
+        "cause", verdict.cause or ("nothing failed" if verdict.kind is EndKind.DONE else "no cause is known")
+    )
     yield _wrapped("kind", verdict.kind.value)
     if verdict.sign and verdict.sign not in (verdict.cause or ""):
         yield _wrapped("sign", verdict.sign)
@@ -130,7 +132,7 @@ def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
         yield _wrapped("before", f"round {place} began because {line}")
     for each in unused_gpus(seen.history.events) if examined.attempt == seen.history.attempt else ():
         yield _wrapped("gpus", of_unused_gpus(each))
-    if examined.memory and verdict.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED):
+    if examined.memory and verdict.kind in (EndKind.OUT_OF_MEMORY, EndKind.KILLED):
         shown = [f"{name} {rough_size(size)}" for name, size in examined.memory.items() if "kills" not in name]
         kills = [
             f"{name.replace('_', ' of the ')} {count}" for name, count in examined.memory.items() if "kills" in name

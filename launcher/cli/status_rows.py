@@ -16,7 +16,7 @@ from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
 from launcher.monitoring.progress import progress_of, saved_before
-from launcher.monitoring.run_status import DAMAGE, Damaged, RunStatus, each_status, or_damaged
+from launcher.monitoring.run_status import DAMAGE, DamagedRun, RunStatus, each_status, or_damaged
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, done, not_begun, point_statuses
 from launcher.runs import live_index, sweep_directory
@@ -129,7 +129,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StatusFilter:
     """A filter for runs and sweeps."""
 
     # whether to show only runs that failed, are lost or cannot be read, and sweeps with such a point
@@ -157,8 +157,10 @@ class Rows:
     wanted: selects the failed ones, or those active since a time, of all in the folder; None: no such filter.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, everything: bool, wanted: Wanted | None = None) -> None:
-        self.filter = wanted or Wanted()
+    def __init__(
+        self, names: Sequence[str], folder: Path, everything: bool, wanted: StatusFilter | None = None
+    ) -> None:
+        self.filter = wanted or StatusFilter()
         everything = everything or self.filter.filters
         self._folder, self._everything, self._named = folder, everything, bool(names)
         self.wanted = [find_either(name, folder) for name in names]
@@ -218,9 +220,9 @@ class Rows:
             elif row["over"] and noted and name in noted and row["settled"]:
                 live_index.remove(self._folder, name, done=row["state"] == RunState.DONE.value)
 
-    def _row(self, each: RunStatus | Damaged) -> dict[str, Any]:
-        made = each if isinstance(each, Damaged) else or_damaged(each.run, lambda: _row_of(each))
-        if isinstance(made, Damaged):
+    def _row(self, each: RunStatus | DamagedRun) -> dict[str, Any]:
+        made = each if isinstance(each, DamagedRun) else or_damaged(each.run, lambda: _row_of(each))
+        if isinstance(made, DamagedRun):
             return _unreadable(made)
         return made
 
@@ -235,7 +237,7 @@ class Rows:
                 if settled and not _unfinished(number):
                     live_index.write_counts(self._folder, sweep.id, number)
         except DAMAGE as error:
-            return _unreadable(Damaged(Run(sweep.path), str(error), is_transient(error)))
+            return _unreadable(DamagedRun(Run(sweep.path), str(error), is_transient(error)))
         # The time is read only if it is needed, since that takes a look at every point.
         return _row_of_sweep(sweep, number) | {
             "updated": _last_active(sweep) if self.filter.since is not None else None
@@ -335,7 +337,7 @@ def _unfinished(number: Mapping[str, int]) -> bool:
     return any(state == WAITING or state in LIVE for state in number)
 
 
-def _unreadable(each: Damaged) -> dict[str, Any]:
+def _unreadable(each: DamagedRun) -> dict[str, Any]:
     # A damaged run is `unreadable`, and counts as over. A run that may be readable later is `unknown`, and does not.
     return {
         **dict.fromkeys(KEYS), "run": each.run.id,
@@ -355,7 +357,7 @@ def _orphaned(orphan: Orphan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _jobs(looked: Iterable[RunStatus | Damaged], wanted: Iterable[Run | Sweep]) -> set[str]:
+def _jobs(looked: Iterable[RunStatus | DamagedRun], wanted: Iterable[Run | Sweep]) -> set[str]:
     found: set[str] = set()
     for each in looked:
         if isinstance(each, RunStatus):

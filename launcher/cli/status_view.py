@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.status_rows import ORPHANED, WIDTH, Rows, Wanted, brief, plain, short_job, table
+from launcher.cli.status_rows import ORPHANED, WIDTH, Rows, StatusFilter, brief, plain, short_job, table
 from launcher.cli.text import cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import format_time, one_line
@@ -36,7 +36,7 @@ def show(arguments: Namespace, folder: Path) -> int:
     names = arguments.names
     if names and (arguments.failed or arguments.since is not None):
         raise ConfigError("--failed and --since choose among all runs: leave the names out")
-    rows = Rows(names, folder, arguments.everything, Wanted(arguments.failed, arguments.since))
+    rows = Rows(names, folder, arguments.everything, StatusFilter(arguments.failed, arguments.since))
     if arguments.watch:
         from launcher.cli import watch
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from launcher.runs.output import Stream
     from launcher.submission.prepare import Prepared
     from launcher.submission.resume import Ready
-    from launcher.submission.submit import Submitted
+    from launcher.submission.submit import SubmittedRun
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 SWEEPERS = ("launcher", "basic")  # values of hydra/sweeper: our grid, and Hydra's
@@ -101,7 +101,7 @@ def _require_grid(words: Sequence[str]) -> None:
         raise ConfigError(f"{wrong[0]} is not used here. {SEARCHES}")
 
 
-class Task:
+class HydraTask:
     """The task function of Hydra, with the command line, which Hydra does not pass on.
 
     For a single run Hydra calls it with the config. For a multirun Hydra passes it to the launcher's Hydra plug-in.
@@ -132,7 +132,7 @@ class Task:
 def _hydra_main(command: CommandLine) -> int:
     # Submits through Hydra's own command line, so that all its flags work
     _require_known_options(command.words)
-    task = Task(command)
+    task = HydraTask(command)
     typed = sys.argv
     # Hydra's parser needs all overrides next to each other.
     words = sorted(command.words, key=lambda word: not word.startswith("-") and ("=" in word or word.startswith("~")))
@@ -227,7 +227,7 @@ def show(prepared: Prepared) -> int:
     return 0
 
 
-def _print_submitted(prepared: Prepared, submitted: Submitted, *, waits: bool) -> None:
+def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool) -> None:
     # Prints what was submitted and, unless this command waits for the run, commands that the user may need next
     run = submitted.run
     print(f"run        {run.id}")

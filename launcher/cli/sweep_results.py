@@ -32,10 +32,10 @@ from launcher.monitoring.sweep import (
 from launcher.runs.lease import is_being_submitted
 from launcher.runs.sweep_directory import (
     Journal,
-    Manifest,
     SearchRecord,
     SearchSettings,
     Sweep,
+    SweepManifest,
     differing,
     label,
     values_of,
@@ -264,7 +264,7 @@ def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
     return list(dict.fromkeys(name for each in metrics for name in each))
 
 
-def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequence[str]) -> Order:
+def order_of(sort: str | None, reverse: bool, manifest: SweepManifest, known: Sequence[str]) -> Order:
     """Returns the order of points: by the metric `sort`, else by the sweep's objective.
 
     | sort | order of points |
@@ -325,7 +325,7 @@ def text(value: Any) -> str:
 
 def _print_table(
     done: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]], order: Order,
-    manifest: Manifest,
+    manifest: SweepManifest,
 ) -> None:  # fmt: skip
     wanted = [*([order.metric] if order.metric else []), *manifest.objective]
     lines = [("POINT", *(key.removeprefix("workload.") for key in keys))]

@@ -112,7 +112,7 @@ def values_of(found: SearchProgress) -> dict[str, Any]:
     return {**vars(found), **best, "rungs": [vars(each) for each in found.rungs]}
 
 
-def _pilots_line(activity: packed.Activity) -> str:
+def _pilots_line(activity: packed.PilotActivity) -> str:
     parts = [f"{activity.busy} of {plural(activity.slots, 'slot')} busy ({activity.share:.0%} of their time)"]
     if activity.rate:
         parts.append(f"{60 * activity.rate:.1f} points a minute")

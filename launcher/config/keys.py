@@ -98,7 +98,7 @@ def _docs(module: str) -> dict[str, dict[str, str]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
+class KeySection:
     """A group of keys in the help."""
 
     prefix: str  # prefix of the keys' names (`launch.`)
@@ -107,29 +107,29 @@ class Section:
 
 
 @cache
-def sections(*, others: bool = True) -> tuple[Section, ...]:
+def sections(*, others: bool = True) -> tuple[KeySection, ...]:
     """Returns all groups of keys, in the order of the help; others: also of other packages' schedulers."""
     own = {name: settings_class(name) for name in (names() if others else OURS)}
     return (
-        Section("", "Keys of every run (KEY=VALUE)", schema.Config),
-        Section("cluster.", "cluster.KEY: where", schema.Cluster),
+        KeySection("", "Keys of every run (KEY=VALUE)", schema.Config),
+        KeySection("cluster.", "cluster.KEY: where", schema.Cluster),
         *(
-            Section("cluster.", f"cluster.KEY with cluster.scheduler={name}", kind)
+            KeySection("cluster.", f"cluster.KEY with cluster.scheduler={name}", kind)
             for name, kind in own.items()
             if kind is not None and dataclasses.fields(kind)
         ),
-        Section("cluster.limits.", "cluster.limits.KEY: limits for a job", schema.Limits),
-        Section("launch.", "launch.KEY: how ranks are started", schema.Launch),
-        Section("env.", "env.KEY: the environment of the ranks", schema.Env),
-        Section("checkpoint.", "checkpoint.KEY: when a training saves", schema.Checkpoint),
-        Section("resume.", "resume.KEY: how a run continues", schema.Resume),
-        Section("train.", "train.KEY: all trainings", schema.Train),
-        Section("debug.", "debug.KEY: breakpoints in the job", schema.Debug),
-        Section("tracking.", "tracking.KEY: trackers", schema.Tracking),
-        Section("sweep.", "sweep.KEY: multiruns (-m)", schema.Sweep),
-        Section("sweep.budget.", "sweep.budget.KEY: when a search ends", schema.SearchBudget),
-        Section("sweep.asha.", "sweep.asha.KEY: when a search prunes", schema.Asha),
-        *(Section("workload.", f"workload.KEY with workload={name}", kind) for name, kind in WORKLOADS.items()),
+        KeySection("cluster.limits.", "cluster.limits.KEY: limits for a job", schema.Limits),
+        KeySection("launch.", "launch.KEY: how ranks are started", schema.Launch),
+        KeySection("env.", "env.KEY: the environment of the ranks", schema.Env),
+        KeySection("checkpoint.", "checkpoint.KEY: when a training saves", schema.Checkpoint),
+        KeySection("resume.", "resume.KEY: how a run continues", schema.Resume),
+        KeySection("train.", "train.KEY: all trainings", schema.Train),
+        KeySection("debug.", "debug.KEY: breakpoints in the job", schema.Debug),
+        KeySection("tracking.", "tracking.KEY: trackers", schema.Tracking),
+        KeySection("sweep.", "sweep.KEY: multiruns (-m)", schema.Sweep),
+        KeySection("sweep.budget.", "sweep.budget.KEY: when a search ends", schema.SearchBudget),
+        KeySection("sweep.asha.", "sweep.asha.KEY: when a search prunes", schema.Asha),
+        *(KeySection("workload.", f"workload.KEY with workload={name}", kind) for name, kind in WORKLOADS.items()),
     )
 
 

@@ -25,7 +25,7 @@ SCHEDULERS = "launcher.schedulers"
 SETTINGS = "launcher.scheduler_settings"
 
 
-class Place(NamedTuple):
+class SchedulerEntry(NamedTuple):
     """The entry of one of our schedulers in the table."""
 
     # scheduler, settings: import paths (`module:Class`) of the scheduler's class and of its settings class
@@ -39,17 +39,17 @@ class Place(NamedTuple):
 
 
 OURS = {
-    "local": Place("launcher.schedulers.local.scheduler:LocalScheduler",
+    "local": SchedulerEntry("launcher.schedulers.local.scheduler:LocalScheduler",
                    "launcher.schedulers.local.settings:LocalSettings"),
-    "slurm": Place("launcher.schedulers.slurm.scheduler:SlurmScheduler",
+    "slurm": SchedulerEntry("launcher.schedulers.slurm.scheduler:SlurmScheduler",
                    "launcher.schedulers.slurm.settings:SlurmSettings", "squeue",
                    ("SLURM_", "SLURMD_", "SBATCH_"), ("SLURM_CONF",)),
-    "pbs": Place("launcher.schedulers.pbs.scheduler:PBSScheduler",
+    "pbs": SchedulerEntry("launcher.schedulers.pbs.scheduler:PBSScheduler",
                  "launcher.schedulers.pbs.settings:PBSSettings", "qsub",
                  ("PBS_",), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT")),
-    "sge": Place("launcher.schedulers.sge.scheduler:SGEScheduler",
+    "sge": SchedulerEntry("launcher.schedulers.sge.scheduler:SGEScheduler",
                  "launcher.schedulers.sge.settings:SGESettings", "qsub"),
-    "allocation": Place("launcher.schedulers.local.scheduler:AllocationScheduler",
+    "allocation": SchedulerEntry("launcher.schedulers.local.scheduler:AllocationScheduler",
                         "launcher.schedulers.local.settings:AllocationSettings"),
 }  # fmt: skip
 

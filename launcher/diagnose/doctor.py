@@ -24,7 +24,7 @@ from launcher.spec import workload_hook
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """A check that `doctor` runs."""
 
     about: str  # the check's subject, as the report shows it
@@ -32,7 +32,7 @@ class Check:
     limit: float = 10.0  # seconds that the check may take
 
 
-def start(check: Check) -> Callable[[], list[Finding]]:
+def start(check: DoctorCheck) -> Callable[[], list[Finding]]:
     """Starts a check in a thread; returns a function that waits for its findings, or for its limit."""
     running, until = _Running(check), time.monotonic() + check.limit
     running.thread.start()
@@ -44,7 +44,7 @@ def start(check: Check) -> Callable[[], list[Finding]]:
     return wait
 
 
-def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic) -> Iterator[Finding]:
+def run_all(checks: Sequence[DoctorCheck], clock: Callable[[], float] = time.monotonic) -> Iterator[Finding]:
     """Runs all checks concurrently, and yields their findings in the order of the checks, each as soon as possible.
 
     A check that raises, or takes longer than its limit, yields a problem. It runs in a daemon thread, so it does not
@@ -61,7 +61,7 @@ def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic
 class _Running:
     # A check in its thread
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: DoctorCheck) -> None:
         self.check = check
         self._findings: list[Finding] = []
         # A thread that hangs in a file system cannot be ended. A daemon thread does not keep the process from exiting.
@@ -119,37 +119,37 @@ TORCH = 60.0  # seconds for the import of torch
 ASK = 8.0  # seconds for one query to a scheduler
 
 
-def first() -> list[Check]:
+def first() -> list[DoctorCheck]:
     """Returns the first checks of the report, which need no configuration."""
     return [
-        Check("launcher", machine.launcher_findings),
-        Check("python", _python),
-        Check("packages", lambda: machine.package_findings(machine.installed_version)),
-        Check("machine", machine.probe_machine),
+        DoctorCheck("launcher", machine.launcher_findings),
+        DoctorCheck("python", _python),
+        DoctorCheck("packages", lambda: machine.package_findings(machine.installed_version)),
+        DoctorCheck("machine", machine.probe_machine),
     ]
 
 
-def rest(config: Config) -> list[Check]:
+def rest(config: Config) -> list[DoctorCheck]:
     """Returns the remaining checks (without torch's), which need the configuration."""
     cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
     return [
-        Check("profile", lambda: _profile(cluster)),
-        Check("scheduler", lambda: probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
-        Check("host", machine.probe_host),
-        Check("ports", lambda: _ports(cluster)),
-        Check("interface", lambda: _interface(cluster, queued=queued)),
-        Check(
+        DoctorCheck("profile", lambda: _profile(cluster)),
+        DoctorCheck("scheduler", lambda: probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
+        DoctorCheck("host", machine.probe_host),
+        DoctorCheck("ports", lambda: _ports(cluster)),
+        DoctorCheck("interface", lambda: _interface(cluster, queued=queued)),
+        DoctorCheck(
             "runs_dir", lambda: machine.probe_folder(Path(config.runs_dir).expanduser().absolute(), queued=queued), 15.0
         ),
-        Check("tmp", machine.probe_temporary),
-        Check("data", _data),
-        Check("gpus", machine.probe_nvidia),
+        DoctorCheck("tmp", machine.probe_temporary),
+        DoctorCheck("data", _data),
+        DoctorCheck("gpus", machine.probe_nvidia),
     ]
 
 
-def torch() -> Check:
+def torch() -> DoctorCheck:
     """Returns the check of torch, which takes the longest: it imports torch in another process."""
-    return Check("torch", lambda: machine.probe_torch(TORCH), TORCH + 5)
+    return DoctorCheck("torch", lambda: machine.probe_torch(TORCH), TORCH + 5)
 
 
 def _python() -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from launcher.diagnose.evidence import (
 from launcher.diagnose.verdict import LEFT, Codes, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
-from launcher.failures.symptoms import Kind
+from launcher.failures.symptoms import EndKind
 from launcher.formatting import format_hours, rough_size
 from launcher.monitoring.packed import rerun
 from launcher.monitoring.run_status import RunStatus
@@ -158,7 +158,7 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
             return False
         since = started.time * 1e9
         return saves.newest(plan, since, LOOK) >= since
-    except (checkpoints.Unavailable, OSError):
+    except (checkpoints.CannotRead, OSError):
         return True
 
 
@@ -576,40 +576,40 @@ def _unknown(case: Case) -> Steps:
             *_resume()(case)]  # fmt: skip
 
 
-_ADVICE: dict[Kind, Callable[[Case], Steps]] = {
-    Kind.DONE: lambda _: [],
-    Kind.OUT_OF_MEMORY: _memory,
-    Kind.OUT_OF_GPU_MEMORY: _gpu_memory,
-    Kind.SHARED_MEMORY: _shared_memory,
-    Kind.DISK_FULL: _disk,
-    Kind.LIMIT: _limit,
-    Kind.WALL_TIME: _wall_time,
-    Kind.PREEMPTED: _resume("the scheduler gave its nodes to another job, and restarts it if it can"),
-    Kind.REQUEUED: _resume("a user, or Slurm after a node failure, requeued its job: it starts by itself"),
-    Kind.CANCELLED: _cancelled,
-    Kind.STOPPED: _cancelled,
-    Kind.PRUNED: lambda case: [Step("run it to its end all the same", case.resume())],
-    Kind.NODE_LOST: _node,
-    Kind.BAD_NODE: _node,
-    Kind.NO_GPU: _no_gpu,
-    Kind.GPU_ERROR: _gpu_error,
-    Kind.CONNECTION_LOST: _connection,
-    Kind.COLLECTIVE_TIMEOUT: _collective,
-    Kind.RENDEZVOUS_TIMEOUT: _rendezvous,
-    Kind.HANG: _hang,
-    Kind.KILLED: _killed,
-    Kind.EXITED: _exited,
-    Kind.EXITED_EARLY: _exited_early,
-    Kind.IMPORT_ERROR: _import,
-    Kind.CONFIG_ERROR: _config,
-    Kind.FILE_MISSING: _file,
-    Kind.DAMAGED_CHECKPOINT: _damaged_checkpoint,
-    Kind.EXCEPTION: _code,
-    Kind.SETUP_FAILED: _setup,
-    Kind.NO_PROGRESS: _no_progress,
-    Kind.NEVER_STARTED: _never,
-    Kind.LOST: _unknown,
-    Kind.UNKNOWN: _unknown,
+_ADVICE: dict[EndKind, Callable[[Case], Steps]] = {
+    EndKind.DONE: lambda _: [],
+    EndKind.OUT_OF_MEMORY: _memory,
+    EndKind.OUT_OF_GPU_MEMORY: _gpu_memory,
+    EndKind.SHARED_MEMORY: _shared_memory,
+    EndKind.DISK_FULL: _disk,
+    EndKind.LIMIT: _limit,
+    EndKind.WALL_TIME: _wall_time,
+    EndKind.PREEMPTED: _resume("the scheduler gave its nodes to another job, and restarts it if it can"),
+    EndKind.REQUEUED: _resume("a user, or Slurm after a node failure, requeued its job: it starts by itself"),
+    EndKind.CANCELLED: _cancelled,
+    EndKind.STOPPED: _cancelled,
+    EndKind.PRUNED: lambda case: [Step("run it to its end all the same", case.resume())],
+    EndKind.NODE_LOST: _node,
+    EndKind.BAD_NODE: _node,
+    EndKind.NO_GPU: _no_gpu,
+    EndKind.GPU_ERROR: _gpu_error,
+    EndKind.CONNECTION_LOST: _connection,
+    EndKind.COLLECTIVE_TIMEOUT: _collective,
+    EndKind.RENDEZVOUS_TIMEOUT: _rendezvous,
+    EndKind.HANG: _hang,
+    EndKind.KILLED: _killed,
+    EndKind.EXITED: _exited,
+    EndKind.EXITED_EARLY: _exited_early,
+    EndKind.IMPORT_ERROR: _import,
+    EndKind.CONFIG_ERROR: _config,
+    EndKind.FILE_MISSING: _file,
+    EndKind.DAMAGED_CHECKPOINT: _damaged_checkpoint,
+    EndKind.EXCEPTION: _code,
+    EndKind.SETUP_FAILED: _setup,
+    EndKind.NO_PROGRESS: _no_progress,
+    EndKind.NEVER_STARTED: _never,
+    EndKind.LOST: _unknown,
+    EndKind.UNKNOWN: _unknown,
 }
 
 

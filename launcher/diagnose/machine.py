@@ -417,7 +417,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FolderTrial:
     """The results of trying file operations in the folder of runs."""
 
     failed: tuple[tuple[str, str], ...]  # (name, error) of each operation that failed
@@ -444,7 +444,7 @@ def space_findings(folder: str, found: Space, *, queued: bool) -> Iterator[Findi
         yield ok("runs_dir", text)
 
 
-def trial_findings(folder: str, tried: Trial) -> Iterator[Finding]:
+def trial_findings(folder: str, tried: FolderTrial) -> Iterator[Finding]:
     """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends."""
     if tried.failed:
         text = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
@@ -492,7 +492,7 @@ def probe_space(folder: Path) -> Space:
     return Space(kind_of(folder), shutil.disk_usage(folder).free, found.f_favail if found.f_files else None)
 
 
-def try_out(folder: Path) -> Trial:
+def try_out(folder: Path) -> FolderTrial:
     """Tries the file operations that runs need in a temporary folder, which it removes; OSError: it cannot be made."""
     began = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))
@@ -509,7 +509,7 @@ def try_out(folder: Path) -> Trial:
             skew = (place / "clock").stat().st_mtime - time.time()
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return Trial(tuple(failed), skew, time.monotonic() - began)
+    return FolderTrial(tuple(failed), skew, time.monotonic() - began)
 
 
 def _private(place: Path) -> None:

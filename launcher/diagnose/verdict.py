@@ -27,7 +27,7 @@ from launcher import errors
 from launcher.errors import RESUME
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, StopReason
-from launcher.failures.symptoms import Kind
+from launcher.failures.symptoms import EndKind
 from launcher.formatting import plural, rough_size
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRequested
@@ -38,40 +38,40 @@ GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
 NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}
 LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
 # Kinds for tasks that did not report their own end, if there is no other evidence.
-_TASK_KINDS = {FaultCode.TASK_NOT_STARTED: Kind.NEVER_STARTED, FaultCode.TASK_UNKNOWN: Kind.UNKNOWN}
+_TASK_KINDS = {FaultCode.TASK_NOT_STARTED: EndKind.NEVER_STARTED, FaultCode.TASK_UNKNOWN: EndKind.UNKNOWN}
 # Faults that agents report without knowing the cause.
 _UNEXPLAINED = (
     NODE_LOST | LEFT | _TASK_KINDS.keys() | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
 )
 # Kinds for faults that need no further evidence, unless their error message matches a symptom.
 _KINDS = {
-    FaultCode.HANG: Kind.HANG,
-    FaultCode.NOT_JOINED: Kind.RENDEZVOUS_TIMEOUT,
-    FaultCode.RENDEZVOUS_TIMEOUT: Kind.RENDEZVOUS_TIMEOUT,
-    FaultCode.NOT_REACHED: Kind.RENDEZVOUS_TIMEOUT,
-    FaultCode.TOO_FEW: Kind.RENDEZVOUS_TIMEOUT,
-    FaultCode.LATE: Kind.RENDEZVOUS_TIMEOUT,
-    FaultCode.NOT_A_MEMBER: Kind.CONFIG_ERROR,
-    FaultCode.OPEN_FILES: Kind.LIMIT,
-    FaultCode.PREFLIGHT: Kind.BAD_NODE,
-    FaultCode.STILL_THERE: Kind.BAD_NODE,
-    FaultCode.USAGE: Kind.CONFIG_ERROR,
-    FaultCode.REFUSED: Kind.CONFIG_ERROR,
-    FaultCode.NO_FOLDER: Kind.CONFIG_ERROR,
-    FaultCode.CONTAINER: Kind.CONFIG_ERROR,
-    FaultCode.ARCHIVE: Kind.CONFIG_ERROR,
-    FaultCode.UNREADABLE: Kind.CONFIG_ERROR,
-    FaultCode.CONDITION_FAILED: Kind.NEVER_STARTED,
+    FaultCode.HANG: EndKind.HANG,
+    FaultCode.NOT_JOINED: EndKind.RENDEZVOUS_TIMEOUT,
+    FaultCode.RENDEZVOUS_TIMEOUT: EndKind.RENDEZVOUS_TIMEOUT,
+    FaultCode.NOT_REACHED: EndKind.RENDEZVOUS_TIMEOUT,
+    FaultCode.TOO_FEW: EndKind.RENDEZVOUS_TIMEOUT,
+    FaultCode.LATE: EndKind.RENDEZVOUS_TIMEOUT,
+    FaultCode.NOT_A_MEMBER: EndKind.CONFIG_ERROR,
+    FaultCode.OPEN_FILES: EndKind.LIMIT,
+    FaultCode.PREFLIGHT: EndKind.BAD_NODE,
+    FaultCode.STILL_THERE: EndKind.BAD_NODE,
+    FaultCode.USAGE: EndKind.CONFIG_ERROR,
+    FaultCode.REFUSED: EndKind.CONFIG_ERROR,
+    FaultCode.NO_FOLDER: EndKind.CONFIG_ERROR,
+    FaultCode.CONTAINER: EndKind.CONFIG_ERROR,
+    FaultCode.ARCHIVE: EndKind.CONFIG_ERROR,
+    FaultCode.UNREADABLE: EndKind.CONFIG_ERROR,
+    FaultCode.CONDITION_FAILED: EndKind.NEVER_STARTED,
 }
 _STATE_KINDS = {
-    "TIMEOUT": Kind.WALL_TIME,
-    "DEADLINE": Kind.WALL_TIME,
-    "PREEMPTED": Kind.PREEMPTED,
-    "REQUEUED": Kind.REQUEUED,
-    "NODE_FAIL": Kind.NODE_LOST,
-    "BOOT_FAIL": Kind.NODE_LOST,
-    "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
-    "CANCELLED": Kind.CANCELLED,
+    "TIMEOUT": EndKind.WALL_TIME,
+    "DEADLINE": EndKind.WALL_TIME,
+    "PREEMPTED": EndKind.PREEMPTED,
+    "REQUEUED": EndKind.REQUEUED,
+    "NODE_FAIL": EndKind.NODE_LOST,
+    "BOOT_FAIL": EndKind.NODE_LOST,
+    "OUT_OF_MEMORY": EndKind.OUT_OF_MEMORY,
+    "CANCELLED": EndKind.CANCELLED,
 }
 # A rank of a cancelled job ends by one of these signals, or with the exit code that a shell returns for it.
 _CANCELS = {"SIGTERM", "SIGKILL", "SIGINT"}
@@ -162,7 +162,7 @@ class Evidence:
 class Verdict:
     """Why an attempt ended."""
 
-    kind: Kind  # the kind of the end
+    kind: EndKind  # the kind of the end
     # the cause as one line, which all commands show; None: the run is done, or the cause is not known
     cause: str | None
     sign: str = ""  # the log line that shows the kind; empty: the cause shows it
@@ -172,19 +172,19 @@ class Verdict:
 def classify(seen: Evidence) -> Verdict:
     """Returns why an attempt ended, by the table in this module's docstring."""
     found = _classify(seen)
-    if found.kind is not Kind.NO_GPU or found.cause is None:
+    if found.kind is not EndKind.NO_GPU or found.cause is None:
         return found
     return replace(found, cause=f"{found.cause}; it asked for {plural(seen.gpus, 'GPU')} a node (gpus_per_node)")
 
 
 def _classify(seen: Evidence) -> Verdict:
     if seen.stays is not None and seen.stays.reason in GIVEN_UP:
-        return Verdict(Kind.NO_PROGRESS, f"given up: {text.of_next(seen.stays)}")
+        return Verdict(EndKind.NO_PROGRESS, f"given up: {text.of_next(seen.stays)}")
     if seen.state is RunState.DONE:
-        return Verdict(Kind.DONE, None)
+        return Verdict(EndKind.DONE, None)
     if seen.pruned is not None:
         after = "" if seen.pruned.step is None else f" after step {seen.pruned.step}"
-        return Verdict(Kind.PRUNED, f"the search of its sweep ended it{after}: others are ahead")
+        return Verdict(EndKind.PRUNED, f"the search of its sweep ended it{after}: others are ahead")
     if seen.state is RunState.STOPPED and seen.stop is not None:
         return _stopped(seen, seen.stop)
     if seen.fault is None:
@@ -192,7 +192,7 @@ def _classify(seen: Evidence) -> Verdict:
     if isinstance(seen.fault, SetupFailed):
         what = text.of_setup_line(seen.fault.of, seen.fault.number, seen.fault.name, f"cluster={seen.cluster}")
         where = f"{what} failed on {seen.fault.host}"
-        return Verdict(Kind.SETUP_FAILED, f"{where}: {seen.setup}")
+        return Verdict(EndKind.SETUP_FAILED, f"{where}: {seen.setup}")
     return _fault(seen, seen.fault)
 
 
@@ -202,23 +202,23 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
         cause = f"{cause}; {seen.scheduler} says {state}"
     if not seen.unexplained:
         if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server does not answer
-            return Verdict(Kind.STOPPED, cause)
-        other = Kind.EXITED if fault.exception == "SystemExit" else Kind.EXCEPTION
+            return Verdict(EndKind.STOPPED, cause)
+        other = EndKind.EXITED if fault.exception == "SystemExit" else EndKind.EXCEPTION
         kind = symptoms.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))
         return Verdict(kind or _KINDS.get(fault.code, other), cause)
     if seen.cancelled and state not in DECISIVE and not seen.failed_uncancelled:
-        return Verdict(Kind.CANCELLED, _cancelled(seen))  # what agents saw then is what the cancellation did
+        return Verdict(EndKind.CANCELLED, _cancelled(seen))  # what agents saw then is what the cancellation did
     if state in _STATE_KINDS and not (state == "CANCELLED" and seen.failed_uncancelled):
         return Verdict(_STATE_KINDS[state], cause)
     if seen.cancelled:
-        return Verdict(Kind.CANCELLED, cause)
+        return Verdict(EndKind.CANCELLED, cause)
     killed = fault.code is FaultCode.SIGNALLED and fault.signal == "SIGKILL"
     if (by_kernel := _killed_for_memory(seen.memory)) and killed:
-        return Verdict(Kind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
+        return Verdict(EndKind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
     error = symptoms.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
     if error:  # a program of the user; agents do not see its exceptions
         shown = cause if error == fault.error else f"{cause}: {error}"
-        return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, shown, sign=error)
+        return Verdict(symptoms.kind_of(error) or EndKind.EXCEPTION, shown, sign=error)
     if found := symptoms.last_symptom(seen.log):
         return Verdict(found[0], cause, sign=found[1])
     return _by_code(seen, fault, cause)
@@ -228,18 +228,20 @@ def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
     if fault.code in _TASK_KINDS:
         return Verdict(_TASK_KINDS[fault.code], cause, sure=False)
     if fault.code in NODE_LOST:
-        return Verdict(Kind.NODE_LOST, cause, sure=False)
+        return Verdict(EndKind.NODE_LOST, cause, sure=False)
     if fault.code is FaultCode.SIGNALLED:
         if fault.signal == "SIGBUS":
-            return Verdict(Kind.SHARED_MEMORY, cause, sure=False)
-        return Verdict(Kind.KILLED, cause, sure=fault.signal not in (None, "SIGKILL"))
+            return Verdict(EndKind.SHARED_MEMORY, cause, sure=False)
+        return Verdict(EndKind.KILLED, cause, sure=fault.signal not in (None, "SIGKILL"))
     if fault.code is FaultCode.LOST_PEER or symptoms.lost_peer(fault.error or ""):
-        return Verdict(symptoms.kind_of(fault.error or "", fault.exception) or Kind.CONNECTION_LOST, cause, sure=False)
+        return Verdict(
+            symptoms.kind_of(fault.error or "", fault.exception) or EndKind.CONNECTION_LOST, cause, sure=False
+        )
     if fault.code is FaultCode.STOPPED_EARLY:
-        return Verdict(Kind.CANCELLED if seen.state is RunState.CANCELLED else Kind.STOPPED, cause, sure=False)
+        return Verdict(EndKind.CANCELLED if seen.state is RunState.CANCELLED else EndKind.STOPPED, cause, sure=False)
     if fault.code is FaultCode.NO_RETRY:
-        return Verdict(Kind.CONFIG_ERROR, cause)
-    return Verdict(Kind.EXITED_EARLY if fault.code is FaultCode.RETURNED_EARLY else Kind.EXITED, cause)
+        return Verdict(EndKind.CONFIG_ERROR, cause)
+    return Verdict(EndKind.EXITED_EARLY if fault.code is FaultCode.RETURNED_EARLY else EndKind.EXITED, cause)
 
 
 def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
@@ -260,20 +262,20 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
     why, next_ = text.of_stop(stop), text.of_next(stays) if stays else ""
     cause = f"{why}{at}" + (f"; {next_}" if next_ not in ("", why) else "")
     if stop.reason in (StopReason.TIME_LIMIT, StopReason.WARNING_SIGNAL):
-        return Verdict(Kind.WALL_TIME, cause)
+        return Verdict(EndKind.WALL_TIME, cause)
     if stop.reason is StopReason.STOP_FILE:
-        return Verdict(Kind.STOPPED, cause)
+        return Verdict(EndKind.STOPPED, cause)
     if seen.preempted:
-        return Verdict(Kind.PREEMPTED, cause)
+        return Verdict(EndKind.PREEMPTED, cause)
     if seen.job_state in _STATE_KINDS:
         return Verdict(_STATE_KINDS[seen.job_state], cause)
     if seen.cancelled:
-        return Verdict(Kind.CANCELLED, cause)
+        return Verdict(EndKind.CANCELLED, cause)
     if stop.reason is StopReason.KILLED and seen.request is None:
-        return Verdict(Kind.KILLED, cause, sure=False)
+        return Verdict(EndKind.KILLED, cause, sure=False)
     if stays is not None and (stays.reason is NextReason.PREEMPTED or stays.state == "PREEMPTED"):
-        return Verdict(Kind.PREEMPTED, cause)
-    return Verdict(Kind.STOPPED, cause)
+        return Verdict(EndKind.PREEMPTED, cause)
+    return Verdict(EndKind.STOPPED, cause)
 
 
 def _cancelled(seen: Evidence) -> str:
@@ -301,19 +303,21 @@ def _without_fault(seen: Evidence) -> Verdict:
         cause = "; ".join(part for part in (request, reported) if part) or None
     cancelled = seen.cancelled, seen.state is RunState.CANCELLED
     if all(cancelled) or (kind is None and any(cancelled)):  # Slurm may cancel a job that uses too much memory
-        return Verdict(Kind.CANCELLED, cause)
+        return Verdict(EndKind.CANCELLED, cause)
     if kind is not None:
         return Verdict(kind, cause)
     if not seen.begun:
-        return Verdict(Kind.NEVER_STARTED, cause)
+        return Verdict(EndKind.NEVER_STARTED, cause)
     if seen.request is not None:
-        return Verdict(Kind.STOPPED, cause, sure=False)
+        return Verdict(EndKind.STOPPED, cause, sure=False)
     if seen.state is RunState.FAILED and found:
         return Verdict(found[0], cause, sign=sign, sure=False)
     if seen.ended == errors.NO_RETRY:
-        return Verdict(Kind.CONFIG_ERROR, cause, sure=False)
+        return Verdict(EndKind.CONFIG_ERROR, cause, sure=False)
     if seen.state is RunState.STOPPED:
-        return Verdict(Kind.STOPPED, cause)
+        return Verdict(EndKind.STOPPED, cause)
     if (seen.ended is not None and seen.ended > 128) or seen.job.signal is not None:
-        return Verdict(Kind.KILLED, cause, sure=False)
-    return Verdict(Kind.LOST if seen.state in (RunState.LOST, RunState.UNKNOWN) else Kind.UNKNOWN, cause, sure=False)
+        return Verdict(EndKind.KILLED, cause, sure=False)
+    return Verdict(
+        EndKind.LOST if seen.state in (RunState.LOST, RunState.UNKNOWN) else EndKind.UNKNOWN, cause, sure=False
+    )

@@ -17,9 +17,9 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Packing, Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, state_text
-from launcher.schedulers.pending import Explanation, Facts, Waiting, Why
+from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why
 from launcher.spec.plan import JobPlan
-from launcher.submission.dependencies import Decision, conditions_met, decide, read_dependencies
+from launcher.submission.dependencies import StartDecision, conditions_met, decide, read_dependencies
 
 # -- Explains the state of a run or of a point of a sweep, for the command `why`
 
@@ -80,7 +80,7 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
 def _after(found: Explanation, plan: JobPlan, program: str) -> Explanation:
     dependencies, scheduler = read_dependencies(plan.after), plan.cluster.scheduler
     found = replace(found, awaited=tuple(each.awaited for each in dependencies))
-    waits = found.why not in (Why.WAITS, Why.HELD) or decide(dependencies)[0] is Decision.WAIT
+    waits = found.why not in (Why.WAITS, Why.HELD) or decide(dependencies)[0] is StartDecision.WAIT
     if waits or registry.queue(scheduler).frees_dependents:
         return found
     note = f"on {scheduler}, a job that was deleted before it started releases none that waited for it"
@@ -116,12 +116,14 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
     return Explanation(run, state.value, why, seen.history.job_id, facts, do=do)
 
 
-def _facts(seen: RunStatus) -> Facts:
+def _facts(seen: RunStatus) -> PendingFacts:
     scheduler = seen.plan.cluster.scheduler if seen.plan.queued else ""
-    return Facts(scheduler=scheduler, job_state=seen.job.raw_state, reason=seen.job.reason, error=seen.job.problem)
+    return PendingFacts(
+        scheduler=scheduler, job_state=seen.job.raw_state, reason=seen.job.reason, error=seen.job.problem
+    )
 
 
-def _with_progress(seen: RunStatus, facts: Facts) -> Facts:
+def _with_progress(seen: RunStatus, facts: PendingFacts) -> PendingFacts:
     if seen.history.events:
         facts = replace(facts, seconds=int(time.time() - seen.history.events[0]["time"]))
     if seen.progress:
@@ -186,15 +188,15 @@ def as_json(found: Explanation) -> dict[str, Any]:
     return {**asdict(found), "why": of_why(found), "why_code": found.why.value, "facts": facts}
 
 
-def _detail(facts: Facts) -> str:
+def _detail(facts: PendingFacts) -> str:
     return facts.error or state_text(facts.job_state, facts.reason)
 
 
-def _pending(facts: Facts) -> str:
+def _pending(facts: PendingFacts) -> str:
     return facts.meaning or f"the scheduler says {_detail(facts)}"
 
 
-def _running(facts: Facts) -> str:
+def _running(facts: PendingFacts) -> str:
     parts = [
         "it runs, and has not reported yet" if facts.seconds is None else f"it has run for {format_time(facts.seconds)}"
     ]
@@ -204,14 +206,14 @@ def _running(facts: Facts) -> str:
     return ", ".join(parts) + (f" (its scheduler does not answer: {facts.error})" if facts.error else says)
 
 
-def _no_state(facts: Facts) -> str:
+def _no_state(facts: PendingFacts) -> str:
     why = _detail(facts) or "its scheduler does not answer"
     if facts.scheduler and facts.job_state:
         why = f"{facts.scheduler} says {why}, a state that the launcher does not know, so it counts as not over"
     return f"its state is not known: {why}"
 
 
-_TEXTS: dict[Why, str | Callable[[Facts], str]] = {
+_TEXTS: dict[Why, str | Callable[[PendingFacts], str]] = {
     Why.ALLOCATED: lambda facts: f"it waited until now: {facts.scheduler} says {facts.job_state}",
     Why.NOT_SUBMITTED: "it is not submitted: the scheduler accepted no more jobs, or the command was interrupted",
     Why.TURN: "it waits for its turn among the points of its sweep",

@@ -161,7 +161,7 @@ ELF = b"\x7fELF"
 
 
 @dataclass(frozen=True)
-class Place:
+class ModulePath:
     """Where Python will look for modules in the job."""
 
     workdir: Path  # folder in which the job starts
@@ -169,7 +169,7 @@ class Place:
     complete: bool = True  # whether `path` is the whole module path. Set-up lines may add folders to it in the job
 
 
-def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:
+def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> ModulePath:
     """Returns where Python will look for modules in a job that this process submits from a folder (None: this one).
 
     setup: set-up lines, modules, environments and containers of the job; with any, the result is not complete.
@@ -177,10 +177,10 @@ def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | Non
     folder = folder or os.getcwd()
     more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
     path = [folder, *str(more).split(os.pathsep), *sys.path]
-    return Place(Path(folder), tuple(dict.fromkeys(filter(None, path))), complete=not setup)
+    return ModulePath(Path(folder), tuple(dict.fromkeys(filter(None, path))), complete=not setup)
 
 
-def checked_program(program: Program, place: Place) -> Program:
+def checked_program(program: Program, place: ModulePath) -> Program:
     """Returns a checked program, with all arguments as strings in `args`; raises ConfigError with the fix."""
     if (program.script is None) == (program.module is None):
         both = "not both" if program.script else "none is given"
@@ -196,7 +196,7 @@ def checked_program(program: Program, place: Place) -> Program:
     return replace(program, args=_arguments(program), flags={}, overrides={})
 
 
-def checked_function(function: Function, place: Place) -> Function:
+def checked_function(function: Function, place: ModulePath) -> Function:
     """Returns a checked function, with the target as `package.module:function`; raises ConfigError."""
     if function.target is None:
         raise ConfigError("workload=function needs workload.target=package.module:function, and none is given")
@@ -212,7 +212,7 @@ def checked_function(function: Function, place: Place) -> Function:
     return replace(function, target=target)
 
 
-def entry_file(workload: Program | Function, place: Place) -> tuple[str, str | None]:
+def entry_file(workload: Program | Function, place: ModulePath) -> tuple[str, str | None]:
     """Returns the setting of the workload's code (`workload.script=train.py`), and its first file, or None.
 
     Raises ConfigError: the module does not exist.
@@ -230,7 +230,7 @@ def _file(spec: ModuleSpec | None) -> str | None:
     return spec.origin if spec is not None and spec.has_location else None
 
 
-def _program(module: str, place: Place) -> ModuleSpec | None:
+def _program(module: str, place: ModulePath) -> ModuleSpec | None:
     spec = _found(module, place, "workload.module")
     if spec is not None and spec.submodule_search_locations is not None:
         return _found(f"{module}.__main__", place, "workload.module")
@@ -240,7 +240,7 @@ def _program(module: str, place: Place) -> ModuleSpec | None:
 # -- scripts
 
 
-def _check_script(program: Program, place: Place) -> None:
+def _check_script(program: Program, place: ModulePath) -> None:
     key = f"workload.script={program.script}"
     path = place.workdir / Path(str(program.script)).expanduser()
     if path.is_dir():
@@ -265,7 +265,7 @@ def _check_script(program: Program, place: Place) -> None:
         _parsed(path, key)
 
 
-def _is_module(name: str, place: Place) -> bool:
+def _is_module(name: str, place: ModulePath) -> bool:
     try:
         return _found(name, replace(place, complete=True), "workload.module") is not None
     except ConfigError:
@@ -353,7 +353,7 @@ def _split(target: str) -> tuple[str, str]:
     return module, name
 
 
-def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
+def _found(name: str, place: ModulePath, key: str) -> ModuleSpec | None:
     path: Sequence[str] | None = None
     spec = None
     parts = name.split(".")

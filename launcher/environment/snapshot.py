@@ -24,9 +24,9 @@ from launcher.files.shared_files import NOT_ON_PATH
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import PACKAGE
 from launcher.runs.directory import Run
-from launcher.spec.build import Site
+from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
-from launcher.spec.sections import Code
+from launcher.spec.sections import SnapshotCode
 from launcher.units import parse_size
 
 FOLDER = "code"  # name of the snapshot in the directory of a run or sweep
@@ -110,7 +110,7 @@ def check(found: Tree, limit: int) -> None:
     )
 
 
-def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | None, folder: Path) -> Site:
+def planned(config: Config, site: PlanFacts, found: Tree | None, before: JobPlan | None, folder: Path) -> PlanFacts:
     """Returns `site` with folders in the repository replaced by those in the run's snapshot.
 
     found: files of a new snapshot; None: the run uses the existing one of `before`, an earlier plan of it or its sweep.
@@ -135,7 +135,7 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
         site,
         workdir=moved(os.path.realpath(site.workdir), root, code),
         code_root=code_root,
-        code=Code(code, root, tuple(dict.fromkeys([*(moved(path, root, code) for path in ours), *known]))),
+        code=SnapshotCode(code, root, tuple(dict.fromkeys([*(moved(path, root, code) for path in ours), *known]))),
     )
 
 
@@ -143,7 +143,7 @@ def _of_python(path: str) -> bool:
     return within(path, sys.prefix) or within(path, sys.base_prefix) or "site-packages" in Path(path).parts
 
 
-def _require_workload(config: Config, site: Site, found: Tree) -> None:
+def _require_workload(config: Config, site: PlanFacts, found: Tree) -> None:
     workload = config.workload
     if not isinstance(workload, (Program, Function)):
         return
@@ -159,8 +159,8 @@ def _require_workload(config: Config, site: Site, found: Tree) -> None:
 
 
 def workload_in(
-    workload: Program | Function, place: programs.Place, before: JobPlan
-) -> tuple[Program | Function, programs.Place]:
+    workload: Program | Function, place: programs.ModulePath, before: JobPlan
+) -> tuple[Program | Function, programs.ModulePath]:
     """Returns a workload and its module path, with folders in the repository replaced by those in the snapshot."""
     assert before.code.repository is not None and before.code.snapshot is not None
     workdir = moved(os.path.realpath(place.workdir), before.code.repository, before.code.snapshot)
@@ -182,7 +182,7 @@ def notes(plan: JobPlan) -> tuple[str, ...]:
     )
 
 
-def script_in(script: str, site: Site | JobPlan) -> str:
+def script_in(script: str, site: PlanFacts | JobPlan) -> str:
     """Returns a script's path in `site`'s snapshot: relative as it is, else absolute (also outside of it)."""
     if site.code.snapshot is None or site.code.repository is None:
         return script

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 
-class Kind(str, Enum):
+class EndKind(str, Enum):
     """Why an attempt ended. The values appear as `kind` in the output of `post-mortem --json`."""
 
     DONE = "done"
@@ -51,27 +51,27 @@ class Kind(str, Enum):
 
 
 _LABELS = {
-    Kind.OUT_OF_GPU_MEMORY: "out of GPU memory",
-    Kind.SHARED_MEMORY: "shared memory (/dev/shm) is full",
-    Kind.DISK_FULL: "the disk, or a quota, is full",
-    Kind.LIMIT: "a limit of the system (open files, processes)",
-    Kind.WALL_TIME: "out of wall time",
-    Kind.REQUEUED: "its job was requeued",
-    Kind.NO_GPU: "no GPU here",
-    Kind.GPU_ERROR: "GPU error",
-    Kind.HANG: "a rank hangs",
-    Kind.KILLED: "killed by a signal",
-    Kind.EXITED: "exited with an error code",
-    Kind.EXITED_EARLY: "a rank exited with 0 before its work was done",
-    Kind.IMPORT_ERROR: "an import failed",
-    Kind.CONFIG_ERROR: "an argument or a setting cannot be used",
-    Kind.FILE_MISSING: "a file or a data set is missing",
-    Kind.DAMAGED_CHECKPOINT: "a checkpoint is damaged",
-    Kind.EXCEPTION: "an error in the code",
-    Kind.SETUP_FAILED: "a set-up line failed",
-    Kind.NO_PROGRESS: "given up: no progress",
-    Kind.LOST: "lost: its job is gone, and nothing says why",
-    Kind.UNKNOWN: "unknown",
+    EndKind.OUT_OF_GPU_MEMORY: "out of GPU memory",
+    EndKind.SHARED_MEMORY: "shared memory (/dev/shm) is full",
+    EndKind.DISK_FULL: "the disk, or a quota, is full",
+    EndKind.LIMIT: "a limit of the system (open files, processes)",
+    EndKind.WALL_TIME: "out of wall time",
+    EndKind.REQUEUED: "its job was requeued",
+    EndKind.NO_GPU: "no GPU here",
+    EndKind.GPU_ERROR: "GPU error",
+    EndKind.HANG: "a rank hangs",
+    EndKind.KILLED: "killed by a signal",
+    EndKind.EXITED: "exited with an error code",
+    EndKind.EXITED_EARLY: "a rank exited with 0 before its work was done",
+    EndKind.IMPORT_ERROR: "an import failed",
+    EndKind.CONFIG_ERROR: "an argument or a setting cannot be used",
+    EndKind.FILE_MISSING: "a file or a data set is missing",
+    EndKind.DAMAGED_CHECKPOINT: "a checkpoint is damaged",
+    EndKind.EXCEPTION: "an error in the code",
+    EndKind.SETUP_FAILED: "a set-up line failed",
+    EndKind.NO_PROGRESS: "given up: no progress",
+    EndKind.LOST: "lost: its job is gone, and nothing says why",
+    EndKind.UNKNOWN: "unknown",
 }
 
 
@@ -89,39 +89,39 @@ LOST_PEER = re.compile(
 )
 
 # The first match counts, so specific patterns come before general ones.
-_TABLE: tuple[tuple[Kind, str], ...] = (
-    (Kind.OUT_OF_GPU_MEMORY, r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"
+_TABLE: tuple[tuple[EndKind, str], ...] = (
+    (EndKind.OUT_OF_GPU_MEMORY, r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"
                              r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure 2 'out of memory'"),
-    (Kind.NO_GPU, r"Torch not compiled with (CUDA|XPU) enabled|'torch\._C' has no attribute '_(cuda|xpu)_"
+    (EndKind.NO_GPU, r"Torch not compiled with (CUDA|XPU) enabled|'torch\._C' has no attribute '_(cuda|xpu)_"
                   r"|No (CUDA|HIP) GPUs are available|No XPU devices are available|Found no NVIDIA driver"
                   r"|NVIDIA driver on your system is too old|no CUDA-capable device|invalid device ordinal"
                   r"|Cannot access accelerator device when none|torch\.(cuda|xpu)\.is_available\(\) is False"
                   r"|torch\.cuda\.\w+ requires CUDA support|dummy base class (Event|Stream|CUDAGraph)"
                   r"|doesn't have (NCCL|XCCL) built in|ProcessGroupNCCL is only supported with GPUs"
                   r"|No supported gpu backend found|(CUDA|XPU)Accelerator` can not run on|support bf16/gpu"),
-    (Kind.GPU_ERROR, r"\bXid\b|uncorrectable ECC|ECC error|fallen off the bus|GPU is lost|(CUDA|HIP) error: "
+    (EndKind.GPU_ERROR, r"\bXid\b|uncorrectable ECC|ECC error|fallen off the bus|GPU is lost|(CUDA|HIP) error: "
                      r"|CUDA driver error|CUDNN_STATUS_|CUBLAS_STATUS_|Cuda failure|NVML: .*Unknown Error"),
-    (Kind.SHARED_MEMORY, r"insufficient shared memory|shared memory (object|file|segment)|/dev/shm|</torch_\d"
+    (EndKind.SHARED_MEMORY, r"insufficient shared memory|shared memory (object|file|segment)|/dev/shm|</torch_\d"
                          r"|killed by signal: Bus error"),
-    (Kind.DISK_FULL, r"No space left on device|Disk quota exceeded|File too large|Errno (27|28|122)\b"
+    (EndKind.DISK_FULL, r"No space left on device|Disk quota exceeded|File too large|Errno (27|28|122)\b"
                      r"|PytorchStreamWriter failed writing|basic_ios::clear: iostream error|unexpected pos \d+ vs \d+"),
-    (Kind.DAMAGED_CHECKPOINT, r"PytorchStreamReader failed|The file might be corrupted|pickle data was truncated"
+    (EndKind.DAMAGED_CHECKPOINT, r"PytorchStreamReader failed|The file might be corrupted|pickle data was truncated"
                               r"|invalid load key|Error while deserializing: "),
-    (Kind.OUT_OF_MEMORY, r"\b(_Array)?MemoryError\b|[Cc]an(no|')t allocate memory|std::bad_alloc|oom[-_]kill"
+    (EndKind.OUT_OF_MEMORY, r"\b(_Array)?MemoryError\b|[Cc]an(no|')t allocate memory|std::bad_alloc|oom[-_]kill"
                          r"|[Oo]ut of memory: Killed process|Errno 12\b|is killed by signal: Killed"),
-    (Kind.LIMIT, r"Too many open files|Errno 24\b|can't start new thread|Resource temporarily unavailable"
+    (EndKind.LIMIT, r"Too many open files|Errno 24\b|can't start new thread|Resource temporarily unavailable"
                  r"|fork: retry|Errno 11\b"),
-    (Kind.COLLECTIVE_TIMEOUT, r"Watchdog caught collective operation timeout|milliseconds before timing out"
+    (EndKind.COLLECTIVE_TIMEOUT, r"Watchdog caught collective operation timeout|milliseconds before timing out"
                               r"|Timed out waiting \d+ ?ms for (recv|send)|Application timeout caused pair closure"
                               r"|monitoredBarrier|[Cc]ollective (operation )?time(d )?out"),
-    (Kind.RENDEZVOUS_TIMEOUT, r"DistStoreError|client socket has timed out"
+    (EndKind.RENDEZVOUS_TIMEOUT, r"DistStoreError|client socket has timed out"
                               r"|wait timeout after \d+ ?ms|RendezvousError|Timed out initializing process group"
                               r"|EADDRINUSE|Address already in use"),
-    (Kind.CONNECTION_LOST, LOST_PEER.pattern + r"|DistNetworkError|ncclSystemError|ncclInternalError"
+    (EndKind.CONNECTION_LOST, LOST_PEER.pattern + r"|DistNetworkError|ncclSystemError|ncclInternalError"
                            r"|No route to host|Network is unreachable"),
-    (Kind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
+    (EndKind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
                         r"|version `GLIBC|AttributeError: module '[\w.]+' has no attribute"),
-    (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory)Error\b"
+    (EndKind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory)Error\b"
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip
 LOG_LINES = 40  # last lines of a rank's log that are searched; older errors may have been handled
@@ -129,8 +129,8 @@ SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
 # Exception types of the launcher, torch and Hydra that mean a kind even if their text names a missing file.
 _TYPES = {
     **dict.fromkeys(("BackendError", "CheckpointError", "CheckpointException", "ConfigError", "HydraException",
-                     "LauncherError", "RanksDiffer", "TopologyError", "WorkloadError"), Kind.CONFIG_ERROR),
-    "DatasetError": Kind.FILE_MISSING, "NoGpuError": Kind.NO_GPU,
+                     "LauncherError", "RanksDiffer", "TopologyError", "WorkloadError"), EndKind.CONFIG_ERROR),
+    "DatasetError": EndKind.FILE_MISSING, "NoGpuError": EndKind.NO_GPU,
 }  # fmt: skip
 # Errors that mean a damaged file only while a checkpoint is being loaded; the others are in _TABLE.
 _DAMAGE = re.compile(r"\b(BadZipFile|EOFError|UnicodeDecodeError)\b|negative seek value|Errno 22\b")
@@ -138,7 +138,7 @@ _EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # 
 _TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 
 
-def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> Kind | None:
+def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> EndKind | None:
     """Returns the kind of failure that an error message shows; None: no pattern matches.
 
     exception: the exception's type; None: the one that the text names (`ValueError: ...`). Those that torch does not
@@ -146,12 +146,12 @@ def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> 
     """
     kinds = (kind for kind, pattern in SYMPTOMS if pattern.search(text))
     from_user = _is_user_exception(text)
-    found = next((kind for kind in kinds if not (from_user and kind is Kind.CONNECTION_LOST)), None)
-    if found not in (None, Kind.FILE_MISSING):
+    found = next((kind for kind in kinds if not (from_user and kind is EndKind.CONNECTION_LOST)), None)
+    if found not in (None, EndKind.FILE_MISSING):
         return found
     named = _EXCEPTION.search(text)
     name = (exception or (named[1] if named else "")).rpartition(".")[2]
-    return Kind.DAMAGED_CHECKPOINT if loads and _DAMAGE.search(text) else _TYPES.get(name, found)
+    return EndKind.DAMAGED_CHECKPOINT if loads and _DAMAGE.search(text) else _TYPES.get(name, found)
 
 
 def lost_peer(text: str) -> bool:
@@ -164,7 +164,7 @@ def _is_user_exception(text: str) -> bool:
     return named is not None and _TORCHS.fullmatch(named[1]) is None
 
 
-def last_symptom(lines: Iterable[str]) -> tuple[Kind, str] | None:
+def last_symptom(lines: Iterable[str]) -> tuple[EndKind, str] | None:
     """Returns (kind, line) of the last line that shows a known kind of failure; None: no line does."""
     for line in reversed(list(lines)):
         if kind := kind_of(line):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Place,
         PreflightFailure,
         Resized,
-        SaveFailed,
+        SaveFailure,
         Stays,
         Stop,
     )
@@ -611,7 +611,7 @@ def of_unbound(unbound: Unbound) -> str:
     )  # fmt: skip
 
 
-def of_save_failed(event: SaveFailed) -> str:
+def of_save_failed(event: SaveFailure) -> str:
     return f"the checkpoint of step {event.step} was not saved: {event.error}"
 
 

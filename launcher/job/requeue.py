@@ -64,24 +64,26 @@ class What(IntEnum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class RequeueDecision:
     """The decision whether a run continues."""
 
     what: What
     event: Continues | Stays
 
 
-def continues(what: What, reason: NextReason, job: str | None = None) -> Decision:
+def continues(what: What, reason: NextReason, job: str | None = None) -> RequeueDecision:
     """Returns the decision that a run continues; `job`: the id of the job in which the run continues, if known."""
-    return Decision(what, Continues(what=what.name.lower(), reason=reason, job=job))
+    return RequeueDecision(what, Continues(what=what.name.lower(), reason=reason, job=job))
 
 
-def stays(what: What, reason: NextReason, **details: Any) -> Decision:
+def stays(what: What, reason: NextReason, **details: Any) -> RequeueDecision:
     """Returns the decision that a run stays stopped, or is given up; `details`: other fields of `Decision.event`."""
-    return Decision(what, Stays(what=what.name.lower(), reason=reason, **details))
+    return RequeueDecision(what, Stays(what=what.name.lower(), reason=reason, **details))
 
 
-def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None) -> Decision:
+def decide(
+    plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None
+) -> RequeueDecision:
     """Returns whether a run continues after an attempt that stopped early. The first row that applies decides.
 
     | condition | the run |
@@ -163,7 +165,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
     return found.what
 
 
-def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decision:
+def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> RequeueDecision:
     # Writes the event Stopped before
     run = attempt.run
     plan = run.own_plan()
@@ -211,7 +213,7 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
         return None
     try:
         step = checkpoints.newest_step(Path(plan.checkpoint.dir))
-    except checkpoints.Unavailable:
+    except checkpoints.CannotRead:
         return None
     if plan.own_code:
         reported = [int(event.step) for event in every(attempt.events(), Progress)]
@@ -229,7 +231,7 @@ def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
     return registry.scheduler(plan.cluster.scheduler).ending(plan, stop_requested=stop_requested, left=left)
 
 
-def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
+def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> RequeueDecision:
     # For `chain` the next job is queued already
     how, scheduler = plan.resume.how, registry.scheduler(plan.cluster.scheduler)
     if how == ResumeHow.chain.value:

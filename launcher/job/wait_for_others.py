@@ -33,8 +33,8 @@ from launcher.schedulers.base import JOB_TIMEOUT, QueryError
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import (
-    Decision,
     Dependency,
+    StartDecision,
     conditions_met,
     decide,
     jobs_to_wait_for,
@@ -66,15 +66,15 @@ def _wait(attempt: Attempt) -> int:
             return errors.RESUME
         decision, why, dependencies = _decide(plan)
         doubtful = any(dependency.uncertain for dependency in dependencies) and time.monotonic() - begun < RECHECK_TIME
-        if decision is Decision.START:
+        if decision is StartDecision.START:
             events(ConditionsMet(others=tuple(dependency.awaited for dependency in dependencies)))
             return errors.DONE
-        if decision is Decision.NEVER and not doubtful:
+        if decision is StartDecision.NEVER and not doubtful:
             fault = Fault(code=FaultCode.CONDITION_FAILED, host=os.uname().nodename, error=why)
             events(replace(fault, ends_with=errors.NO_RETRY))
             print(f"launcher: {run.id} is not started: {why}", file=sys.stderr)
             return errors.NO_RETRY
-        if decision is Decision.WAIT and not doubtful and plan.queued and not tried:
+        if decision is StartDecision.WAIT and not doubtful and plan.queued and not tried:
             tried = True
             if job := _submit_waiting_job(plan, attempt, dependencies):
                 print(f"launcher: {run.id} waits in job {job}: {why}", file=sys.stderr)
@@ -86,7 +86,7 @@ def _wait(attempt: Attempt) -> int:
         pause = min(pause * 1.5, LONGEST)
 
 
-def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
+def _decide(plan: JobPlan) -> tuple[StartDecision, str, list[Dependency]]:
     # Returns whether the run may start (see `dependencies.decide`), the reason, and the dependencies.
     # If the record of a run that it depends on is gone, the decision is `NEVER`.
     try:
@@ -94,7 +94,7 @@ def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
     except UnavailableError:
         raise
     except RunError as error:
-        return Decision.NEVER, str(error), []
+        return StartDecision.NEVER, str(error), []
     return (*decide(dependencies), dependencies)
 
 

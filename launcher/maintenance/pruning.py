@@ -26,7 +26,7 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
-from launcher.monitoring.run_status import DAMAGE, Damaged, each_status, or_damaged, status_of
+from launcher.monitoring.run_status import DAMAGE, DamagedRun, each_status, or_damaged, status_of
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import Run
@@ -77,14 +77,14 @@ def survey(runs_dir: Path) -> list[Old]:
     found: list[Old] = []
     users: list[tuple[str, JobPlan]] = []  # unfinished runs
     for each in each_status(runs, live):
-        if isinstance(each, Damaged):
+        if isinstance(each, DamagedRun):
             found.append(Old(each.run.path, frozenset(), None, error=each.message))
             continue
         found.append(Old(each.run.path, frozenset({each.state.value}), each.history.moved or None))
         users += [] if each.state.over else [(each.run.id, each.plan)]
     for sweep in (Sweep(path) for path in folders if lookup.may_have(str(path), sweep_directory.RECORD)):
         made = or_damaged(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
-        if isinstance(made, Damaged):
+        if isinstance(made, DamagedRun):
             found.append(Old(sweep.path, frozenset(), None, error=made.message))
             continue
         found.append(made[0])
@@ -103,7 +103,7 @@ def _waiting_for(folder: Path, live: SweepMonitor, skip: Collection[Path] = ()) 
     for path in _followers(folder):
         if {path, path.parent}.isdisjoint(skip):
             users = or_damaged(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
-            if isinstance(users, Damaged):
+            if isinstance(users, DamagedRun):
                 found += [path.name] if users.is_transient else []
             else:
                 found += needs(users, [folder]).get(folder, [])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launcher.files.shared_files import exists, retry_read, unwrap
 from launcher.runs import claims, event_file
-from launcher.runs.claims import Claims, Kind, Manager, PointLog, State
+from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, PointBegan, PointEnded, known
 from launcher.runs.sweep_directory import Packing, Sweep
@@ -29,7 +29,7 @@ RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, 
 
 
 @dataclass(frozen=True)
-class Board:
+class ClaimsBoard:
     """The present state of a packed sweep."""
 
     logs: Mapping[int, PointLog]  # log of each point that has one, by the point's number
@@ -62,7 +62,7 @@ class Boards:
         self._known: dict[Path, _Listing] = {}
         self._ended: set[tuple[Path, Manager]] = set()
 
-    def of(self, sweep: Sweep, packing: Packing) -> Board:
+    def of(self, sweep: Sweep, packing: Packing) -> ClaimsBoard:
         """Returns the present state of a packed sweep. Raises UnavailableError: the claims cannot be read now."""
         folder, now = sweep.path / claims.CLAIMS, self._clock()
         changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
@@ -73,7 +73,7 @@ class Boards:
             listing = _Listing(reads.logs(), changed, listing.seen, now)
         self._known[sweep.path] = listing
         alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
-        return Board(listing.logs, alive)
+        return ClaimsBoard(listing.logs, alive)
 
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
         # Heartbeats are compared with this machine's clock
@@ -115,12 +115,12 @@ def cancel_point(run: Run) -> None:
     """Cancels a point of a packed sweep: if it runs, its slot manager sees the mark `cancelled`; raises OSError."""
     reads, point = Claims(run.path.parent, 0), int(run.path.name)
     log = reads.log(point)
-    if log.state is not State.FREE or not reads.add(point, log.next, Kind.CANCELLED, None):
+    if log.state is not State.FREE or not reads.add(point, log.next, EntryKind.CANCELLED, None):
         run.mark("cancelled")
 
 
 @dataclass(frozen=True)
-class Activity:
+class PilotActivity:
     """Throughput of a packed sweep's pilots."""
 
     slots: int = 0  # number of slots of the slot managers that are alive
@@ -131,7 +131,7 @@ class Activity:
     left: float | None = None  # seconds until all points are over, at this rate; None: unknown
 
 
-def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: int, now: float) -> Activity:
+def activity(board: ClaimsBoard, journals: Mapping[Manager, Iterable[Event]], count: int, now: float) -> PilotActivity:
     """Computes the throughput of pilots from the latest events of slot managers that are alive, oldest first."""
     slots, busy_time, slot_time, ended, since = 0, 0.0, 0.0, 0, now
     for events in journals.values():
@@ -156,10 +156,10 @@ def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: i
     busy = sum(log.state is State.HELD and log.owner in board.alive for log in board.logs.values())
     rate = ended / (now - since) if ended and now > since else 0.0
     left = count - sum(log.state.over for log in board.logs.values())
-    return Activity(slots, busy, busy_time / slot_time if slot_time else 0.0, rate, left / rate if rate else None)
+    return PilotActivity(slots, busy, busy_time / slot_time if slot_time else 0.0, rate, left / rate if rate else None)
 
 
-def activity_of(sweep: Sweep, packing: Packing, board: Board, count: int) -> Activity:
+def activity_of(sweep: Sweep, packing: Packing, board: ClaimsBoard, count: int) -> PilotActivity:
     """Returns the throughput of a sweep's pilots, from the journals of slot managers that are alive."""
     reads = Claims(sweep.path, packing.retries)
     journals = {}

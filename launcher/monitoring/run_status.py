@@ -81,7 +81,7 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
-class Damaged:
+class DamagedRun:
     """A run whose files cannot be read."""
 
     run: Run  # the run
@@ -432,28 +432,28 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
     return RunStatus(run, plan, history, state, history.last(Progress), job, left, unanswered, before, age)
 
 
-def or_damaged(run: Run, function: Callable[[], T]) -> T | Damaged:
+def or_damaged(run: Run, function: Callable[[], T]) -> T | DamagedRun:
     """Calls a function that reads a run's files, and returns its result, or Damaged if a file cannot be read."""
     try:
         return function()
     except RunError as error:
-        return Damaged(run, str(error), is_transient(error))
+        return DamagedRun(run, str(error), is_transient(error))
     except DAMAGE as error:
         if is_transient(error):
-            return Damaged(run, f"{run.path} cannot be read now: {error}", is_transient=True)
-        return Damaged(run, f"{run.path} is damaged: {type(error).__name__}: {error}")
+            return DamagedRun(run, f"{run.path} cannot be read now: {error}", is_transient=True)
+        return DamagedRun(run, f"{run.path} is damaged: {type(error).__name__}: {error}")
 
 
-def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damaged]:
+def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | DamagedRun]:
     """Returns the current states of many runs, with one query to each scheduler for jobs and one for ended jobs."""
     known = [(run, or_damaged(run, lambda run=run: (run.plan(), read_history(run)))) for run in runs]  # type: ignore[misc]
-    whole = [each for _, each in known if not isinstance(each, Damaged) and each[1].ended != 0]
+    whole = [each for _, each in known if not isinstance(each, DamagedRun) and each[1].ended != 0]
     with live.pinned():
         with contextlib.suppress(*DAMAGE):  # an invalid job id, which `status_of` reports below
             live.fetch_ends(whole)
         found = []
         for run, each in known:
-            status = each if isinstance(each, Damaged) else or_damaged(run, partial(status_of, run, live, each))
+            status = each if isinstance(each, DamagedRun) else or_damaged(run, partial(status_of, run, live, each))
             found.append(status)
         return found
 

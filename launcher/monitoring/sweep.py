@@ -141,7 +141,7 @@ def point_statuses(
     return [_look_at(point, requested.get(point.index), cancelled, live) for point in wanted]
 
 
-def _packed(point: Point, board: packed.Board, cancelled: bool, live: SweepMonitor) -> PointStatus:
+def _packed(point: Point, board: packed.ClaimsBoard, cancelled: bool, live: SweepMonitor) -> PointStatus:
     log = board.log(point.index)
     if log.state is State.DONE:
         return PointStatus(point, RunState.DONE.value)

@@ -32,7 +32,7 @@ from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
 from launcher.runs import claims, event_file
-from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, State
+from launcher.runs.claims import Claims, EntryKind, Heartbeats, Manager, PointLog, State
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import (
@@ -47,7 +47,7 @@ from launcher.runs.events import (
     Stop,
     known,
 )
-from launcher.runs.sweep_directory import Manifest, Packing, SearchRecord, Sweep
+from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest
 from launcher.schedulers.topology import hosts_in
 from launcher.worker import heartbeat
 
@@ -108,7 +108,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
         signals.ignore()
 
 
-def packing_of(manifest: Manifest) -> Packing:
+def packing_of(manifest: SweepManifest) -> Packing:
     """Returns how the points of a packed sweep share pilots."""
     assert manifest.packing is not None, "the sweep is packed"
     return manifest.packing
@@ -140,7 +140,7 @@ class SlotManager:
     """The slot manager of a node: claims points, runs them and records their ends."""
 
     def __init__(
-        self, sweep: Sweep, manifest: Manifest, attempt: Attempt, mine: Manager, host: str,
+        self, sweep: Sweep, manifest: SweepManifest, attempt: Attempt, mine: Manager, host: str,
         environ: Mapping[str, str], signals: Signals, start: Callable[[Attempt, Slot, str], int] = point_fork.start,
     ) -> None:  # fmt: skip
         self._starts = start
@@ -157,7 +157,7 @@ class SlotManager:
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
         self._stopping: StopReason | None = None
         self._cancelled = self._left_out = False
-        self._outcomes: list[tuple[int, Kind]] = []
+        self._outcomes: list[tuple[int, EntryKind]] = []
         self._signals = signals
         self._next_look = self._next_prune = self._next_start = 0.0
         self._events, self._reported = Events(attempt, "rank-0"), -1
@@ -179,7 +179,7 @@ class SlotManager:
         if self._stopping is not None:
             self._tell_stop(self._stopping)
             sys.exit(errors.RESUME)
-        done = sum(kind is Kind.DONE for _, kind in self._outcomes)
+        done = sum(kind is EntryKind.DONE for _, kind in self._outcomes)
         return {"points": len(self._outcomes), "done": done}
 
     def _loop(self) -> None:
@@ -253,7 +253,7 @@ class SlotManager:
         entry = before.next + 1
         run = self._sweep.run(point) if self._search is None else self._search.made(point)
         if run.has("cancelled"):
-            self._claims.add(point, entry, Kind.CANCELLED, self._mine)
+            self._claims.add(point, entry, EntryKind.CANCELLED, self._mine)
             return
         slot = self._free.pop()
         try:
@@ -261,7 +261,7 @@ class SlotManager:
             self._journal.note(PointBegan(point=point, slot=slot.number, attempt=attempt.number))
             pid = self._starts(attempt, slot, self._host)
         except (OSError, UnavailableError) as error:
-            kind = Kind.RELEASED if is_transient(error) else Kind.FAILED  # no process is left, or a full disk
+            kind = EntryKind.RELEASED if is_transient(error) else EntryKind.FAILED  # no process is left, or a full disk
             log_line(f"point {point} cannot be started: {error}")
             self._claims.add(point, entry, kind, self._mine)
             self._journal.note(PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
@@ -292,21 +292,25 @@ class SlotManager:
         self._board.changed()
         self._outcomes.append((each.point, kind))
         self._journal.note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
-        if kind is Kind.FAILED and claims.left_out(self._outcomes, self._board.others_done):
+        if kind is EntryKind.FAILED and claims.left_out(self._outcomes, self._board.others_done):
             self._left_out = True
-            failed = tuple(point for point, kind in self._outcomes if kind is Kind.FAILED)
+            failed = tuple(point for point, kind in self._outcomes if kind is EntryKind.FAILED)
             self._journal.note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
             log_line(f"{self._host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not")
 
-    def _tell_search(self, each: Running, kind: Kind) -> None:
+    def _tell_search(self, each: Running, kind: EntryKind) -> None:
         # Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
         # the search ignores a second report of the same point.
         if self._search is None:
             return
-        from launcher.search.search import Outcome
+        from launcher.search.search import PointOutcome
 
-        failed = kind is Kind.FATAL or (kind is Kind.FAILED and len(each.before.failed_on) >= self._packing.retries)
-        outcome = {Kind.DONE: Outcome.DONE, Kind.PRUNED: Outcome.PRUNED}.get(kind, Outcome.FAILED if failed else None)
+        failed = kind is EntryKind.FATAL or (
+            kind is EntryKind.FAILED and len(each.before.failed_on) >= self._packing.retries
+        )
+        outcome = {EntryKind.DONE: PointOutcome.DONE, EntryKind.PRUNED: PointOutcome.PRUNED}.get(
+            kind, PointOutcome.FAILED if failed else None
+        )
         if outcome is None:
             return
         search = self._search
@@ -404,7 +408,7 @@ def _marked(path: Path) -> bool:
 def outcome(
     code: int, *, stopping: bool = False, cancelled: bool = False, stopped: bool = False, pruned: bool = False,
     spent: bool = False,
-) -> Kind:  # fmt: skip
+) -> EntryKind:  # fmt: skip
     """Returns the entry for a point's log after its attempt has ended. The first row that applies decides.
 
     | exit code | condition | entry |
@@ -419,18 +423,18 @@ def outcome(
     | any other, or a signal | any | failed |
     """
     if code == errors.DONE:
-        return Kind.DONE
+        return EntryKind.DONE
     if cancelled:
-        return Kind.CANCELLED
+        return EntryKind.CANCELLED
     if pruned:
-        return Kind.PRUNED
+        return EntryKind.PRUNED
     if code == errors.NO_RETRY:
-        return Kind.FATAL
+        return EntryKind.FATAL
     if code == errors.RESUME and stopped:
-        return Kind.STOPPED
+        return EntryKind.STOPPED
     if code == errors.RESUME or stopping:
-        return Kind.FATAL if spent else Kind.RELEASED
-    return Kind.FAILED
+        return EntryKind.FATAL if spent else EntryKind.RELEASED
+    return EntryKind.FAILED
 
 
 # -- Writes the journal of a slot manager, and its heartbeats (the journal's mtime); waits for child exits and signals
@@ -557,7 +561,7 @@ class Board:
                     return None
             point = self._free.popleft()
             log = self.logs.get(point, PointLog())
-            if self._claims.add(point, log.next, Kind.CLAIMED, self._mine):
+            if self._claims.add(point, log.next, EntryKind.CLAIMED, self._mine):
                 return point, log
             self._stale = True  # another manager was faster: read the claims of all before the next try
 

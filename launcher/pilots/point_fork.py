@@ -80,7 +80,7 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
             ranks = [RankDevices(shown[each[0]] if each and each[0] < len(shown) else None) for each in places]
         except DeviceError:
             pass  # the CPUs are divided regardless of where the GPUs are
-    found = masks.bind(node, allowed, ranks, masks.Wanted(masks.AUTO), cpus_per_rank=cpus)
+    found = masks.bind(node, allowed, ranks, masks.BindRequest(masks.AUTO), cpus_per_rank=cpus)
     return [
         Slot(
             number, found.ranks[number].cpus if found.bound else (),

@@ -19,20 +19,20 @@ from launcher.failures.text import signal_name
 from launcher.files.json_types import from_json
 from launcher.formatting import log_line
 from launcher.preflight import checks as processes
-from launcher.preflight.checks import Check, Level
+from launcher.preflight.checks import CheckLevel, NodeCheck
 from launcher.rendezvous import store
 from launcher.rendezvous.protocol import free_ports, listen
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, address_reached
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
-from launcher.runs.events import CheckEnded, Finding, NodeChecked, Observation, Preflighted, PreflightFailure
+from launcher.runs.events import CheckEnded, NodeChecked, NodeFinding, Observation, Preflighted, PreflightFailure
 from launcher.runs.health import preflight_lines
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
 
 
 @dataclass(frozen=True)
-class Node:
+class CheckedNode:
     """A node that takes part in a preflight."""
 
     name: str  # name of the node in messages
@@ -42,13 +42,13 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PreflightVerdict:
     """The leader's decision, which all agents follow."""
 
     then: PreflightThen  # whether the run starts, starts without the bad nodes, or fails
-    bad: tuple[Finding, ...] = ()  # each bad node, with what is wrong there
+    bad: tuple[NodeFinding, ...] = ()  # each bad node, with what is wrong there
     lost: tuple[int, ...] = ()  # indices of the bad nodes' agents
-    warnings: tuple[Finding, ...] = ()  # nodes with something that may become a problem
+    warnings: tuple[NodeFinding, ...] = ()  # nodes with something that may become a problem
     failure: PreflightFailure | None = None  # why the attempt fails; None: it does not fail
     exit_code: int = errors.FAILED  # exit code of the attempt if it fails
 
@@ -56,12 +56,18 @@ class Verdict:
 SILENT, LEADER = "silent", "leader"  # in place of a check's name: no report in time; connection to the leader lost
 SETTINGS = {"device", "space", "run_dir", "fabric"}  # checks that fail on all nodes if a config key is wrong
 MOST_FINDINGS = 4  # largest number of problems in a PreflightFailure
-Reports = Mapping[int, Sequence[Check] | None]  # checks by index of the agent; None: it did not report in time
+Reports = Mapping[int, Sequence[NodeCheck] | None]  # checks by index of the agent; None: it did not report in time
 
 
 def decide(
-    nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, settings: Mapping[str, Any], timeout: float
-) -> Verdict:
+    nodes: Sequence[CheckedNode],
+    reports: Reports,
+    *,
+    least: int,
+    scheduler: str,
+    settings: Mapping[str, Any],
+    timeout: float,
+) -> PreflightVerdict:
     """Returns the leader's decision. The first row that applies decides.
 
     | the checks | decision |
@@ -75,49 +81,49 @@ def decide(
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
         dict.fromkeys(
-            _finding(node, check) for node in nodes for check in checks_of[node] if check.level is Level.WARNING
+            _finding(node, check) for node in nodes for check in checks_of[node] if check.level is CheckLevel.WARNING
         )
     )
-    failed = {node: [each for each in checks if each.level is Level.FAILED] for node, checks in checks_of.items()}
+    failed = {node: [each for each in checks if each.level is CheckLevel.FAILED] for node, checks in checks_of.items()}
     found = blame(nodes, failed, {node for node in nodes if any(reports.get(each) is None for each in node.members)})
     if not found:
         symptoms = tuple(_finding(node, checks[0]) for node, checks in failed.items() if checks)
         if not symptoms:
-            return Verdict(PreflightThen.GO, warnings=warnings)
+            return PreflightVerdict(PreflightThen.GO, warnings=warnings)
         failure = PreflightFailure(
             reason=PreflightReason.UNKNOWN_NODE, nodes=len(nodes), failed=len(symptoms), findings=symptoms[:1]
         )
-        return Verdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
+        return PreflightVerdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
     silent = Observation(code=CheckCode.SILENT, seconds=timeout)
     bad = tuple(
-        Finding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
+        NodeFinding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
         for node, check in found.items()
     )
     lost = tuple(index for node in found for index in node.members)
     if sum(len(node.members) for node in nodes) - len(lost) >= max(least, 1):
-        return Verdict(PreflightThen.WITHOUT, bad, lost, warnings)
+        return PreflightVerdict(PreflightThen.WITHOUT, bad, lost, warnings)
     names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
         failure = PreflightFailure(
             reason=PreflightReason.ALL_NODES, nodes=len(nodes), failed=len(nodes), findings=bad[:1]
         )
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
-        return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
+        return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
     hosts = ",".join({each.host: None for each in bad})
     failure = PreflightFailure(
         reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
         exclude=registry.scheduler(scheduler).without(hosts, settings) if len(nodes) > 1 else "",
     )  # fmt: skip
-    return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure)
+    return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure)
 
 
-def _finding(node: Node, check: Check) -> Finding:
-    return Finding(node.name, node.host, check.name, check.found)
+def _finding(node: CheckedNode, check: NodeCheck) -> NodeFinding:
+    return NodeFinding(node.name, node.host, check.name, check.found)
 
 
 def blame(
-    nodes: Sequence[Node], failed: Mapping[Node, Sequence[Check]], silent: Collection[Node]
-) -> dict[Node, Check | None]:
+    nodes: Sequence[CheckedNode], failed: Mapping[CheckedNode, Sequence[NodeCheck]], silent: Collection[CheckedNode]
+) -> dict[CheckedNode, NodeCheck | None]:
     """Returns the bad nodes, each with the check that shows it; None: the node reported nothing.
 
     The first row that applies decides:
@@ -134,7 +140,7 @@ def blame(
 
     silent: nodes with an agent that did not report in time.
     """
-    found: dict[Node, Check | None] = {node: None for node in nodes if node in silent}
+    found: dict[CheckedNode, NodeCheck | None] = {node: None for node in nodes if node in silent}
     for node in nodes:
         if own := [check for check in failed[node] if not check.symptom and not check.accused]:
             found[node] = own[0]
@@ -144,7 +150,9 @@ def blame(
     return _accused(nodes, {node: check for node, check in accusing.items() if check is not None})
 
 
-def _accused(nodes: Sequence[Node], accusing: Mapping[Node, Check]) -> dict[Node, Check | None]:
+def _accused(
+    nodes: Sequence[CheckedNode], accusing: Mapping[CheckedNode, NodeCheck]
+) -> dict[CheckedNode, NodeCheck | None]:
     if not accusing:
         return {}
     most = len(nodes) / 2
@@ -224,13 +232,13 @@ class Preflight:
         self._store: store.RanksStore | None = None
         self._together = TOGETHER + PER_RANK * rendezvous.world_size
 
-    def run(self) -> Verdict:
+    def run(self) -> PreflightVerdict:
         """Runs both parts and returns the leader's decision, which is the same in every agent; no process is left.
 
         If the leader is lost, each remaining agent decides to start without the leader's node.
         """
         began = time.monotonic()
-        found: list[Check] = []
+        found: list[NodeCheck] = []
         agreed = False
         try:
             self._fork()
@@ -283,7 +291,7 @@ class Preflight:
             with contextlib.suppress(OSError):
                 pipe.send(word)
 
-    def _collect(self, timeout: float, died: Callable[[int], Check]) -> list[Check] | None:
+    def _collect(self, timeout: float, died: Callable[[int], NodeCheck]) -> list[NodeCheck] | None:
         deadline, found = time.monotonic() + timeout, {}
         waiting = {pipe: place for place, (_, pipe) in enumerate(self._children)}
         while waiting and (left := deadline - time.monotonic()) > 0:
@@ -297,12 +305,14 @@ class Preflight:
                     found[place] = [died(place)]
         return None if waiting else [each for place in sorted(found) for each in found[place]]
 
-    def _died_alone(self, place: int) -> Check:
-        return Check("device", Level.FAILED, self._ended(CheckCode.PROCESS_ENDED, place))
+    def _died_alone(self, place: int) -> NodeCheck:
+        return NodeCheck("device", CheckLevel.FAILED, self._ended(CheckCode.PROCESS_ENDED, place))
 
-    def _died_together(self, place: int) -> Check:
+    def _died_together(self, place: int) -> NodeCheck:
         found = self._ended(CheckCode.RANK_ENDED, place)
-        return Check("all_reduce", Level.FAILED, found, symptom=found.signal == "SIGABRT")  # NCCL aborts on a timeout
+        return NodeCheck(
+            "all_reduce", CheckLevel.FAILED, found, symptom=found.signal == "SIGABRT"
+        )  # NCCL aborts on a timeout
 
     def _ended(self, code: CheckCode, place: int) -> Observation:
         process = self._children[place][0]
@@ -327,8 +337,8 @@ class Preflight:
     # -- agents
 
     def _agree(
-        self, part: str, mine: list[Check] | None, timeout: float, warnings: tuple[Finding, ...] = ()
-    ) -> Verdict:
+        self, part: str, mine: list[NodeCheck] | None, timeout: float, warnings: tuple[NodeFinding, ...] = ()
+    ) -> PreflightVerdict:
         key = f"preflight/{self._round}/{part}"
         value = None if mine is None else [asdict(each) for each in mine]
         if self._place == 0:
@@ -344,17 +354,17 @@ class Preflight:
             self._agents.send({"type": "report", "key": key, "value": value})
             verdict = verdict_of(self._agents.answer(key, 2 * SLACK + timeout))
         kept = (*warnings, *verdict.warnings)
-        return Verdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.failure, verdict.exit_code)
+        return PreflightVerdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.failure, verdict.exit_code)
 
-    def _without_leader(self, error: str) -> Verdict:
+    def _without_leader(self, error: str) -> PreflightVerdict:
         leader = self._rendezvous.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
-        bad = (Finding(node.name, node.host, LEADER, Observation(code=CheckCode.LEADER_LOST, error=error)),)
-        return Verdict(PreflightThen.WITHOUT, bad, node.members)
+        bad = (NodeFinding(node.name, node.host, LEADER, Observation(code=CheckCode.LEADER_LOST, error=error)),)
+        return PreflightVerdict(PreflightThen.WITHOUT, bad, node.members)
 
     # -- reporting
 
-    def _report(self, verdict: Verdict, found: Sequence[Check], seconds: float, *, first: bool) -> None:
+    def _report(self, verdict: PreflightVerdict, found: Sequence[NodeCheck], seconds: float, *, first: bool) -> None:
         self._events(
             NodeChecked(
                 round=self._round, host=self._own.host, node=self._own.node_rank,
@@ -375,7 +385,7 @@ class Preflight:
             log_line(line)
 
 
-def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:
+def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[CheckedNode]:
     """Returns the nodes of these agents, in their order, with the names that messages give to agents' indices."""
     nodes, first = [], 0
     ranks: dict[int, list[int]] = {}
@@ -388,16 +398,16 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
         first += member.ranks
     for node, host in hosts.items():
         called = name(indices[node]) if len(indices[node]) == 1 else f"{host} (node {node})"
-        nodes.append(Node(called, host, tuple(indices[node]), tuple(ranks[node])))
+        nodes.append(CheckedNode(called, host, tuple(indices[node]), tuple(ranks[node])))
     return nodes
 
 
-def verdict_of(values: Mapping[str, Any]) -> Verdict:
+def verdict_of(values: Mapping[str, Any]) -> PreflightVerdict:
     """Returns the decision that the leader has sent as JSON."""
-    verdict: Verdict = from_json(values, Verdict)
+    verdict: PreflightVerdict = from_json(values, PreflightVerdict)
     return verdict
 
 
-def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[Check] | None:
+def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[NodeCheck] | None:
     """Returns the checks that an agent has sent as JSON; None: it has sent none."""
-    return None if values is None else [from_json(each, Check) for each in values]
+    return None if values is None else [from_json(each, NodeCheck) for each in values]

@@ -52,7 +52,7 @@ BUSY = 0.1  # share of a GPU's memory that other processes may use without a war
 _SYMPTOM = re.compile(LOST_PEER.pattern + r"|[Tt]imed? ?out|no response|wait timeout", re.DOTALL)
 
 
-class Level(str, Enum):
+class CheckLevel(str, Enum):
     """How a check ended."""
 
     FINE = "fine"
@@ -61,11 +61,11 @@ class Level(str, Enum):
 
 
 @dataclass(frozen=True)
-class Check:
+class NodeCheck:
     """The result of a check on one node."""
 
     name: str  # device, space, run_dir, clock, all_reduce, fabric or reach
-    level: Level = Level.FINE  # how it ended
+    level: CheckLevel = CheckLevel.FINE  # how it ended
     found: Observation = NOTHING  # what is wrong or, for a check that is fine, what was measured: a code with fields
     ms: float = 0.0  # duration in milliseconds
     # the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the cause
@@ -74,27 +74,27 @@ class Check:
     symptom: bool = False  # whether the error may only be the effect of a missing or late rank elsewhere
 
 
-class Problem(Exception):
-    """A check has failed, or warns. The attributes are fields of the `Check` that the caller makes from it."""
+class CheckProblem(Exception):
+    """A check has failed, or warns. The attributes are fields of the `NodeCheck` that the caller makes from it."""
 
     def __init__(
-        self, found: Observation, level: Level = Level.FAILED, accused: Sequence[int] = (), looked: int = 0
+        self, found: Observation, level: CheckLevel = CheckLevel.FAILED, accused: Sequence[int] = (), looked: int = 0
     ) -> None:
         super().__init__(found)
         self.found, self.level, self.accused, self.looked = found, level, tuple(accused), looked
 
 
-def check(name: str, look: Callable[[], Observation]) -> Check:
+def check(name: str, look: Callable[[], Observation]) -> NodeCheck:
     """Runs a check (returns what it measured, or raises Problem) with its duration; other errors fail it as well."""
     began = time.monotonic()
     try:
-        outcome = Check(name, found=look())
-    except Problem as problem:
-        outcome = Check(name, problem.level, problem.found, accused=problem.accused, looked=problem.looked)
+        outcome = NodeCheck(name, found=look())
+    except CheckProblem as problem:
+        outcome = NodeCheck(name, problem.level, problem.found, accused=problem.accused, looked=problem.looked)
     except Exception as error:  # drivers and file systems raise anything
         message = str(error).strip().partition("\n")[0] or type(error).__name__
         found = Observation(code=CheckCode.ERROR, error=message)
-        outcome = Check(name, Level.FAILED, found, symptom=bool(_SYMPTOM.search(str(error))))
+        outcome = NodeCheck(name, CheckLevel.FAILED, found, symptom=bool(_SYMPTOM.search(str(error))))
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
 
 
@@ -114,7 +114,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
         return
     wanted = 1 if plan.launch.mode == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
     if there < wanted:
-        raise Problem(Observation(code=CheckCode.FEW_GPUS, count=there, of=plan.gpus_per_node))
+        raise CheckProblem(Observation(code=CheckCode.FEW_GPUS, count=there, of=plan.gpus_per_node))
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
@@ -139,11 +139,11 @@ def compute(where: torch.device) -> Observation:
     known = left.double() @ right.double()
     product = (left.to(where, torch.float32) @ right.to(where, torch.float32)).cpu().double()
     if wrong := int((product != known).sum()):
-        raise Problem(Observation(code=CheckCode.COMPUTES_WRONG, device=str(where), count=wrong, of=SIDE * SIDE))
+        raise CheckProblem(Observation(code=CheckCode.COMPUTES_WRONG, device=str(where), count=wrong, of=SIDE * SIDE))
     if memory is not None and memory[1] - memory[0] > BUSY * memory[1]:
         used, total = memory[1] - memory[0], memory[1]
         in_use = Observation(code=CheckCode.GPU_IN_USE, device=str(where), used=used, total=total)
-        raise Problem(in_use, Level.WARNING)
+        raise CheckProblem(in_use, CheckLevel.WARNING)
     return Observation(code=CheckCode.COMPUTES, device=devices.name(where) or "cpu")
 
 
@@ -151,7 +151,7 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
     """Returns NCCL's network (NETWORK); Problem: it is not what `cluster.expects` says."""
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
-        raise Problem(Observation(code=CheckCode.OTHER_NETWORK, mismatch=wrong))
+        raise CheckProblem(Observation(code=CheckCode.OTHER_NETWORK, mismatch=wrong))
     return Observation(code=CheckCode.NETWORK, network=found)
 
 
@@ -167,11 +167,11 @@ def judge_space(key: str, folder: str, free: int, files: int, least: int, enough
     """
     little = Observation(code=CheckCode.LITTLE_SPACE, path=folder, key=key, free=free)
     if 0 <= files < 10:
-        raise Problem(Observation(code=CheckCode.FEW_FILES, path=folder, key=key, count=files))
+        raise CheckProblem(Observation(code=CheckCode.FEW_FILES, path=folder, key=key, count=files))
     if free < least:
-        raise Problem(replace(little, least=least))
+        raise CheckProblem(replace(little, least=least))
     if free < enough:
-        raise Problem(little, Level.WARNING)
+        raise CheckProblem(little, CheckLevel.WARNING)
     return Observation(code=CheckCode.SPACE, path=folder, free=free)
 
 
@@ -181,14 +181,14 @@ def space(key: str, folder: Path, least: int, enough: int) -> Observation:
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise Problem(Observation(code=CheckCode.NO_DIRECTORY, path=str(there), key=key))
+        raise CheckProblem(Observation(code=CheckCode.NO_DIRECTORY, path=str(there), key=key))
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".preflight-") as file:
             file.write(bytes(WRITTEN))
             file.flush()
             os.fsync(file.fileno())  # some file systems report a full quota only here
     except OSError as error:
-        raise Problem(_not_written(error, there, key)) from None
+        raise CheckProblem(_not_written(error, there, key)) from None
     has = os.statvfs(there)
     return judge_space(key, str(there), has.f_bavail * has.f_frsize, has.f_favail if has.f_files else -1, least, enough)
 
@@ -204,7 +204,7 @@ def temporary() -> Observation:
     """Returns the free space of TMPDIR, as `space`, or raises Problem."""
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
-        raise Problem(Observation(code=CheckCode.NO_TMPDIR, path=str(folder)))
+        raise CheckProblem(Observation(code=CheckCode.NO_TMPDIR, path=str(folder)))
     return space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)
 
 
@@ -229,7 +229,7 @@ def checkpoint_space(plan: JobPlan, *, first: bool) -> Observation:
 
 def _newest_size(folder: Path) -> int:
     # Looks at no other file
-    with contextlib.suppress(checkpoints.Unavailable):
+    with contextlib.suppress(checkpoints.CannotRead):
         for path in checkpoints.candidates(folder):
             with contextlib.suppress(checkpoints.CheckpointError):
                 return checkpoints.read(path).size
@@ -253,7 +253,7 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
             os.fsync(file.fileno())
         status = path.stat()
     except OSError as error:
-        raise Problem(_not_written(error, folder, "runs_dir")) from None
+        raise CheckProblem(_not_written(error, folder, "runs_dir")) from None
     judge_owner(path, status.st_uid, os.getuid(), status.st_mode)
     return Observation(code=CheckCode.FILE_WRITTEN, path=str(path))
 
@@ -261,9 +261,9 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
     """Raises Problem for a file of mode 0600 that now has another owner (mapped ids), or that others can write to."""
     if owner != me:
-        raise Problem(Observation(code=CheckCode.OTHER_OWNER, path=str(path), owner=owner, user=me))
+        raise CheckProblem(Observation(code=CheckCode.OTHER_OWNER, path=str(path), owner=owner, user=me))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Problem(Observation(code=CheckCode.OTHER_MODE, path=str(path), mode=stat.S_IMODE(mode)))
+        raise CheckProblem(Observation(code=CheckCode.OTHER_MODE, path=str(path), mode=stat.S_IMODE(mode)))
 
 
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
@@ -278,7 +278,7 @@ def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
             return Observation(code=CheckCode.FILES_SEEN, count=len(texts))
         if time.monotonic() > deadline:
             missing = Observation(code=CheckCode.NOT_SHARED, path=str(folder), seconds=timeout)
-            raise Problem(missing, accused=sorted(left), looked=len(texts))
+            raise CheckProblem(missing, accused=sorted(left), looked=len(texts))
         os.scandir(folder).close()  # refreshes NFS's cache
         time.sleep(0.05)
 
@@ -332,7 +332,7 @@ def judge_clock(ahead: float, error: float) -> Observation:
     """
     found = Observation(code=CheckCode.CLOCK, ahead=ahead, accuracy=error)
     if abs(ahead) > SKEW + error:
-        raise Problem(replace(found, code=CheckCode.CLOCK_OFF), Level.WARNING)
+        raise CheckProblem(replace(found, code=CheckCode.CLOCK_OFF), CheckLevel.WARNING)
     return found
 
 
@@ -364,7 +364,7 @@ def reduce_together(rank: int, world_size: int, where: torch.device) -> Observat
         found = Observation(
             code=CheckCode.WRONG_ELEMENTS, count=len(wrong), of=len(places), ranks=tuple(accused[:MOST_RANKS])
         )
-        raise Problem(found, accused=accused)
+        raise CheckProblem(found, accused=accused)
     return Observation(code=CheckCode.REDUCED, count=world_size, total=len(places) * 4, seconds=seconds)
 
 
@@ -398,7 +398,7 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
         code=CheckCode.NOT_REACHED, host=socket.gethostname(), hosts=tuple(names[index] for index in failed),
         address=addresses[first], error=failed[first] if addresses[first] else "",
     )  # fmt: skip
-    raise Problem(found, accused=sorted(failed), looked=len(addresses))
+    raise CheckProblem(found, accused=sorted(failed), looked=len(addresses))
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
@@ -465,14 +465,14 @@ class RankChecks:
         self._device = torch.device("cpu")
         self._nccl = self._folder / nccl_report.log_name(self._rank)  # NCCL's log of this rank, if it has one
 
-    def alone(self) -> list[Check]:
+    def alone(self) -> list[NodeCheck]:
         """Returns the results of the first part: the rank's device, and on the first rank of a node also free space and
         whether the node sees the files of other nodes."""
         plan = self._plan
         text = f"{plan.run_id} {self._own.index} {os.urandom(8).hex()}"
         if self._leads:  # first, since others wait for it
             written = check("run_dir", lambda: write_mine(self._folder, self._own.index, text))
-            self._store.set(f"file/{self._own.index}", text if written.level is not Level.FAILED else "")
+            self._store.set(f"file/{self._own.index}", text if written.level is not CheckLevel.FAILED else "")
         found = [check("device", self._look_at_device)]
         if self._leads:
             found += [
@@ -482,11 +482,11 @@ class RankChecks:
             ]
             if SHM.is_dir():
                 found.append(check("space", lambda: shared_memory(self._local_ranks)))
-            seen = written if written.level is Level.FAILED else check("run_dir", self._see_others)
+            seen = written if written.level is CheckLevel.FAILED else check("run_dir", self._see_others)
             found.append(seen)
         return found
 
-    def together(self, timeout: float) -> list[Check]:
+    def together(self, timeout: float) -> list[NodeCheck]:
         """Returns the results of the second part, with all ranks: clocks, an all_reduce, and the network of NCCL."""
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 
@@ -499,7 +499,7 @@ class RankChecks:
             join(backend, group, self._rank, self._world_size, where, timeout)
             return reduce_together(self._rank, self._world_size, where)
 
-        found: list[Check] = []
+        found: list[NodeCheck] = []
         if self._leads:  # the port stays open until this process ends
             self._listener, address = open_port(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])
             self._store.set(f"door/{self._own.index}", address)
@@ -518,7 +518,7 @@ class RankChecks:
         try:
             return clock(self._store, self._own == self._heads[0], len(self._heads))
         except DistStoreError:  # the all_reduce will report the missing node
-            raise Problem(Observation(code=CheckCode.CLOCK_UNKNOWN, seconds=NEAR), Level.WARNING) from None
+            raise CheckProblem(Observation(code=CheckCode.CLOCK_UNKNOWN, seconds=NEAR), CheckLevel.WARNING) from None
         finally:
             self._store.set_timeout(timedelta(seconds=STORE))
 

@@ -14,7 +14,7 @@ from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import read_json, unwrap
 from launcher.monitoring.run_status import RunStatus
-from launcher.reports.fabric import Fabric, Unreadable, parse
+from launcher.reports.fabric import FabricResults, Unreadable, parse
 from launcher.reports.timeline import Timeline, clean, redact_override, timeline
 from launcher.runs import unreadable
 from launcher.runs.directory import Run
@@ -52,7 +52,7 @@ class RunData:
     health: tuple[str, ...] = ()
     result: Mapping[str, Any] | None = None  # the metrics that rank 0 returned; None: it returned none
     # the results, if the run is a benchmark of the interconnect; None: it is none, or they cannot be read
-    fabric: Fabric | None = None
+    fabric: FabricResults | None = None
     checkpoints: tuple[checkpoints.Manifest, ...] = ()  # manifests of the existing checkpoints, sorted by step
     offline: tuple[str, ...] = ()  # paths of folders that W&B has written without a server, oldest first
     log: tuple[str, ...] = ()  # the last lines of the run's output
@@ -121,7 +121,7 @@ def _health(seen: RunStatus, attempts: Sequence[Sequence[Event]], paces: Sequenc
     return tuple(found)
 
 
-def _fabric(run: Run) -> tuple[Fabric | None, tuple[str, ...]]:
+def _fabric(run: Run) -> tuple[FabricResults | None, tuple[str, ...]]:
     try:
         found = unwrap(read_json(run.path / "results.json"))
         return (None if found is None else parse(found)), ()
@@ -134,7 +134,7 @@ def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[
     found, problems = [], []
     try:
         paths = checkpoints.candidates(folder)
-    except checkpoints.Unavailable as error:
+    except checkpoints.CannotRead as error:
         return (), (str(error),)
     for path in paths:
         try:

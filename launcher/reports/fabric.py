@@ -34,7 +34,7 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True)
-class Fabric:
+class FabricResults:
     """The results of a benchmark."""
 
     workload: str  # `p2p` or `collective`
@@ -76,7 +76,7 @@ class Difference:
         return self.then / self.now if self.measure in ("time", "latency") else self.now / self.then
 
 
-def parse(values: Any) -> Fabric:
+def parse(values: Any) -> FabricResults:
     """Converts the parsed JSON of a results.json into Fabric; raises Unreadable."""
     if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
         raise Unreadable("results.json is damaged: it has no rows")
@@ -91,7 +91,7 @@ def parse(values: Any) -> Fabric:
             raise Unreadable(f"results.json is damaged: {wrong}")
     if isinstance(conditions, Mapping) and (wrong := _misfits(conditions, _CONDITIONS, "conditions.")):
         raise Unreadable(f"results.json is damaged: {wrong}")
-    return Fabric(
+    return FabricResults(
         str(values.get("workload", "")),
         conditions if isinstance(conditions, Mapping) else {},
         roof if isinstance(roof, Mapping) else {},
@@ -162,7 +162,7 @@ def kinds(rows: Sequence[Row]) -> Callable[[Row], str]:
     return lambda row: " ".join(word for column in differing if (word := _word(column, row)))
 
 
-def differences(now: Fabric, then: Fabric) -> list[Difference]:
+def differences(now: FabricResults, then: FabricResults) -> list[Difference]:
     """Returns the measurements that both the run (`now`) and the baseline (`then`) have, the most slowed down first."""
     before = {_identity(row): row for row in then.rows}
     found = []

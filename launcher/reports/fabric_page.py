@@ -10,7 +10,7 @@ from typing import Any
 from launcher.formatting import long_size, plural
 from launcher.reports.collect import RunData
 from launcher.reports.fabric import (
-    Fabric,
+    FabricResults,
     Line,
     Row,
     block_of,
@@ -24,7 +24,7 @@ from launcher.reports.fabric import (
     positive,
     size_word,
 )
-from launcher.reports.page import DASHES, Code, Figure, Section, Table, axis, colour
+from launcher.reports.page import DASHES, CodeBlock, Figure, Section, Table, axis, colour
 from launcher.reports.timeline import change_text, clean, latency_text, plain_text, rate_text
 from launcher.schedulers import registry
 
@@ -48,7 +48,9 @@ MEASURES = {
 }
 
 Found = Sequence[tuple[str, list[Line]]]  # name and lines of each run
-Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first run decides the figures and the roofs
+Named = Sequence[
+    tuple[str, FabricResults]
+]  # name and results of each run; the first run decides the figures and the roofs
 
 
 def fabric_figures(runs: Named) -> list[Figure]:
@@ -89,7 +91,7 @@ def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
     ]
 
 
-def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: int = 300) -> Figure:
+def _curve_figure(title: str, unit: str, found: Found, first: FabricResults, height: int = 300) -> Figure:
     # Colours stand for runs; with one run, for operations
     several = len(found) > 1
     ops = list(dict.fromkeys(line.op for _, curves in found for line in curves))
@@ -199,7 +201,7 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
 # -- matrix
 
 
-def matrix_figures(fabric: Fabric, run: str = "") -> list[Figure]:
+def matrix_figures(fabric: FabricResults, run: str = "") -> list[Figure]:
     """Returns heat maps of all pairs of hosts, worse cells darker, slow pairs framed; [] without a matrix."""
     matrix = fabric.matrix
     if matrix is None:
@@ -307,7 +309,7 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
         if slow := slow_table(results.matrix):
             tables.append(slow)
         if override := _exclude(first, str(results.matrix.get("exclude") or "")):
-            codes.append(Code("exclude the suspected nodes with", override))
+            codes.append(CodeBlock("exclude the suspected nodes with", override))
     of_run = f" of {first.id}" if len(same) > 1 else ""
     tables.append(rows_table(results.rows, results.roofs(), f"All numbers{of_run}"))
     note = conditions(results.conditions)

@@ -229,7 +229,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """Text to copy, such as a command or an option, with a label."""
 
     label: str
@@ -242,7 +242,7 @@ class Section:
 
     title: str  # the heading
     note: str = ""  # text below the heading
-    codes: Sequence[Code] = ()  # texts to copy
+    codes: Sequence[CodeBlock] = ()  # texts to copy
     figures: Sequence[Figure] = ()  # charts
     tables: Sequence[Table] = ()  # tables
     log: Sequence[str] = ()  # lines of output or of a traceback
@@ -264,7 +264,7 @@ class Page:
     state: str  # the run's state; empty for a sweep or several runs
     cause: str  # a line below the heading: why the run ended, the baseline, or the states of a sweep's points
     facts: Sequence[tuple[str, str]]  # (name, value) of the main facts
-    codes: Sequence[Code]  # commands to copy, such as the one that submitted the run
+    codes: Sequence[CodeBlock]  # commands to copy, such as the one that submitted the run
     sections: Sequence[Section]  # the sections, in order
     made: str  # a line that says when, by which version of the launcher, and from which directory the page was made
 

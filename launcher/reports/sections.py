@@ -17,7 +17,7 @@ from launcher.reports.fabric import finite, positive
 from launcher.reports.fabric_page import fabric_section
 from launcher.reports.page import (
     POINTS,
-    Code,
+    CodeBlock,
     Figure,
     Page,
     Section,
@@ -181,9 +181,9 @@ def progress(run: RunData) -> tuple[int, int] | None:
     return next(((int(each.step), int(each.total)) for each in newest if each is not None), None)
 
 
-def command(run: RunData) -> Code:
+def command(run: RunData) -> CodeBlock:
     """Returns the command that submitted the run, to copy. The values of secrets are hidden."""
-    return Code("submitted with", build.command(PROGRAM, run.overrides))
+    return CodeBlock("submitted with", build.command(PROGRAM, run.overrides))
 
 
 def local_time(time: float) -> str:
@@ -294,7 +294,9 @@ def tracking_section(run: RunData) -> Section | None:
     if not run.offline:
         return None
     note = "Written offline. On a machine that reaches the server:"
-    return Section("Weights & Biases", note, codes=[Code("send with", shlex.join(("wandb", "sync", *run.offline)))])
+    return Section(
+        "Weights & Biases", note, codes=[CodeBlock("send with", shlex.join(("wandb", "sync", *run.offline)))]
+    )
 
 
 def output_section(run: RunData, *, folded: bool) -> Section | None:

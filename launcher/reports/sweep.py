@@ -10,7 +10,7 @@ from typing import Any
 from launcher.formatting import plural
 from launcher.reports.collect import Curve, RunData
 from launcher.reports.fabric import finite
-from launcher.reports.page import Code, Figure, Page, Section, Table, legend, training_figures
+from launcher.reports.page import CodeBlock, Figure, Page, Section, Table, legend, training_figures
 from launcher.reports.sections import PROGRAM, made
 from launcher.reports.timeline import override_value, plain_text, redact_override, value_text
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
@@ -59,14 +59,14 @@ def sweep_page(
     states = [point.state for point in points]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     facts = [("points", str(len(points))), ("keys", ", ".join(map(_short, keys)) or "-")]
-    codes: list[Code] = []
+    codes: list[CodeBlock] = []
     best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
     if best is not None and goal is not None:
         facts += [
             ("best point", f"{best.name}: {label(best.overrides, keys)}"),
             (goal, value_text(best.metric(goal))),
         ]
-        codes.append(Code("repeat the best point with", _command(best.overrides)))
+        codes.append(CodeBlock("repeat the best point with", _command(best.overrides)))
     sections = [_points_section(ranked, keys, objective, best)]
     if figure := parallel_coordinates(ranked, keys, goal):
         sections.insert(0, Section("Points and their results", figures=[figure]))

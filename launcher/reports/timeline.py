@@ -22,7 +22,7 @@ from launcher.runs.events import (
     Resized,
     Restart,
     Saved,
-    SaveFailed,
+    SaveFailure,
     SetupFailed,
     Started,
     Stays,
@@ -254,7 +254,7 @@ def _mark(event: Event) -> tuple[str, str] | None:
         return "stop", f"stop{_at(event.step)}: {texts.of_stop(event)}"
     if isinstance(event, Resized):
         return "resized", texts.of_resized(event)
-    if isinstance(event, SaveFailed):
+    if isinstance(event, SaveFailure):
         return "warning", texts.of_save_failed(event)
     if isinstance(event, PassedOver):
         return "warning", texts.of_passed_over(event)

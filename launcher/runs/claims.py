@@ -44,7 +44,7 @@ SEVERAL = 3  # points that fail on a node, one after the other, until the node g
 _ENTRY = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 
 
-class Kind(Enum):
+class EntryKind(Enum):
     """Kind of an entry of a point's log: what happened to the point."""
 
     CLAIMED = "claimed"  # a slot manager runs the point
@@ -60,7 +60,7 @@ class Kind(Enum):
 
 _MANAGER = "-".join(4 * ["[0-9]{1,9}"])
 _JOURNAL = re.compile(rf"({_MANAGER})\.jsonl")
-_MARK = re.compile(rf"({_MANAGER}|user)\.({'|'.join(each.value for each in Kind)})(?:\.\d+)?")
+_MARK = re.compile(rf"({_MANAGER}|user)\.({'|'.join(each.value for each in EntryKind)})(?:\.\d+)?")
 
 
 @dataclass(frozen=True, order=True)
@@ -82,10 +82,10 @@ class Manager:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """An entry of a point's log: its kind, and the slot manager that made it (None: a command of the user)."""
 
-    kind: Kind
+    kind: EntryKind
     manager: Manager | None = None
 
 
@@ -119,12 +119,13 @@ class PointLog:
 
 
 _ENDS = {
-    Kind.DONE: State.DONE, Kind.FATAL: State.FAILED, Kind.PRUNED: State.PRUNED, Kind.STOPPED: State.STOPPED,
-    Kind.CANCELLED: State.CANCELLED,
+    EntryKind.DONE: State.DONE, EntryKind.FATAL: State.FAILED, EntryKind.PRUNED: State.PRUNED,
+    EntryKind.STOPPED: State.STOPPED,
+    EntryKind.CANCELLED: State.CANCELLED,
 }  # fmt: skip
 
 
-def fold(entries: Sequence[Entry], retries: int) -> PointLog:
+def fold(entries: Sequence[LogEntry], retries: int) -> PointLog:
     """Returns the summary of a point's log, from its entries.
 
     | the last entry | state of the point |
@@ -139,17 +140,17 @@ def fold(entries: Sequence[Entry], retries: int) -> PointLog:
     state, owner, failed, releases = State.FREE, None, [], 0
     for entry in entries:
         owner = None
-        if entry.kind is Kind.CLAIMED:
+        if entry.kind is EntryKind.CLAIMED:
             state, owner = State.HELD, entry.manager
-        elif entry.kind is Kind.FAILED:
+        elif entry.kind is EntryKind.FAILED:
             failed += [entry.manager] if entry.manager else []
             state = State.FAILED if len(failed) > retries else State.FREE
         elif entry.kind in _ENDS:
             state = _ENDS[entry.kind]
         else:
             state = State.FREE
-            releases += entry.kind is Kind.RELEASED
-            if entry.kind is Kind.AGAIN:
+            releases += entry.kind is EntryKind.RELEASED
+            if entry.kind is EntryKind.AGAIN:
                 failed, releases = [], 0
     last = entries[-1].manager if entries else None
     return PointLog(state, owner, len(entries), tuple(failed), bool(entries), releases, last)
@@ -231,7 +232,7 @@ def next_points(
     return [*sorted(resumed), *fresh, *sorted(failed), *sorted(last)]
 
 
-def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
+def left_out(outcomes: Sequence[tuple[int, EntryKind]], others_done: bool) -> bool:
     """Returns whether a node should run no more points, because the node itself seems to be bad.
 
     | the last SEVERAL points on this node | points on other nodes | left out |
@@ -243,9 +244,13 @@ def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
     outcomes: number and last entry of each point that ended on this node, in order of time.
     others_done: whether any point is done on another node.
     """
-    counted = (each for each in reversed(outcomes) if each[1] in (Kind.DONE, Kind.FAILED, Kind.FATAL, Kind.PRUNED))
+    counted = (
+        each
+        for each in reversed(outcomes)
+        if each[1] in (EntryKind.DONE, EntryKind.FAILED, EntryKind.FATAL, EntryKind.PRUNED)
+    )
     last = list(islice(counted, SEVERAL))
-    failed = {point for point, kind in last if kind is Kind.FAILED}
+    failed = {point for point, kind in last if kind is EntryKind.FAILED}
     return others_done and len(failed) == SEVERAL
 
 
@@ -263,7 +268,7 @@ class Claims:
 
     def __init__(self, sweep: Path, retries: int) -> None:
         self._folder, self._managers, self._retries = sweep / CLAIMS, sweep / MANAGERS, retries
-        self._names: dict[int, Entry] = {}  # by inode
+        self._names: dict[int, LogEntry] = {}  # by inode
         self._made: set[Path] = set()  # marks that are known to exist
         self._added: set[Path] = set()  # entries that this object has made
         self._full: dict[str, int] = {}  # by the name of a mark: how many marks have as many links as a file may have
@@ -295,12 +300,12 @@ class Claims:
 
     def log(self, point: int) -> PointLog:
         """Returns the summary of one point's log. It opens the point's entries instead of listing the folder."""
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         while entry := self._by_content(f"{point}.{len(entries)}"):
             entries.append(entry)
         return fold(entries, self._retries)
 
-    def entries(self) -> dict[int, list[Entry]]:
+    def entries(self) -> dict[int, list[LogEntry]]:
         """Returns each point's log by the point's number. A log that grows meanwhile may lack its last entries."""
         listed = unwrap(retry_read(lambda: [(e.name, e.inode()) for e in os.scandir(self._folder)], self._folder)) or []
         found: dict[int, dict[int, tuple[str, int]]] = {}
@@ -311,7 +316,7 @@ class Claims:
                 self._names[inode] = _entry(match)
         logs = {}
         for point, numbered in found.items():
-            log: list[Entry] = []
+            log: list[LogEntry] = []
             while (each := numbered.get(len(log))) is not None:
                 entry = self._names.get(each[1]) or self._by_content(each[0])
                 if entry is None:
@@ -320,7 +325,7 @@ class Claims:
             logs[point] = log
         return logs
 
-    def add(self, point: int, number: int, kind: Kind, manager: Manager | None) -> bool:
+    def add(self, point: int, number: int, kind: EntryKind, manager: Manager | None) -> bool:
         """Adds entry `number` to a point's log; False: it exists already. manager=None: a command of the user."""
         name = f"{'user' if manager is None else manager}.{kind.value}"
         path = self._folder / f"{point}.{number}"
@@ -358,7 +363,7 @@ class Claims:
             temporary.unlink()
         self._made.add(mark)
 
-    def _by_content(self, name: str) -> Entry | None:
+    def _by_content(self, name: str) -> LogEntry | None:
         # Needed on file systems whose listings do not report the shared inode of hard links
         match = _MARK.fullmatch((unwrap(read_text(self._folder / name)) or "").strip())
         return _entry(match) if match else None
@@ -391,6 +396,6 @@ class Claims:
         return sorted(Manager.of(match[1]) for match in map(_JOURNAL.fullmatch, names) if match)
 
 
-def _entry(match: re.Match[str]) -> Entry:
+def _entry(match: re.Match[str]) -> LogEntry:
     manager = None if match[1] == "user" else Manager.of(match[1])
-    return Entry(Kind(match[2]), manager)
+    return LogEntry(EntryKind(match[2]), manager)

@@ -214,7 +214,7 @@ class Saved(Event, kind="saved"):
     checkpoint: str = ""
 
 
-class SaveFailed(Event, kind="save_failed"):
+class SaveFailure(Event, kind="save_failed"):
     """Saving a checkpoint failed; the training continues."""
 
     step: int
@@ -361,7 +361,7 @@ class NodeChecked(Event, kind="preflight"):
     checks: tuple[CheckEnded, ...] = ()
 
 
-class Finding(Open):
+class NodeFinding(Open):
     """A problem that a preflight has found on a node."""
 
     name: str  # in messages
@@ -377,8 +377,8 @@ class Preflighted(Event, kind="preflighted"):
     then: codes.PreflightThen
     nodes: int
     seconds: float
-    bad: tuple[Finding, ...] = ()
-    warnings: tuple[Finding, ...] = ()  # problems that do not exclude a node
+    bad: tuple[NodeFinding, ...] = ()
+    warnings: tuple[NodeFinding, ...] = ()  # problems that do not exclude a node
 
 
 # -- failures, restarts and stops, and how the run continues after them
@@ -440,7 +440,7 @@ class PreflightFailure(Open):
     reason: codes.PreflightReason
     nodes: int
     failed: int  # nodes that failed a check
-    findings: tuple[Finding, ...] = ()  # the first problems that were found
+    findings: tuple[NodeFinding, ...] = ()  # the first problems that were found
     exclude: str = ""  # override for resuming the run without the bad nodes; empty: the scheduler cannot exclude nodes
 
 

@@ -75,7 +75,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class SweepManifest:
     """The content of sweep.json; `common` has what all points override at the same place, else null."""
 
     name: str  # name of the runs (config key `name`)
@@ -152,11 +152,11 @@ class Sweep:
         """Returns whether the sweep's manifest exists. Raises UnavailableError: the directory cannot be read now."""
         return unwrap(exists(self.path / RECORD))
 
-    def write(self, manifest: Manifest) -> None:
+    def write(self, manifest: SweepManifest) -> None:
         """Writes the manifest atomically, without the points of a search; raises ConfigError as `text_of`."""
         run_files.write(self.path / RECORD, text_of(manifest))
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> SweepManifest:
         """Returns the manifest, with the points of a search that were chosen so far.
 
         Raises RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
@@ -170,14 +170,14 @@ class Sweep:
         if found.pop("format") not in (1, FORMAT):
             raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
         wrong = _overfull(common, found.get("points"))  # before each point is looked at
-        wrong = wrong or misfit(found, Manifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
+        wrong = wrong or misfit(found, SweepManifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
         if wrong:
             raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
         try:
             points = tuple([_whole(common, own) for own in found["points"]])
         except StopIteration:
             raise RunError(f"{self.path}/{RECORD} cannot be read: a point lacks overrides") from None
-        manifest: Manifest = from_json({**found, "points": []}, Manifest)
+        manifest: SweepManifest = from_json({**found, "points": []}, SweepManifest)
         if manifest.search:
             points = tuple(canonical(each.overrides) for each in SearchRecord(self.path).journal().trials)
         return replace(manifest, points=points)
@@ -262,7 +262,7 @@ class Sweep:
             (self.path / "cancelled").unlink(missing_ok=True)
 
 
-def text_of(manifest: Manifest) -> str:
+def text_of(manifest: SweepManifest) -> str:
     """Returns the manifest's text; raises ConfigError for more or longer points than can be read again."""
     points = () if manifest.search else manifest.points
     common = [column[0] if len(set(column)) == 1 else None for column in zip(*points, strict=False)]
@@ -402,7 +402,7 @@ class SearchSettings:
 
 
 @dataclass
-class Trial:
+class TrialRecord:
     """One trial in Optuna's journal: a point that the search has chosen."""
 
     number: int  # number of the trial and of its point
@@ -427,7 +427,7 @@ class Trial:
 class Journal:
     """Content of a search's journal."""
 
-    trials: list[Trial] = field(default_factory=list)  # all trials; trial N has index N
+    trials: list[TrialRecord] = field(default_factory=list)  # all trials; trial N has index N
     min_steps: int | None = None  # number of steps at the first rung; None: not known yet, or the search does not prune
     stopped: str | None = None  # why the search ended before its budget was spent, for the user; None: it did not
 
@@ -516,7 +516,7 @@ def _apply(journal: Journal, entry: Mapping[str, Any]) -> None:
         journal.stopped = _typed(attributes, STOPPED, str | None, journal.stopped)
     elif code == 4:
         overrides = _typed(_typed(entry, "user_attrs", dict, {}), OVERRIDES, tuple[str, ...])
-        trial = Trial(len(journal.trials), tuple(overrides), began=_time(entry, "datetime_start"))
+        trial = TrialRecord(len(journal.trials), tuple(overrides), began=_time(entry, "datetime_start"))
         trial.state = TrialState(entry.get("state", TrialState.RUNNING.value))
         journal.trials.append(trial)
     elif type(number := entry.get("trial_id")) is int and 0 <= number < len(journal.trials):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.job_environment import Scrubbed
     from launcher.schedulers.pending import Explanation, Form, Waiting
-    from launcher.schedulers.run_command import Request
+    from launcher.schedulers.run_command import SubmitCommand
     from launcher.schedulers.site import Site
     from launcher.spec.plan import JobPlan
 
@@ -135,7 +135,7 @@ class Queries(Protocol):
         token: unique text that is stored with the job, for `find`; None: that of the script.
         """
 
-    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
         """Returns the command with which `submit` submits a script."""
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:

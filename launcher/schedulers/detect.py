@@ -24,7 +24,7 @@ from enum import Enum
 from launcher.schedulers import run_command
 
 
-class Kind(Enum):
+class QsubKind(Enum):
     """Which scheduler a qsub belongs to. The value is its name in messages."""
 
     NONE = "no qsub"
@@ -36,25 +36,25 @@ class Kind(Enum):
 
 
 # The value of `cluster` to suggest for each supported scheduler.
-CLUSTERS = {Kind.PBS: "pbs", Kind.SLURM: "slurm", Kind.GRID_ENGINE: "sge"}
+CLUSTERS = {QsubKind.PBS: "pbs", QsubKind.SLURM: "slurm", QsubKind.GRID_ENGINE: "sge"}
 
 
 @dataclass(frozen=True)
 class Qsub:
     """A qsub command: its scheduler, path and version, and the evidence for this scheduler."""
 
-    kind: Kind
+    kind: QsubKind
     path: str = ""
     version: str = ""
     evidence: str = ""
 
-    def problem(self, wanted: Kind) -> str | None:
+    def problem(self, wanted: QsubKind) -> str | None:
         """Returns why this qsub cannot submit to the wanted scheduler and what to do, or None if it can."""
         if self.kind is wanted:
             return None
-        if self.kind is Kind.NONE:
+        if self.kind is QsubKind.NONE:
             return f"qsub is not on this machine's PATH: submit from a login node of the {wanted.value} cluster"
-        if self.kind is Kind.UNKNOWN:
+        if self.kind is QsubKind.UNKNOWN:
             return f"{self.path} is not {wanted.value}'s qsub, and nobody's that is known ({self.evidence})"
         what = f"{self.path} is not {wanted.value}'s qsub but {self.kind.value} ({self.evidence})"
         if cluster := CLUSTERS.get(self.kind):
@@ -66,7 +66,7 @@ class Qsub:
 def detect() -> Qsub:
     """Returns the qsub on PATH; its kind is Kind.NONE if PATH has no qsub."""
     path = shutil.which("qsub")
-    return Qsub(Kind.NONE) if path is None else _look(path, os.stat(path).st_mtime_ns)
+    return Qsub(QsubKind.NONE) if path is None else _look(path, os.stat(path).st_mtime_ns)
 
 
 @functools.cache
@@ -89,14 +89,14 @@ def _look(path: str, changed: int) -> Qsub:
 def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
     """Determines the scheduler of a qsub by this module's table; `beginning`: the first bytes of its file."""
     if beginning.startswith(b"#!") and re.search(rb"slurm|sbatch", beginning, re.IGNORECASE):
-        return Qsub(Kind.SLURM, path, evidence="a script that calls Slurm")
+        return Qsub(QsubKind.SLURM, path, evidence="a script that calls Slurm")
     output = run("--version")
     if match := re.search(r"pbs_version\s*=\s*(\S+)", output):
-        return Qsub(Kind.PBS, path, match[1], match[0])
+        return Qsub(QsubKind.PBS, path, match[1], match[0])
     if match := re.search(r"^Version:\s*(\d\S*)", output, re.MULTILINE):
-        return Qsub(Kind.TORQUE, path, match[1], match[0])
+        return Qsub(QsubKind.TORQUE, path, match[1], match[0])
     grid_engine = re.compile(r"^(?:SGE|UGE|OGS|GE|AGE)(?:/GE)?\s+([\w.]+)", re.MULTILINE)
     if match := grid_engine.search(output) or grid_engine.search(run("-help")):
-        return Qsub(Kind.GRID_ENGINE, path, match[1], match[0])
+        return Qsub(QsubKind.GRID_ENGINE, path, match[1], match[0])
     first = next((line.strip() for line in output.splitlines() if line.strip()), "nothing")
-    return Qsub(Kind.UNKNOWN, path, evidence=f"`qsub --version` says {first!r}")
+    return Qsub(QsubKind.UNKNOWN, path, evidence=f"`qsub --version` says {first!r}")

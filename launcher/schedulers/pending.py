@@ -71,7 +71,7 @@ class Why(Code):
 
 
 @dataclass(frozen=True)
-class Facts:
+class PendingFacts:
     """The facts behind a `Why`, from which `launcher.diagnose.why` makes its text. Each code has some of them."""
 
     meaning: str = ""  # what the scheduler's reason means. The text is from the table in the scheduler's own folder
@@ -93,7 +93,7 @@ class Explanation:
     state: str  # state of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for a sweep's points
     why: Why  # code of the reason
     job: str | None = None  # id of the run's job; None if it has none
-    facts: Facts = Facts()  # the facts behind `why`
+    facts: PendingFacts = PendingFacts()  # the facts behind `why`
     code: str = ""  # the pending reason as the scheduler prints it
     do: str = ""  # what the user can do about the state
     # the scheduler's estimate of the start, in seconds since the epoch; None if it has none

@@ -52,7 +52,7 @@ def query(
 
 
 @dataclass(frozen=True)
-class Request:
+class SubmitCommand:
     """A command that submits a job."""
 
     command: Sequence[str]
@@ -68,7 +68,7 @@ class Request:
         return line if self.umask < 0 else f"(umask {self.umask:03o}; {line})"
 
 
-def run_submission(request: Request, *, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_submission(request: SubmitCommand, *, timeout: float) -> subprocess.CompletedProcess[str]:
     """Runs a command that submits a job, and returns its output. A nonzero exit code raises nothing.
 
     The command inherits the lock of `lease.only_submitter` and holds it until it exits. It has a session of
@@ -83,7 +83,9 @@ def run_submission(request: Request, *, timeout: float) -> subprocess.CompletedP
             submits=True,
         )  # fmt: skip
     except NOT_ON_PATH:
-        raise Refused(f"{command[0]} is not on this machine's PATH: submit from a login node", definite=True) from None
+        raise SubmissionRefused(
+            f"{command[0]} is not on this machine's PATH: submit from a login node", definite=True
+        ) from None
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{command[0]} did not answer within {timeout:g} s") from None
     except OutputTooLong as error:
@@ -166,7 +168,7 @@ TIMEOUT = 120.0  # seconds of retrying while the scheduler does not answer
 FIRST, LONGEST = 0.5, 20.0  # seconds between two attempts
 
 
-class Refused(SubmissionError):
+class SubmissionRefused(SubmissionError):
     """The scheduler refused the job, and a retry would not help.
 
     definite: whether it is certain that no job was created, so that no query for one is needed.
@@ -206,7 +208,7 @@ def submit_once(
         look = True
         try:
             return send()
-        except Refused as refused:
+        except SubmissionRefused as refused:
             # A site's wrapper script around sbatch may have failed after Slurm accepted the job.
             if not refused.definite and (job_id := find()):
                 return job_id

@@ -15,7 +15,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
 from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.search.progress import PointReports, missing_reports, seconds_of, value_of
-from launcher.search.search import Outcome, Search
+from launcher.search.search import PointOutcome, Search
 
 # -- Makes the records of points on compute nodes, without Hydra, from a template that the submitter has made
 # The submitter composes a few points with Hydra: it changes one key at a time, to each of its choices, or to the
@@ -177,14 +177,14 @@ class SearchPoints:
         self._sweep.run(number).journal(Pruned(step=reports.steps), sync=False)
         return True
 
-    def ended(self, number: int, outcome: Outcome, cause: str | None = None) -> None:
+    def ended(self, number: int, outcome: PointOutcome, cause: str | None = None) -> None:
         """Records the end of a point that will not be resumed in the search's journal.
 
         A point that is done without a value of the objective ends the whole search: no other point would have one.
         """
         run, reports = self._sweep.run(number), self._of(number)
-        value = value_of(run, reports) if outcome is Outcome.DONE else None
-        if outcome is Outcome.DONE and value is None:
+        value = value_of(run, reports) if outcome is PointOutcome.DONE else None
+        if outcome is PointOutcome.DONE and value is None:
             cause = missing_reports(reports.objective, run.result() or {})
             self._search.stop(cause)
         reports.new()

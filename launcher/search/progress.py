@@ -15,13 +15,13 @@ from launcher.errors import near
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Evaluated, Progress, Started, known
-from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, Trial, TrialState
+from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, TrialRecord, TrialState
 
 LARGEST_SHUFFLED = 1_000_000  # up to so many combinations are shuffled; more are visited with a stride
 
 
 @dataclass(frozen=True)
-class Cost:
+class PointCost:
     """The run time of a point."""
 
     seconds: float  # how long the point has run, in all its attempts
@@ -30,12 +30,12 @@ class Cost:
     done: bool = False  # whether the point has done all its steps
 
 
-def budget_spent(costs: Iterable[Cost], devices: int) -> float:
+def budget_spent(costs: Iterable[PointCost], devices: int) -> float:
     """Returns the GPU-hours (without GPUs: node-hours) that points of so many devices have used."""
     return sum(each.seconds for each in costs) * devices / 3600
 
 
-def budget_saved(costs: Iterable[Cost], devices: int) -> float | None:
+def budget_saved(costs: Iterable[PointCost], devices: int) -> float | None:
     """Estimates the GPU-hours (without GPUs: node-hours) that pruning has saved; None: not known yet.
 
     Each pruned point would have done as many steps as the longest point that is done, at its own seconds per step. So
@@ -89,7 +89,7 @@ def _shuffled(count: int, seed: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Report:
+class ObjectiveReport:
     """One report of a point."""
 
     step: int  # number of steps that the point has done
@@ -97,14 +97,14 @@ class Report:
     total: int = 0  # total number of steps of the point; 0: unknown
 
 
-def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[Report]:
+def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[ObjectiveReport]:
     """Returns the reports in rank 0's events, also those without the objective; total: known before, or 0."""
-    found: list[Report] = []
+    found: list[ObjectiveReport] = []
     for event in known(entries):
         if isinstance(event, Progress):
             total = int(event.total) or total
         if isinstance(event, (Progress, Evaluated)):
-            found.append(Report(int(event.step), as_number(event.values, objective), total))
+            found.append(ObjectiveReport(int(event.step), as_number(event.values, objective), total))
     return found
 
 
@@ -210,7 +210,7 @@ class SearchProgress:
     done: int
     pruned: int
     failed: int
-    best: Trial | None  # the best point that is done; None: no point is done
+    best: TrialRecord | None  # the best point that is done; None: no point is done
     hours: float  # GPU-hours (without GPUs: node-hours) that were spent
     saved: float | None  # GPU-hours (node-hours) that pruning has saved; None: not known yet
     rungs: tuple[Rung, ...]  # rungs that points have reached; empty if the search does not prune
@@ -257,7 +257,7 @@ def rungs_of(settings: SearchSettings, journal: Journal) -> tuple[Rung, ...]:
     return tuple(found)
 
 
-def last_value(trial: Trial) -> float | None:
+def last_value(trial: TrialRecord) -> float | None:
     """Returns the objective of a point: its final value, or else the last reported one; None: it has none yet."""
     if trial.value is not None or not trial.reports:
         return trial.value
@@ -302,6 +302,6 @@ def _rank(value: float | None, goal: Goal) -> float:
     return -value if goal is Goal.maximize else value
 
 
-def _cost(trial: Trial, seconds: Mapping[int, float]) -> Cost:
+def _cost(trial: TrialRecord, seconds: Mapping[int, float]) -> PointCost:
     done, pruned = (trial.state is state for state in (TrialState.COMPLETE, TrialState.PRUNED))
-    return Cost(trial.seconds or seconds.get(trial.number, 0.0), trial.steps, pruned=pruned, done=done)
+    return PointCost(trial.seconds or seconds.get(trial.number, 0.0), trial.steps, pruned=pruned, done=done)

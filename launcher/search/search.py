@@ -55,7 +55,7 @@ from launcher.runs.sweep_directory import (
     SearchRecord,
     journal_entries,
 )
-from launcher.search.progress import Cost, budget_spent, min_steps_of, permutation
+from launcher.search.progress import PointCost, budget_spent, min_steps_of, permutation
 
 
 class JournalBackend(BaseJournalBackend):
@@ -194,7 +194,7 @@ NAME = "search"  # name of Optuna's study
 RUNGS = 3  # number of rungs, unless sweep.asha.min_steps is given
 
 
-class Outcome(Enum):
+class PointOutcome(Enum):
     """How a point ended."""
 
     DONE = "done"
@@ -276,7 +276,7 @@ class Search:
             return pruned
 
     def finish(
-        self, number: int, outcome: Outcome, value: float | None = None, seconds: float | None = None,
+        self, number: int, outcome: PointOutcome, value: float | None = None, seconds: float | None = None,
         steps: int | None = None, cause: str | None = None,
     ) -> None:  # fmt: skip
         """Records the end of a point; a second end of the same point is ignored.
@@ -289,7 +289,9 @@ class Search:
             trial = self._trial(study, number)
             if trial is None or trial.state.is_finished():
                 return
-            state = {Outcome.DONE: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}.get(outcome, TrialState.FAIL)
+            state = {PointOutcome.DONE: TrialState.COMPLETE, PointOutcome.PRUNED: TrialState.PRUNED}.get(
+                outcome, TrialState.FAIL
+            )
             if state is TrialState.COMPLETE and (value is None or math.isnan(value)):
                 state, cause = TrialState.FAIL, cause or f"{self.settings.objective} is not a number"
             for key, each in ((SECONDS, seconds), (STEPS, steps), (CAUSE, cause)):
@@ -322,11 +324,11 @@ class Search:
             return True
         return budget_spent(map(self._cost, trials), settings.devices) < settings.gpu_hours
 
-    def _cost(self, trial: FrozenTrial) -> Cost:
+    def _cost(self, trial: FrozenTrial) -> PointCost:
         known = trial.user_attrs.get(SECONDS)
         if known is None and not trial.state.is_finished():
             known = self._seconds_of(trial.number)
-        return Cost(known or 0.0)
+        return PointCost(known or 0.0)
 
     def _choose(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         settings, number = self.settings, len(trials)

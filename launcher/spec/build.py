@@ -26,11 +26,11 @@ from launcher.spec.sections import (
     Archive,
     Checkpoint,
     Cluster,
-    Code,
     Debug,
     Env,
     Launch,
     Resume,
+    SnapshotCode,
     Tracking,
     Train,
     Workload,
@@ -141,7 +141,7 @@ class SchedulerRules(Protocol):
 
 
 @dataclass(frozen=True)
-class Site:
+class PlanFacts:
     """What a plan contains besides the config: facts about the run and the submitting machine."""
 
     run_id: str  # id of the run
@@ -153,13 +153,15 @@ class Site:
     # command that starts tasks in the held allocation (srun, pbsdsh); None: the run uses no allocation
     starter: str | None = None
     after: tuple[str, ...] = ()  # dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py
-    code: Code = field(default_factory=Code)  # snapshot of the code; see launcher/environment/snapshot.py
+    code: SnapshotCode = field(
+        default_factory=SnapshotCode
+    )  # snapshot of the code; see launcher/environment/snapshot.py
     archive: Archive = field(default_factory=Archive)  # facts about env.archive; see launcher/environment/archives.py
     # folder with the files of secrets, for schedulers that need one (PBS); see launcher/environment/secrets.py
     secrets_dir: str | None = None
 
 
-def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
+def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
     """Makes the plan of a config, but for its limits; ConfigError names the key, the value and the fix."""
     cluster, launch, workload = config.cluster, config.launch, config.workload
     nodes = resolved_value(config, "nodes")

@@ -20,11 +20,11 @@ from launcher.spec.sections import (
     Archive,
     Checkpoint,
     Cluster,
-    Code,
     Debug,
     Env,
     Launch,
     Resume,
+    SnapshotCode,
     Tracking,
     Train,
     Workload,
@@ -66,7 +66,7 @@ class JobPlan:
     train: Train
     debug: Debug
     tracking: Tracking
-    code: Code
+    code: SnapshotCode
     archive: Archive
     python: str
     code_root: str | None

@@ -148,7 +148,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Code:
+class SnapshotCode:
     """The snapshot of the user's code. Without one, ranks use the code in place."""
 
     # folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot

@@ -43,7 +43,7 @@ CONDITIONS = ("ok", "any", "failed")
 FOLLOWERS = "followers"  # folder in a run or sweep: a file for each run that depends on it, with that run's directory
 
 
-class Decision(Enum):
+class StartDecision(Enum):
     """What a run with dependencies does next."""
 
     START = "start"
@@ -67,11 +67,15 @@ class Dependency:
     jobs: tuple[str, ...] = ()
 
     @property
-    def decision(self) -> Decision:
+    def decision(self) -> StartDecision:
         """What the waiting run does as far as this dependency goes, by the table of the module."""
         if not self.over:
-            return Decision.WAIT
-        return Decision.START if self.condition == "any" or self.done == (self.condition == "ok") else Decision.NEVER
+            return StartDecision.WAIT
+        return (
+            StartDecision.START
+            if self.condition == "any" or self.done == (self.condition == "ok")
+            else StartDecision.NEVER
+        )
 
     @property
     def awaited(self) -> Awaited:
@@ -79,17 +83,17 @@ class Dependency:
         return Awaited(id=self.id, condition=self.condition, state=self.state)
 
 
-def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
+def decide(dependencies: Sequence[Dependency]) -> tuple[StartDecision, str]:
     """Returns what a run does next (NEVER if any dependency says so, else WAIT, else START), and why."""
-    for decision in (Decision.NEVER, Decision.WAIT):
+    for decision in (StartDecision.NEVER, StartDecision.WAIT):
         for dependency in dependencies:
             if dependency.decision is decision:
                 return decision, f"{dependency.id} is {dependency.state}" + (
                     f", and after={dependency.condition}:{dependency.id} was asked for"
-                    if decision is Decision.NEVER
+                    if decision is StartDecision.NEVER
                     else ""
                 )
-    return Decision.START, ", ".join(f"{dependency.id} is {dependency.state}" for dependency in dependencies)
+    return StartDecision.START, ", ".join(f"{dependency.id} is {dependency.state}" for dependency in dependencies)
 
 
 # -- the key `after`
@@ -201,7 +205,7 @@ def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
         setting = f"after={dependency.condition}:{dependency.id}"
         if str(dependency.path) in (plan.run_dir, str(Path(plan.run_dir).parent)):
             raise ConfigError(f"{setting}: a run cannot wait for itself")
-        if dependency.decision is Decision.NEVER:
+        if dependency.decision is StartDecision.NEVER:
             raise ConfigError(
                 f"{setting}: it is {dependency.state}, so this would never start: "
                 + (
@@ -210,10 +214,10 @@ def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
                     else "leave it out"
                 )
             )
-        if dependency.decision is Decision.START or not plan.queued:
+        if dependency.decision is StartDecision.START or not plan.queued:
             notes += (
                 []
-                if dependency.decision is Decision.START
+                if dependency.decision is StartDecision.START
                 else [f"waits until {dependency.id} is over: it is {dependency.state}"]
             )
         elif dependency.scheduler != plan.cluster.scheduler:
@@ -240,7 +244,7 @@ def jobs_to_wait_for(dependencies: Sequence[Dependency]) -> list[str]:
     """Returns the ids of the jobs that must end before the run can start."""
     return list(
         dict.fromkeys(
-            job for dependency in dependencies if dependency.decision is Decision.WAIT for job in dependency.jobs
+            job for dependency in dependencies if dependency.decision is StartDecision.WAIT for job in dependency.jobs
         )
     )
 
@@ -254,7 +258,7 @@ def blocking_jobs(plan: JobPlan) -> list[str]:
         return []
     dependencies = _dependencies_of(plan)
     for dependency in dependencies:
-        if dependency.decision is not Decision.NEVER and ownership.is_own(dependency.path):
+        if dependency.decision is not StartDecision.NEVER and ownership.is_own(dependency.path):
             with contextlib.suppress(OSError):  # without the file, the job reads the state when it starts
                 (dependency.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
                 run_files.write(dependency.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)

@@ -31,7 +31,7 @@ from launcher.schedulers.allocation import Allocation, require_room
 from launcher.schedulers.base import QueryError, Queue, Scheduler
 from launcher.schedulers.job_environment import job_environment
 from launcher.spec import limits, workload_hook
-from launcher.spec.build import Site, build, check_name
+from launcher.spec.build import PlanFacts, build, check_name
 from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
 
@@ -51,7 +51,7 @@ class Inputs:
         self._tree = functools.cache(_tree)
         self._before = functools.cache(snapshot.earlier_plan)
 
-    def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
+    def with_code(self, config: Config, site: PlanFacts, *, new_snapshot: bool = False) -> PlanFacts:
         """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders.
 
         new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
@@ -190,7 +190,7 @@ def secrets_of(config: Config) -> dict[str, str]:
     return redaction.secrets_in(values, redaction.all_patterns(config.env.secrets))
 
 
-def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
+def site_of(config: Config, run_id: str, held: Allocation | None) -> PlanFacts:
     """Returns the facts that a run (SWEEP/N for a point) with an allocation or none needs besides its config."""
     umask = os.umask(0o077)
     os.umask(umask)
@@ -199,7 +199,7 @@ def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
     after = _after(config, Run(run_dir))
     in_files = scheduler_of(config.cluster).secrets_in_files
     secrets_dir = str(secret.folder()) if in_files else None
-    return Site(
+    return PlanFacts(
         run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after, secrets_dir=secrets_dir
     )
 
@@ -215,7 +215,7 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
 
 
 def planned(
-    config: Config, site: Site, inputs: Inputs, *, new_snapshot: bool = False
+    config: Config, site: PlanFacts, inputs: Inputs, *, new_snapshot: bool = False
 ) -> tuple[JobPlan, tuple[str, ...]]:
     """Makes a plan, checks it without the scheduler, and returns it with notes; raises ConfigError."""
     run = None if new_snapshot else Run(Path(site.run_dir))
@@ -312,7 +312,7 @@ def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | 
 # -- Builds the plan of a config, and validates `resume.how` for its scheduler
 
 
-def make_plan(config: Config, site: Site) -> JobPlan:
+def make_plan(config: Config, site: PlanFacts) -> JobPlan:
     """Builds the plan of a config; raises ConfigError, which names the key, the value and the fix."""
     scheduler = scheduler_of(config.cluster)
     _check_resume(scheduler, config.resume.how)

@@ -53,7 +53,7 @@ BEFORE = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class TemplateProblem:
     """An error in a template; `what` is a text about it and the fix."""
 
     path: str
@@ -80,7 +80,7 @@ def require_sound_template(path: Path) -> None:
         raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
 
 
-def template_problems(path: Path) -> Iterator[Problem]:
+def template_problems(path: Path) -> Iterator[TemplateProblem]:
     """Yields the errors of a template, and of those of the user's that it extends, that do not depend on a plan."""
     import jinja2
     from jinja2 import nodes
@@ -92,53 +92,57 @@ def template_problems(path: Path) -> Iterator[Problem]:
         try:
             tree = templates.environment().parse(Path(file).read_text(), filename=file)
         except jinja2.TemplateSyntaxError as error:
-            yield Problem(file, error.lineno, f"{error.message}")
+            yield TemplateProblem(file, error.lineno, f"{error.message}")
             continue
         except (OSError, UnicodeDecodeError) as error:
-            yield Problem(file, 1, f"it cannot be read as text: {error}")
+            yield TemplateProblem(file, 1, f"it cannot be read as text: {error}")
             continue
         extends = tree.find(nodes.Extends)
         parent = extends.template.as_const() if extends and isinstance(extends.template, nodes.Const) else None
         ours = sorted(each.name for each in resource("templates").glob("*.sh.j2"))
         if parent is None:
-            yield Problem(file, 1, f'it lacks {{% extends "sbatch.sh.j2" %}} (there are {", ".join(ours)})')
+            yield TemplateProblem(file, 1, f'it lacks {{% extends "sbatch.sh.j2" %}} (there are {", ".join(ours)})')
         elif Path(parent).is_absolute():
             names += [parent] if parent not in seen else []
         elif parent not in ours:
             hint = near(parent, ours) or " Name your own by its absolute path"
             assert extends is not None
-            yield Problem(file, extends.lineno, f"there is no template {parent}.{hint}")
+            yield TemplateProblem(file, extends.lineno, f"there is no template {parent}.{hint}")
         yield from sorted(_of_tree(file, tree), key=lambda each: each.line)
 
 
-def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[Problem]:
+def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[TemplateProblem]:
     from jinja2 import nodes
 
     directives = set[int]()
     for block in tree.find_all(nodes.Block):
         if block.name not in BLOCKS:
             instead = BEFORE.get(block.name) or f"There are {', '.join(BLOCKS)}.{near(block.name, BLOCKS)}"
-            yield Problem(file, block.lineno, f"there is no block {block.name} (any more): {instead}")
+            yield TemplateProblem(file, block.lineno, f"there is no block {block.name} (any more): {instead}")
         if block.name == "directives":
             directives.update(map(id, block.find_all(nodes.Name)))
         if block.name in ("setup", "run") and not any(
             isinstance(call.node, nodes.Name) and call.node.name == "super" for call in block.find_all(nodes.Call)
         ):
             lost = "cluster.setup and env have" if block.name == "setup" else "the run's driver has"
-            yield Problem(file, block.lineno, f"the block {block.name} lacks {{{{ super() }}}}: {lost} no place in it")
+            yield TemplateProblem(
+                file, block.lineno, f"the block {block.name} lacks {{{{ super() }}}}: {lost} no place in it"
+            )
     for other in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport)):
-        yield Problem(file, other.lineno, "a template cannot include or import another one: write it into this one")
+        yield TemplateProblem(
+            file, other.lineno, "a template cannot include or import another one: write it into this one"
+        )
     own = {each.name for each in tree.find_all(nodes.Name) if each.ctx in ("store", "param")}
     known = {"super", "loop", *own, *templates.environment().globals}
     for name in tree.find_all(nodes.Name):
         if name.ctx != "load" or name.name in known:
             continue
         if name.name not in VALUES:
-            yield Problem(
+            yield TemplateProblem(
                 file, name.lineno, f"there is no {name.name}.{near(name.name, VALUES)} Known: plan, directives"
             )
         elif id(name) not in directives:
-            yield Problem(
+            yield TemplateProblem(
                 file, name.lineno,
                 f"{name.name} is used outside of the block directives: use an exported variable, such as "
                 '"$LAUNCHER_NAME" (docs/job-script.md)',
@@ -215,7 +219,7 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedScript:
     """The texts of a job script and of the files beside it."""
 
     script: str
@@ -228,7 +232,7 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
     return rendered(plan, token=token, array=array, elements=elements).script
 
 
-def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> Rendered:
+def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> RenderedScript:
     """Renders the job script of a run, and the files beside it.
 
     plan: the run's plan; for an array, a plan whose run_dir contains the directories of the runs.
@@ -246,7 +250,7 @@ def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: P
         text, after = rendered_custom(template, values), block_after(template, values)
     job = as_json(_job_file(plan, scheduler, elements, after=after is not None))
     _require_no_control_characters(job)
-    return Rendered(text, json.dumps(job, indent=1) + "\n", after)
+    return RenderedScript(text, json.dumps(job, indent=1) + "\n", after)
 
 
 def notes(plan: JobPlan, *, token: str) -> tuple[str, ...]:
@@ -364,7 +368,7 @@ def _path_of(name: str, plan: JobPlan, elements: Path | None) -> Path:
     return Path(plan.run_dir, name) if elements is None else elements.with_name(f"{elements.name}.{name}")
 
 
-def _write_beside(text: Rendered, plan: JobPlan, elements: Path | None) -> None:
+def _write_beside(text: RenderedScript, plan: JobPlan, elements: Path | None) -> None:
     run_files.write(_path_of(NAME, plan, elements), text.job)
     if text.after is not None:
         run_files.write(_path_of(AFTER, plan, elements), text.after)

@@ -25,11 +25,11 @@ from launcher.runs.events import every
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
-from launcher.schedulers.run_command import Refused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.submission import configs
 from launcher.submission.prepare import Prepared, prepare
 from launcher.submission.submit import (
-    Submitted,
+    SubmittedRun,
     interrupted,
     redacted_record,
     refusals_of_the_system,
@@ -43,7 +43,7 @@ from launcher.submission.submit import (
 
 def resume(
     run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool = False
-) -> Submitted:
+) -> SubmittedRun:
     """Submits another attempt of a run that is over. Its plan may differ from that of earlier attempts.
 
     by_hand: whether the user submits the job, with the command in the result (submit=false).
@@ -57,7 +57,7 @@ def resume(
 
 def _resume(
     run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool
-) -> Submitted:
+) -> SubmittedRun:
     plan = prepared.plan
     if again := rerun(run):
         raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
@@ -82,7 +82,7 @@ def _resume(
             with interrupted(run), refusals_of_the_system(run, plan, token):
                 write_record(run, prepared, config, overrides)
                 return start(run, plan, token, resumed=tried_before, by_hand=by_hand)
-        except (Refused, ConfigError):  # the run is unchanged
+        except (SubmissionRefused, ConfigError):  # the run is unchanged
             run.restore_record()
             raise
 
@@ -114,7 +114,7 @@ class Ready:
     overrides: tuple[str, ...]  # overrides of the user, from this command and from earlier attempts
     run: Run | None = None  # run that gets another attempt; None: it is a new run
 
-    def submit(self) -> Submitted:
+    def submit(self) -> SubmittedRun:
         """Submits the attempt.
 
         Raises ConfigError: the run directory cannot be made, or an existing run of this id has another config or

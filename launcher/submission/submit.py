@@ -36,7 +36,7 @@ from launcher.runs.lease import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.run_command import Refused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
@@ -47,7 +47,7 @@ OF_THE_COMMAND = ("workdir", "umask", "python", "queued", "code.repository", "co
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedRun:
     """A submitted run."""
 
     run: Run
@@ -58,7 +58,7 @@ class Submitted:
 
 def submit(
     prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = (), *, by_hand: bool = False
-) -> Submitted:
+) -> SubmittedRun:
     """Creates the run directory and submits the job.
 
     overrides: overrides of the user, for the record; `resume` needs them.
@@ -71,7 +71,7 @@ def submit(
         return _submit(prepared, config, overrides, by_hand=by_hand)
 
 
-def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool) -> Submitted:
+def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool) -> SubmittedRun:
     plan = prepared.plan
     run = Run(Path(plan.run_dir))
     resumed = run.recorded()
@@ -81,18 +81,18 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
         try:
             with refusals_of_the_system(run, plan, prepared.token):
                 _make(run, prepared, config, overrides)
-        except Refused:
+        except SubmissionRefused:
             _remove_unrecorded(run)
             raise
     with only_submitter(run.path):
         require_same(run, plan)  # another process may have submitted it at the same time
         if job_id := read_history(run).job_id:
-            return Submitted(run, job_id, again=True)
+            return SubmittedRun(run, job_id, again=True)
         resumed = resumed or tried(run, prepared.token)  # by a process that held the lock before
         try:
             with interrupted(run), refusals_of_the_system(run, plan, prepared.token):
                 started = start(run, plan, prepared.token, resumed, by_hand=by_hand)
-        except Refused:
+        except SubmissionRefused:
             if not resumed:
                 _remove(run)
             raise
@@ -125,7 +125,7 @@ def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None
             raise SubmissionError(f"{words}; there may be a job, which the same command finds") from None
         if process := process_of(run):
             process.signal(signal.SIGKILL)
-        raise Refused(f"nothing was submitted: {words}", definite=True) from None
+        raise SubmissionRefused(f"nothing was submitted: {words}", definite=True) from None
 
 
 @contextlib.contextmanager
@@ -211,7 +211,7 @@ def facts_of_here(folder: str) -> dict[str, Any]:
 def start(
     run: Run, plan: JobPlan, token: str, resumed: bool, blocking_jobs: Callable[[], Sequence[str]] | None = None, *,
     by_hand: bool = False,
-) -> Submitted:  # fmt: skip
+) -> SubmittedRun:  # fmt: skip
     """Submits the job of a run, with resume.how=chain also the jobs that follow it, and writes them into its journal.
 
     token: by which a repeated submission finds the job; those of the following jobs are made from it.
@@ -226,13 +226,13 @@ def start(
     following = chain_tokens(plan, token)[1:]
     environment = job_environment(os.environ, plan).environment if following else {}
     if jobs[0] == BY_HAND:
-        return Submitted(run, BY_HAND, command=_chain(plan, executor.command, script, following, environment))
+        return SubmittedRun(run, BY_HAND, command=_chain(plan, executor.command, script, following, environment))
     try:
         for each in following:
             jobs.append(submit_after(plan, jobs[-1], script, each, environment, plan.cluster.submit_timeout))
     finally:  # some may have been submitted before the site refused more
         run.journal(events.Submitted(job=jobs[0], chain=tuple(jobs[1:])))
-    return Submitted(run, jobs[0])
+    return SubmittedRun(run, jobs[0])
 
 
 def _chain(plan: JobPlan, first: str, script: str, tokens: Sequence[str], environment: Mapping[str, str]) -> str:

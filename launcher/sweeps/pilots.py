@@ -24,18 +24,18 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, SweepMonitor, live_pilots, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.runs import claims, event_file
-from launcher.runs.claims import Claims, Kind, PointLog, State
+from launcher.runs.claims import Claims, EntryKind, PointLog, State
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, every
 from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
-from launcher.schedulers.run_command import Refused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.search.progress import look
 from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.spec.sections import Workload
-from launcher.submission.submit import Submitted, facts_of_here, start, tried
+from launcher.submission.submit import SubmittedRun, facts_of_here, start, tried
 
 ENDS = 20.0  # seconds to wait for the end of a pilot's job after its slot managers have ended
 LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last event is one of these claims no more
@@ -111,7 +111,7 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
 class SubmittedPilots:
     """The result of a submission of pilots."""
 
-    jobs: Mapping[int, Submitted]  # the pilots that were submitted, by their numbers
+    jobs: Mapping[int, SubmittedRun]  # the pilots that were submitted, by their numbers
     left: int = 0  # number of pilots that the scheduler does not accept now
     words: str = ""  # the message with which the scheduler refused the pilots counted in `left`
     # how many pilots the points that are left can use, if these are fewer than asked for; None: as many
@@ -130,7 +130,7 @@ def submit(
     Raises RunError: the sweep is on a file system without hard links.
     """
     Claims.create(sweep.path)
-    jobs: dict[int, Submitted] = {}
+    jobs: dict[int, SubmittedRun] = {}
     living, wanted = 0, packing.pilots
     if not chooses_more(sweep):
         left = sum(not each.over for each in point_statuses(sweep))
@@ -147,7 +147,7 @@ def submit(
                 continue
         try:
             jobs[number] = _submit(sweep, plan_of(point, sweep, packing, number), number, config, by_hand=by_hand)
-        except Refused as error:
+        except SubmissionRefused as error:
             if not (jobs or living) or not error.job_limit:
                 raise
             return SubmittedPilots(jobs, wanted - living, str(error), enough)
@@ -155,7 +155,7 @@ def submit(
     return SubmittedPilots(jobs, enough=enough)
 
 
-def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any], *, by_hand: bool) -> Submitted:
+def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any], *, by_hand: bool) -> SubmittedRun:
     # Submits a pilot, unless an interrupted submission has left a job of it
     run = sweep.pilot(number)
     if not run.recorded():
@@ -208,12 +208,12 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
     logs = folder.logs()
     if sweep.cancelled():  # the caller removes this mark, so points that it alone cancelled need an entry now
         for point in set(range(len(sweep.manifest().points))) - set(points) - logs.keys():
-            folder.add(point, 0, Kind.CANCELLED, None)
+            folder.add(point, 0, EntryKind.CANCELLED, None)
     for point in points:
         clear_marks(sweep.run(point))
         log = logs.get(point, PointLog())
         if log.begun and log.state is not State.HELD:
-            folder.add(point, log.next, Kind.AGAIN, None)
+            folder.add(point, log.next, EntryKind.AGAIN, None)
 
 
 def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> list[PointStatus]:

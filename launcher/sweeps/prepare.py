@@ -19,7 +19,7 @@ from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
 from launcher.files import ownership
 from launcher.runs import sweep_directory
-from launcher.runs.sweep_directory import Manifest, Sweep
+from launcher.runs.sweep_directory import Sweep, SweepManifest
 from launcher.spec import limits
 from launcher.spec.build import check_name
 from launcher.spec.plan import JobPlan, keys_of
@@ -111,8 +111,8 @@ class PreparedSweep:
     """A sweep that has passed every check and can be submitted."""
 
     path: Path  # directory of the sweep
-    existing: Manifest | None  # the manifest of an earlier command in the directory; None: the sweep is new
-    manifest: Manifest  # the manifest to write: the existing points, then the new ones
+    existing: SweepManifest | None  # the manifest of an earlier command in the directory; None: the sweep is new
+    manifest: SweepManifest  # the manifest to write: the existing points, then the new ones
     order: tuple[int, ...]  # numbers of the points that the command line asks for, in its order
     points: Mapping[int, RequestedPoint]  # the points that the command line asks for, by number
     plans: Mapping[int, JobPlan]  # plan of each point in `points`, by number
@@ -180,7 +180,7 @@ def prepare_sweep(
         order.append(known[overrides])
         by_index.setdefault(known[overrides], each)
     objective = first.sweep.objective
-    manifest = Manifest(
+    manifest = SweepManifest(
         name=name,
         command=existing.command if existing else tuple(command),
         points=tuple(recorded),
@@ -207,9 +207,9 @@ def prepare_sweep(
 
 
 def _pilots(
-    config: Config, manifest: Manifest, groups: Sequence[tuple[JobPlan, tuple[int, ...]]],
+    config: Config, manifest: SweepManifest, groups: Sequence[tuple[JobPlan, tuple[int, ...]]],
     plans: Mapping[int, JobPlan], sweep: Sweep,
-) -> tuple[dict[int, JobPlan], Manifest]:  # fmt: skip
+) -> tuple[dict[int, JobPlan], SweepManifest]:  # fmt: skip
     point = plans[groups[0][1][0]]
     packing = pilots.packing_of(config, point)
     if packing is None:
@@ -257,7 +257,7 @@ def _refuse_keys_of_one(points: Sequence[RequestedPoint]) -> None:
 
 
 def _plans(
-    points: Mapping[int, RequestedPoint], manifest: Manifest, sweep_id: str, environ: Mapping[str, str]
+    points: Mapping[int, RequestedPoint], manifest: SweepManifest, sweep_id: str, environ: Mapping[str, str]
 ) -> tuple[dict[int, JobPlan], dict[str, None]]:
     keys = sweep_directory.differing(manifest.points)
     plans: dict[int, JobPlan] = {}

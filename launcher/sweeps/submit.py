@@ -37,7 +37,7 @@ from launcher.runs.sweep_directory import SearchRecord, SearchSettings, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
-from launcher.schedulers.run_command import Refused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.search.points import template_of
 from launcher.search.progress import look
 from launcher.spec.plan import JobPlan
@@ -279,7 +279,7 @@ class _ArraySubmitter:
                 else:
                     self._submit_array(plan, members, throttle, preceding)
             return []
-        except Refused as refused:
+        except SubmissionRefused as refused:
             if not refused.job_limit:
                 raise self._partial_refusal(refused) from None
             self._limit = str(refused)
@@ -307,7 +307,7 @@ class _ArraySubmitter:
             jobs = ", ".join(job for job, _ in self._jobs)
             raise Interrupted(f"{count} of {self._sweep.id} submitted, as {jobs}: {then}")
 
-    def _partial_refusal(self, refused: Refused) -> SubmissionError:
+    def _partial_refusal(self, refused: SubmissionRefused) -> SubmissionError:
         if not self._jobs:
             return refused
         jobs = ", ".join(job for job, _ in self._jobs)
@@ -325,7 +325,7 @@ class _ArraySubmitter:
             submitted = start(
                 run, plan, token, tried(run, token), lambda: _dependencies(plan, preceding), by_hand=self._by_hand
             )
-        except Refused as refusal:
+        except SubmissionRefused as refusal:
             run.journal(events.Refused(token=token, error=str(refusal)))
             raise
         self._submitted(submitted.job_id, submitted.command, (index,))
@@ -343,7 +343,7 @@ class _ArraySubmitter:
         )  # fmt: skip
         try:
             jobs = executor.map_array(payload.run, [str(run.path) for run in runs])
-        except Refused as refusal:
+        except SubmissionRefused as refusal:
             self._sweep.refused(token, str(refusal))
             raise
         job_id = jobs[0].job_id.rpartition("_")[0]

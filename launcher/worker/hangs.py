@@ -37,7 +37,7 @@ _FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
 @dataclass(frozen=True)
-class Group:
+class CollectiveGroup:
     """A rank's collectives in one process group."""
 
     name: str  # name of the process group; the same on all of its ranks
@@ -53,7 +53,7 @@ class Recorder:
     """What a rank's flight recorder shows: its collectives in each of its process groups."""
 
     rank: int
-    groups: tuple[Group, ...]
+    groups: tuple[CollectiveGroup, ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def blame_by_collectives(recorders: Sequence[Recorder]) -> list[Suspect]:
     """
     accused: dict[int, Suspect] = {}
     waiting: set[int] = set()  # ranks that wait in a group for a rank to blame there
-    groups: dict[str, dict[int, Group]] = {}  # by name and rank
+    groups: dict[str, dict[int, CollectiveGroup]] = {}  # by name and rank
     for recorder in recorders:
         for group in recorder.groups:
             groups.setdefault(group.name, {})[recorder.rank] = group
@@ -96,7 +96,7 @@ def blame_by_collectives(recorders: Sequence[Recorder]) -> list[Suspect]:
     return sorted(causes or accused.values(), key=lambda suspect: suspect.rank)
 
 
-def _in_group(name: str, seen: Mapping[int, Group]) -> dict[int, BlockedCollective]:
+def _in_group(name: str, seen: Mapping[int, CollectiveGroup]) -> dict[int, BlockedCollective]:
     pending = [group.pending for group in seen.values() if group.pending is not None]
     if not pending:
         return {}
@@ -160,13 +160,13 @@ def parse(rank: int, dump: bytes) -> Recorder:
         raise ValueError(f"not a flight recorder's dump: {error}") from None
 
 
-def _group(name: str, entries: Sequence[Mapping[str, Any]]) -> Group:
+def _group(name: str, entries: Sequence[Mapping[str, Any]]) -> CollectiveGroup:
     enqueued = max(int(entry["collective_seq_id"]) for entry in entries)
     open_ones = [entry for entry in entries if not _is_done(entry)]
     if not open_ones:
-        return Group(name, enqueued)
+        return CollectiveGroup(name, enqueued)
     first = min(open_ones, key=lambda entry: int(entry["collective_seq_id"]))
-    return Group(
+    return CollectiveGroup(
         name, enqueued, int(first["collective_seq_id"]), str(first["profiling_name"]), first["state"] == "started"
     )
 
@@ -184,7 +184,7 @@ def to_json(recorder: Recorder) -> str:
 def from_json(text: str) -> Recorder:
     """Returns the Recorder that `to_json` has written."""
     value = json.loads(text)
-    return Recorder(value["rank"], tuple(Group(**group) for group in value["groups"]))
+    return Recorder(value["rank"], tuple(CollectiveGroup(**group) for group in value["groups"]))
 
 
 class Recorders:
@@ -251,7 +251,7 @@ _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/
 
 
 @dataclass(frozen=True)
-class Report:
+class HangReport:
     """The state of one rank during a hang."""
 
     rank: int  # global rank
@@ -273,7 +273,7 @@ class Blamed:
     frame: str = ""  # newest frame of the first of them; empty: it has written none
 
 
-def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, BlockedCollective | None]:
+def suspects(reports: Sequence[HangReport]) -> tuple[list[HangReport], HangSign, BlockedCollective | None]:
     """Returns the ranks to blame for a hang, and why.
 
     The first two rows decide if they apply to any rank; else the first other row that applies to some ranks but not to
@@ -345,7 +345,7 @@ class StepWatch:
         return found
 
 
-class Activity:
+class RankActivity:
     """Measures how long an agent's ranks have been idle, for any workload: no CPU time, output or heartbeat."""
 
     def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
@@ -396,8 +396,8 @@ def family(pid: int) -> Iterator[int]:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    """Returns the ranks to blame for a hang, from the fields of all agents' `Report`s."""
-    guilty, sign, collective = suspects([Report(**report) for report in reports])
+    """Returns the ranks to blame for a hang, from the fields of all agents' `HangReport`s."""
+    guilty, sign, collective = suspects([HangReport(**report) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
     frame = newest_frame(guilty[0].stack) if guilty else ""
     return Blamed(ranks, sign, collective, min((each.step for each in guilty), default=None), frame)

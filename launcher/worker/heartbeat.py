@@ -42,7 +42,7 @@ class Sign:
     joined: bool = False  # whether the rank has seen that all ranks have arrived
 
 
-class Slot:
+class RankSlot:
     """One rank's slot, for use in its process. Only the rank writes to it; a torn read by the agent does no harm."""
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
@@ -107,11 +107,11 @@ class Pulse:
         """Resets all slots, for so many ranks that agree on stops through their agents; 0: they do not."""
         self._agent = AgentWords(self._memory)
         self._agent.clear(world_size)
-        self._stops = [Slot(self._memory, index).stop for index in range(self._ranks)]
+        self._stops = [RankSlot(self._memory, index).stop for index in range(self._ranks)]
 
-    def slot(self, index: int) -> Slot:
+    def slot(self, index: int) -> RankSlot:
         """Returns the slot of a rank. index: index of the rank among the agent's ranks."""
-        return Slot(self._memory, index)
+        return RankSlot(self._memory, index)
 
     def share(self) -> int:
         """Returns the descriptor of the shared memory, through which a program that a rank executes finds its slot."""
@@ -138,16 +138,16 @@ class Pulse:
         return [_PACE.unpack_from(self._memory, _AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
-_mine: Slot | None = None
+_mine: RankSlot | None = None
 
 
-def take(slot: Slot) -> None:
+def take(slot: RankSlot) -> None:
     """In a forked rank: makes `slot` the one that `mine` returns."""
     global _mine
     _mine = slot
 
 
-def mine() -> Slot | None:
+def mine() -> RankSlot | None:
     """Returns this rank's slot; None if no agent started this process.
 
     A program that a rank has executed finds its slot through LAUNCHER_PULSE (PID:FILE:PLACE: the process id, the
@@ -159,7 +159,7 @@ def mine() -> Slot | None:
         with contextlib.suppress(ValueError, OSError):
             pid, file, place = map(int, value.split(":"))
             if pid == os.getpid() and memory_file.is_named(file, _NAME):
-                _mine = Slot(mmap.mmap(file, 0), place)
+                _mine = RankSlot(mmap.mmap(file, 0), place)
     return _mine
 
 

@@ -44,7 +44,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
     agents = rank_report.take()
-    slot = heartbeat.Slot(mmap.mmap(pulse_file, 0), place)
+    slot = heartbeat.RankSlot(mmap.mmap(pulse_file, 0), place)
     heartbeat.take(slot)
     hangs.serve(stacks_file)
     os.umask(plan.umask)

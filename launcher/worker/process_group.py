@@ -41,7 +41,7 @@ class RanksDiffer(BackendError):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RankFacts:
     """Facts about one rank that are compared with those of the other ranks."""
 
     rank: int  # rank, host: global rank, and name of the rank's node
@@ -60,7 +60,7 @@ class Refusal:
 
     what: str  # the reason, as the start of a sentence
     # the values, each with the facts of the ranks that have it; for a difference the commonest value first
-    holders: tuple[tuple[str, tuple[Facts, ...]], ...]
+    holders: tuple[tuple[str, tuple[RankFacts, ...]], ...]
     fix: str  # what the user can do, as a sentence
 
     @property
@@ -72,7 +72,7 @@ class Refusal:
         return f"{self.what}: {'; '.join(shown)}. {self.fix}"
 
 
-def _who(ranks: Sequence[Facts]) -> str:
+def _who(ranks: Sequence[RankFacts]) -> str:
     hosts = list(dict.fromkeys(each.host for each in ranks))
     shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more nodes" if len(hosts) > _SHOWN else "")
     return f"{name_ranks(each.rank for each in ranks)} ({shown})"
@@ -81,7 +81,7 @@ def _who(ranks: Sequence[Facts]) -> str:
 _SAME_SOFTWARE = "Give all nodes the same environment (env.activate, env.archive, env.container, cluster.setup)"
 
 
-def compare(facts: Sequence[Facts]) -> list[Refusal]:
+def compare(facts: Sequence[RankFacts]) -> list[Refusal]:
     """Returns the reasons why these ranks cannot work together; empty if they can.
 
     | difference | refused |
@@ -114,14 +114,14 @@ def compare(facts: Sequence[Facts]) -> list[Refusal]:
     return refusals
 
 
-def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
-    found: dict[str, list[Facts]] = {}
+def _by(facts: Iterable[RankFacts], name: str) -> dict[str, tuple[RankFacts, ...]]:
+    found: dict[str, list[RankFacts]] = {}
     for each in facts:
         found.setdefault(getattr(each, name), []).append(each)
     return {value: tuple(ranks) for value, ranks in found.items()}
 
 
-def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> Facts:
+def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> RankFacts:
     """Returns the facts about this rank. `environ`: the rank's environment, of which the masks identify its GPU."""
     gpu = ""
     if device.type != "cpu":
@@ -133,7 +133,7 @@ def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: 
             gpu = gpu_identity(properties, index, environ.get("CUDA_VISIBLE_DEVICES", ""), host)
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else ""
     git = str(getattr(torch.version, "git_version", None) or "")
-    return Facts(rank, host, device.type, gpu, backend, torch.__version__, git, nccl)
+    return RankFacts(rank, host, device.type, gpu, backend, torch.__version__, git, nccl)
 
 
 def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
@@ -166,12 +166,12 @@ def xpu_identity(index: int, mask: str, host: str) -> str:
 # -- through the store
 
 
-def share_facts(store: dist.Store, facts: Facts, world_size: int) -> None:
+def share_facts(store: dist.Store, facts: RankFacts, world_size: int) -> None:
     """Writes this rank's facts into the store. The last of `world_size` ranks compares all, and writes the refusals."""
     store.set(f"joined/{facts.rank}", json.dumps(asdict(facts)))
     if store.add("joined", 1) == world_size:
         found = store.multi_get([f"joined/{rank}" for rank in range(world_size)])
-        refusals = compare([Facts(**json.loads(each)) for each in found])
+        refusals = compare([RankFacts(**json.loads(each)) for each in found])
         store.set("all joined", json.dumps([refusal.text for refusal in refusals]))
 
 
@@ -180,7 +180,7 @@ def require_alike(store: dist.Store) -> None:
     _require_none(json.loads(store.get("all joined")))
 
 
-def require_alike_in_group(facts: Facts) -> None:
+def require_alike_in_group(facts: RankFacts) -> None:
     """Compares all ranks through their process group, for MPI, which has no store; raises RanksDiffer on all."""
     everyone = rank_objects.gather(facts)
     _require_none(rank_objects.broadcast([refusal.text for refusal in compare(everyone)]))
@@ -337,7 +337,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
 
 
 def _make_group(
-    place: topology.Topology, facts: Facts, device: torch.device, rendezvous_timeout: float, timeout: float
+    place: topology.Topology, facts: RankFacts, device: torch.device, rendezvous_timeout: float, timeout: float
 ) -> topology.Nodes | None:
     if facts.backend == "mpi":
         dist.init_process_group("mpi")
@@ -444,7 +444,7 @@ def _use_interface(name: str | None) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _join(store: dist.Store, place: topology.Topology, facts: Facts, timeout: float) -> None:
+def _join(store: dist.Store, place: topology.Topology, facts: RankFacts, timeout: float) -> None:
     # Unlike torch's timeout, the error names the missing ranks
     share_facts(store, facts, place.world_size)
     try:

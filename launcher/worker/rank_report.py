@@ -106,7 +106,7 @@ class WorkerError:
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """A rank's report."""
 
     # metrics of a rank that succeeded; None if it failed, or left no readable report
@@ -180,18 +180,18 @@ def end_process(code: int) -> None:
 # -- in the agent
 
 
-def read_report(descriptor: int) -> Report:
+def read_report(descriptor: int) -> RankReport:
     """Reads the report of a rank that has ended; returns an empty Report if there is none, or it is not readable."""
     try:
         report = json.loads(os.pread(descriptor, bounds.REPORT_BYTES, 0))
     except (OSError, ValueError):
-        return Report()
+        return RankReport()
     if not isinstance(report, dict):
-        return Report()
+        return RankReport()
     returned, error = report.get("returned"), report.get("error")
     if isinstance(error, dict):
-        return Report(error=_error_of(error))
-    return Report(returned=returned) if isinstance(returned, dict) else Report()
+        return RankReport(error=_error_of(error))
+    return RankReport(returned=returned) if isinstance(returned, dict) else RankReport()
 
 
 def _error_of(entry: Mapping[str, Any]) -> WorkerError:

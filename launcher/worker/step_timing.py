@@ -73,11 +73,11 @@ class _Device:
         return float(first.elapsed_time(last)) / 1000
 
 
-class Pace(Generic[M]):
+class StepTimer(Generic[M]):
     """Measures how long one rank works in a step (or in each of `units` equal parts); without an agent, nothing."""
 
     def __init__(
-        self, device: torch.device, slot: heartbeat.Slot | None = None, clock: _Clock[M] | None = None
+        self, device: torch.device, slot: heartbeat.RankSlot | None = None, clock: _Clock[M] | None = None
     ) -> None:
         # None: this rank's slot, if it has one; the clock of the device
         self.units = 1.0

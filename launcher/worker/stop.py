@@ -41,7 +41,7 @@ from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, heartbeat, process_group
 from launcher.worker.process_group import Env
 from launcher.worker.settings import Settings, settings
-from launcher.worker.stop_agreement import Cause, Then, Want, decide
+from launcher.worker.stop_agreement import BoundaryAction, Cause, Want, decide
 
 FILES_INTERVAL = 1.0  # seconds between two checks for RUN/stop and RUN/save
 LATENCY = 0.5  # seconds between two agreements in the background
@@ -60,14 +60,14 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StopVerdict:
     """What all ranks have agreed to do at a step boundary."""
 
     stop: str | None = None  # the stop reason as text, the same on every rank; None: continue
     save: bool = False  # whether to save now, because a rank's save is due or RUN/save exists
 
 
-CONTINUE = Verdict()
+CONTINUE = StopVerdict()
 
 
 def interval(step_time: float) -> int:
@@ -84,7 +84,7 @@ def interval(step_time: float) -> int:
 
 
 class _ThroughAgents:
-    def __init__(self, slot: heartbeat.Slot) -> None:
+    def __init__(self, slot: heartbeat.RankSlot) -> None:
         self._slot, self._pid, self._stopped = slot, os.getpid(), False
         self._state = replace(slot.stop.read(), closed=False)  # an earlier Stop of this process has counted boundaries
         self._slot.stop.write(self._state)
@@ -105,16 +105,16 @@ class _ThroughAgents:
             if shown is not None:
                 proposal, committed = shown
                 then = decide(self._state.boundary, self._state.acted, proposal, committed)
-                if proposal is None or then is Then.CONTINUE:
+                if proposal is None or then is BoundaryAction.CONTINUE:
                     return Want()
-                if then is Then.ACT:
+                if then is BoundaryAction.ACT:
                     self._update(acted=proposal.number, cause=Cause.NONE, save=False)
                     self._stopped = proposal.want.cause is not Cause.NONE
                     return proposal.want
-                accepted = then is not Then.REFUSE
+                accepted = then is not BoundaryAction.REFUSE
                 if (self._state.answered, self._state.accepted) != (proposal.number, accepted):
                     self._update(answered=proposal.number, accepted=accepted)
-                if then is not Then.WAIT:
+                if then is not BoundaryAction.WAIT:
                     return Want()
             time.sleep(LOOK)
 
@@ -127,7 +127,7 @@ class _ThroughAgents:
         self._slot.stop.write(self._state)
 
 
-class Stop:
+class StopFlag:
     """A rank's stop flag, and its agreement with other ranks. All ranks make one at the same point of the program."""
 
     def __init__(self, env: Env, run: Settings | None = None) -> None:
@@ -170,7 +170,7 @@ class Stop:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
 
-    def boundary(self, step: int, *, save_due: bool = False) -> Verdict:
+    def boundary(self, step: int, *, save_due: bool = False) -> StopVerdict:
         """Sends a heartbeat, and returns what to do between two steps. All ranks must call it after every step.
 
         save_due: whether this rank wants to save. One rank is enough for all to save. The rank must pass True at every
@@ -225,12 +225,12 @@ class Stop:
         if self._agents is not None:
             self._agents.want(self._cause)
 
-    def _agree_at_once(self, now: float, save_due: bool) -> Verdict:
+    def _agree_at_once(self, now: float, save_due: bool) -> StopVerdict:
         flags = self._flags_of(self._wanted(now, save_due))
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
         return self._combined(flags)
 
-    def _agree_in_background(self, now: float, save_due: bool) -> Verdict:
+    def _agree_in_background(self, now: float, save_due: bool) -> StopVerdict:
         verdict = CONTINUE
         if self._work is not None:
             self._work.wait()
@@ -265,12 +265,12 @@ class Stop:
         who = _RANKS - 1 - self._env.rank  # so that the maximum over ranks chooses the lowest rank
         return torch.tensor([want.cause * _RANKS + who if want.cause else 0, int(want.save), wanted])
 
-    def _combined(self, flags: torch.Tensor) -> Verdict:
+    def _combined(self, flags: torch.Tensor) -> StopVerdict:
         stop, save, self._interval = flags.tolist()
         cause, who = divmod(stop, _RANKS)
         return self._verdict(Want(Cause(cause), _RANKS - 1 - who if stop else 0, bool(save)))
 
-    def _verdict(self, agreed: Want) -> Verdict:
+    def _verdict(self, agreed: Want) -> StopVerdict:
         if agreed.save and self._files[1]:
             self._files = self._files[0], False
             with contextlib.suppress(OSError):
@@ -279,8 +279,8 @@ class Stop:
             return CONTINUE
         if agreed.cause:
             self._agreed = agreed
-            return Verdict(text.of_stop(self._stop_event()), agreed.save)
-        return Verdict(None, agreed.save)
+            return StopVerdict(text.of_stop(self._stop_event()), agreed.save)
+        return StopVerdict(None, agreed.save)
 
     def _stop_event(self) -> StopEvent:
         rank = self._agreed.rank
@@ -302,8 +302,8 @@ class Stop:
 # `boundary()` is for trainers with callbacks: it also returns whether to save and continue.
 
 
-_stop: Stop | None = None
-_stopped: Verdict | None = None
+_stop: StopFlag | None = None
+_stopped: StopVerdict | None = None
 _steps = 0
 
 
@@ -329,7 +329,7 @@ def should_stop(step: int | None = None) -> bool:
 stopping = should_stop  # its former name
 
 
-def boundary(step: int | None = None) -> Verdict:
+def boundary(step: int | None = None) -> StopVerdict:
     """Like `should_stop`, but also returns the stop reason, and whether to save and continue because RUN/save exists.
 
     Args:
@@ -352,11 +352,11 @@ def boundary(step: int | None = None) -> Verdict:
     return verdict
 
 
-def listen() -> Stop:
+def listen() -> StopFlag:
     """Returns this process's stop flag; all ranks make the first call, which sets handlers, at the same point."""
     global _stop
     if _stop is None:
-        _stop = Stop(here())
+        _stop = StopFlag(here())
     return _stop
 
 

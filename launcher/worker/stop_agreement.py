@@ -209,7 +209,7 @@ class RankState:
 # -- a rank
 
 
-class Then(Enum):
+class BoundaryAction(Enum):
     """What a rank does at a boundary about the newest proposal."""
 
     CONTINUE = "continue"
@@ -219,7 +219,7 @@ class Then(Enum):
     ACT = "act"  # carry out the proposal
 
 
-def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int) -> Then:
+def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int) -> BoundaryAction:
     """Returns what a rank does at a boundary.
 
     | newest proposal | its boundary | result |
@@ -230,12 +230,12 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
     | any other | this boundary | act if the proposal is committed, else wait |
     """
     if proposal is None or proposal.number == acted:
-        return Then.CONTINUE
+        return BoundaryAction.CONTINUE
     if proposal.at < boundary:
-        return Then.REFUSE
+        return BoundaryAction.REFUSE
     if proposal.at > boundary:
-        return Then.ACCEPT
-    return Then.ACT if committed == proposal.number else Then.WAIT
+        return BoundaryAction.ACCEPT
+    return BoundaryAction.ACT if committed == proposal.number else BoundaryAction.WAIT
 
 
 # -- an agent

@@ -25,7 +25,7 @@ LOCAL_TIMEOUT = 60.0  # the same for trackers that write to files: on a busy nod
 
 
 @dataclass(frozen=True)
-class Entry:
+class TrackerEntry:
     """Numbers reported together at one step."""
 
     step: int  # steps of the run that are done
@@ -33,7 +33,7 @@ class Entry:
     values: Mapping[str, float]  # the numbers by name (`train/loss`)
 
 
-def keep(path: Path, entries: Sequence[Entry]) -> None:
+def keep(path: Path, entries: Sequence[TrackerEntry]) -> None:
     """Appends entries that did not reach a tracker to its file; raises OSError, or ValueError above UNSENT_BYTES."""
     data = "".join(json.dumps(astuple(entry)) + "\n" for entry in entries).encode()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as file:
@@ -42,12 +42,12 @@ def keep(path: Path, entries: Sequence[Entry]) -> None:
         file.write(data)
 
 
-def kept(path: Path) -> list[Entry]:
+def kept(path: Path) -> list[TrackerEntry]:
     """Returns such a file's entries as they were reported, each once; raises LauncherError."""
     text = unwrap(read_text(path, bounds.UNSENT_BYTES)) or ""
     # A process may be killed while it writes.
     whole = dict.fromkeys(line for line in text.split("\n")[:-1] if line.endswith("]"))
-    return sorted((Entry(*json.loads(line)) for line in whole), key=lambda entry: entry.moment)
+    return sorted((TrackerEntry(*json.loads(line)) for line in whole), key=lambda entry: entry.moment)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class About:
 class Tracker(Protocol):
     """The interface of a tracker. All methods are called in one thread, and may raise any exception."""
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
         """Writes entries, in order; the first call starts the tracker's run."""
 
     def close(self, done: bool) -> None:
@@ -115,7 +115,7 @@ class MLflow:
         self._known: frozenset[str] = frozenset()  # metrics that earlier attempts have logged
         self._last: dict[str, int] = {}  # the last step of each of those metrics, as far as it was looked up
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
         # MLflow takes a second, and may not be here
         from mlflow.entities import Metric
 
@@ -203,7 +203,7 @@ class TensorBoard:
         self._writer: SummaryWriter | None = None
         self._before: set[Path] | None = None  # files of earlier attempts; None once this attempt's file has mode 0600
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
         writer = self._writer or self._begin(entries[0])
         for entry in entries:
             for name, value in entry.values.items():
@@ -218,7 +218,7 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
-    def _begin(self, first: Entry) -> SummaryWriter:
+    def _begin(self, first: TrackerEntry) -> SummaryWriter:
         about, step = self._about, redone_from(first)
         self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
         run_files.make_folder(about.log_dir)
@@ -228,7 +228,7 @@ class TensorBoard:
         return self._writer
 
 
-def redone_from(first: Entry) -> int:
+def redone_from(first: TrackerEntry) -> int:
     """Returns the first step for which to hide the training values of earlier attempts, from this one's first entry.
 
     If the earlier attempt stopped between a step and its evaluation, this attempt starts with that evaluation. The
@@ -271,7 +271,7 @@ class WandB:
         self._run: Any = None
         self._id, self._rows, self._last = _earlier(about)
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
         if self._run is None:
             self._run = self._begin()
         for entry in entries:

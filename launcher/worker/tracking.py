@@ -29,10 +29,10 @@ from launcher.worker.trackers import (
     CLOSE_TIMEOUT,
     LOCAL_TIMEOUT,
     About,
-    Entry,
     MLflow,
     TensorBoard,
     Tracker,
+    TrackerEntry,
     WandB,
     keep,
     kept,
@@ -91,7 +91,7 @@ class Reporter:
         self._newest: Progress | None = None  # the newest report of a step, without values
         self._held: dict[str, Progress | Evaluated] = {}  # of each kind the newest report if it was not due
         self._pid = os.getpid()
-        self._tracking: Tracking | None = None
+        self._tracking: TrackerQueues | None = None
         self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
 
     def progress(self, step: int, total: int, **values: Any) -> None:
@@ -174,7 +174,7 @@ BATCH = 200  # most entries that a tracker gets in one call
 FAILURES = 3  # failures in a row after which a tracker is disabled
 
 
-class Tracking:
+class TrackerQueues:
     """Passes entries to trackers, each in its own thread, so that one that hangs does not block others."""
 
     def __init__(
@@ -229,7 +229,7 @@ class Tracking:
         step, moment, values = self._held.pop(prefix)
         if numbers := dict(numbers_in(prefix, values)):
             for feed in self._feeds:
-                feed.put(Entry(step, moment, numbers))
+                feed.put(TrackerEntry(step, moment, numbers))
 
     def _close_at_the_end(self) -> None:
         threading.main_thread().join()
@@ -243,14 +243,14 @@ class _Feed:
         self.done, self.ends = False, threading.Event()
         self._name, self._make, self._unsent, self._patience = name, make, unsent, patience
         self._tracker: Tracker | None = None
-        self._queue: queue.Queue[Entry] = queue.Queue(QUEUE)
-        self._taken: list[Entry] = []  # from the queue, and not yet with the tracker
+        self._queue: queue.Queue[TrackerEntry] = queue.Queue(QUEUE)
+        self._taken: list[TrackerEntry] = []  # from the queue, and not yet with the tracker
         self._lost = self._failures = 0
         self._warned = self._given_up = self._kept = False
         self._thread = threading.Thread(target=self._run, name=f"tracking {name}", daemon=True)
         self._thread.start()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: TrackerEntry) -> None:
         """Queues an entry, or keeps it in the run directory if the queue is full."""
         try:
             self._queue.put_nowait(entry)
@@ -314,11 +314,11 @@ class _Feed:
                 self._kept = True
         return self._tracker
 
-    def _lose(self, entries: Sequence[Entry]) -> None:
+    def _lose(self, entries: Sequence[TrackerEntry]) -> None:
         self._lost += len(entries)
         self._keep(entries)
 
-    def _keep(self, entries: Sequence[Entry]) -> None:
+    def _keep(self, entries: Sequence[TrackerEntry]) -> None:
         if self._unsent:
             with contextlib.suppress(OSError, ValueError):  # they are counted
                 keep(self._unsent, entries)
@@ -369,7 +369,7 @@ def unsent(folder: Path, name: str) -> Path:
     return folder / f"unsent-{name}.jsonl"
 
 
-def tracking_of(attempt: Attempt) -> Tracking | None:
+def tracking_of(attempt: Attempt) -> TrackerQueues | None:
     """Starts the trackers of this attempt's run; returns None if the run has none."""
     plan = attempt.run.plan()
     if not plan.track:
@@ -381,7 +381,7 @@ def tracking_of(attempt: Attempt) -> Tracking | None:
     }  # fmt: skip
     about = _about(attempt, {name: value for name, value in tags.items() if value})
     local = {"tensorboard": True, "mlflow": about.uri.startswith("file:"), "wandb": about.mode == "offline"}
-    return Tracking(
+    return TrackerQueues(
         {name: partial(_KNOWN[name], about) for name in plan.track},
         attempt.run.path,
         [name for name in local if local[name]],

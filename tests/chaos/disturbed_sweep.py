@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection
 
 from launcher.failures.codes import StopReason
-from launcher.runs.claims import Claims, Kind
+from launcher.runs.claims import Claims, EntryKind
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Stop, every
 from launcher.runs.sweep_directory import Sweep
@@ -60,7 +60,7 @@ def survives(
     assert counts(launcher) == {"done": POINTS}
     results = [sweep.run(index).result() or {} for index in range(POINTS)]
     assert [result["sum"] for result in results] == [[float(STEPS)] * 4] * POINTS
-    ends = [[entry.kind for entry in log].count(Kind.DONE) for log in Claims(sweep.path, 0).entries().values()]
+    ends = [[entry.kind for entry in log].count(EntryKind.DONE) for log in Claims(sweep.path, 0).entries().values()]
     assert ends == [1] * POINTS
     assert any(result["begun"] > 0 for result in results)  # from a checkpoint
 

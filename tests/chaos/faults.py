@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.worker.stop import Stop
+from launcher.worker.stop import StopFlag
 
 
 def _mine(env: Any) -> bool:
@@ -123,7 +123,7 @@ def tells(config: Any, env: Any) -> dict[str, Any]:
 
 def hangs_before_its_first_step(config: Any, env: Any) -> dict[str, Any]:
     """Hangs one rank before its first step, after all ranks have declared that they handle stop requests."""
-    Stop(env)
+    StopFlag(env)
     if _mine(env):
         time.sleep(600)
     return _work(env)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from launcher.errors import UnavailableError
 from launcher.processes import Process
-from launcher.runs.claims import Claims, Kind, PointLog, State, fold
+from launcher.runs.claims import Claims, EntryKind, PointLog, State, fold
 from launcher.runs.event_file import read
 from launcher.runs.events import ManagerBegan, every
 from launcher.runs.history import process_of
@@ -186,15 +186,15 @@ def check(sweep: Sweep, causes: dict[int, str]) -> int:
         state = fold(log, RETRIES).state
         if (run.path / "twice").exists() or any(a[1] > b[0] for a, b in itertools.pairwise(sorted(lives))):
             wrong.append(f"point {point} ran twice at the same time")
-        if len(run.attempts()) > kinds[Kind.CLAIMED]:
-            wrong.append(f"point {point} has {len(run.attempts())} attempts and {kinds[Kind.CLAIMED]} claims")
+        if len(run.attempts()) > kinds[EntryKind.CLAIMED]:
+            wrong.append(f"point {point} has {len(run.attempts())} attempts and {kinds[EntryKind.CLAIMED]} claims")
         if state is State.DONE:
             # A point that is killed after it wrote its line, but before its end is recorded, is executed again.
-            again = kinds[Kind.CLAIMED] - 1
-            if kinds[Kind.DONE] != 1 or not 1 <= len(lives) <= 1 + again or run.result() != {"seed": point}:
+            again = kinds[EntryKind.CLAIMED] - 1
+            if kinds[EntryKind.DONE] != 1 or not 1 <= len(lives) <= 1 + again or run.result() != {"seed": point}:
                 wrong.append(f"point {point} is done, was executed {len(lives)} times, and returned {run.result()}")
         elif state is State.FAILED:
-            if kinds[Kind.FAILED] != RETRIES + 1 or "SIGKILL" not in causes.get(point, ""):
+            if kinds[EntryKind.FAILED] != RETRIES + 1 or "SIGKILL" not in causes.get(point, ""):
                 wrong.append(f"point {point} has failed, and its cause is {causes.get(point)!r}")
         else:
             wrong.append(f"point {point} is {state.value}")

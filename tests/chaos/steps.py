@@ -14,14 +14,14 @@ from launcher import errors, progress
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.runs import lease
 from launcher.worker.settings import settings
-from launcher.worker.stop import Stop
+from launcher.worker.stop import StopFlag
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:
     """Makes STEPS steps of STEP_TIME seconds, resumed from the newest checkpoint; saves every SAVE_EVERY steps."""
     run = settings()
     assert run.checkpoint_dir is not None
-    stop, total = Stop(env, run), int(os.environ.get("STEPS", "100"))
+    stop, total = StopFlag(env, run), int(os.environ.get("STEPS", "100"))
     saves = Checkpointer(
         run.checkpoint_dir, env, identity={"what": "steps"}, attempt=run.attempt, fence=lease.require, start_over=True
     )  # start_over: the harness may damage all checkpoints

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.runs.directory import Run
 from launcher.schedulers.slurm.executor import SlurmExecutor
-from launcher.spec.build import Site
+from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
 from launcher.submission import configs, render
 from launcher.submission.prepare import make_plan
@@ -25,7 +25,7 @@ def plan(folder: Path, nodes: int = 1) -> JobPlan:
     configs.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", ["workload=collective", "cluster=slurm", f"nodes={nodes}"])
-    site = Site(folder.name, str(folder), sys.executable, str(Path.cwd()), str(Path.cwd()))
+    site = PlanFacts(folder.name, str(folder), sys.executable, str(Path.cwd()), str(Path.cwd()))
     return make_plan(OmegaConf.to_object(config), site)  # type: ignore[arg-type]
 
 

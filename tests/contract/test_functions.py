@@ -23,7 +23,7 @@ from launcher.schedulers.local.executor import LocalExecutor
 from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.sge.executor import SGERunExecutor
 from launcher.schedulers.slurm.executor import SlurmExecutor
-from launcher.spec.build import Site
+from launcher.spec.build import PlanFacts
 from launcher.submission import render
 from tests.contract import functions
 from tests.launch import ROOT, until
@@ -66,7 +66,7 @@ class Place:
             )  # fmt: skip
         else:
             key = "partition" if scheduler == "slurm" else "queue"
-            site = Site(folder.name, str(folder), sys.executable, str(ROOT), str(ROOT))
+            site = PlanFacts(folder.name, str(folder), sys.executable, str(ROOT), str(ROOT))
             plan = plan_of(
                 site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {}), **sites},
                 nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks(), "grace": 3},

@@ -12,7 +12,7 @@ import pytest
 import wandb
 
 from launcher.worker.trackers import WANDB_RUN, WandB
-from launcher.worker.tracking import About, Entry
+from launcher.worker.tracking import About, TrackerEntry
 from tests.integrations.wandb_files import folders, history
 from tests.launch import ROOT
 
@@ -31,8 +31,8 @@ def test_all_attempts_are_one_run_and_no_step_is_there_twice(tmp_path: Path, mon
     for attempt, steps, done in ((0, range(1, 6), False), (1, range(3, 7), True)):
         tracker = WandB(about(tmp_path, attempt))
         for step in steps:
-            tracker.log([Entry(step, 1000.0 + step, {"train/loss": step + attempt / 10})])
-        tracker.log([Entry(5, 1010.0, {"eval/accuracy": 0.9})])  # the first attempt's counts, as with MLflow
+            tracker.log([TrackerEntry(step, 1000.0 + step, {"train/loss": step + attempt / 10})])
+        tracker.log([TrackerEntry(5, 1010.0, {"eval/accuracy": 0.9})])  # the first attempt's counts, as with MLflow
         tracker.close(done)
     wandb.teardown()  # as at the end of a process: W&B's own writes what is left
     first, second = (history(folder) for folder in folders(tmp_path))
@@ -50,11 +50,12 @@ def test_all_attempts_are_one_run_and_no_step_is_there_twice(tmp_path: Path, mon
 WORK = """
 import sys, time
 from pathlib import Path
-from launcher.worker.tracking import About, Tracking
+from launcher.worker.tracking import About, TrackerQueues
 from launcher.worker.trackers import WandB
 
 folder = Path(sys.argv[1])
-tracking = Tracking({"wandb": lambda: WandB(About("run", 0, folder, "job", "", folder, project="p", mode=sys.argv[2]))})
+about = About("run", 0, folder, "job", "", folder, project="p", mode=sys.argv[2])
+tracking = TrackerQueues({"wandb": lambda: WandB(about)})
 tracking.log("train", {"loss": 1.0}, 1)
 while sys.argv[2] == "offline" and not list(folder.glob("wandb/*/*.wandb")):
     time.sleep(0.01)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.detect import QsubKind, detect
 from launcher.schedulers.pbs.client import PBS
 
 
@@ -36,7 +36,7 @@ class RealPbs:
     @staticmethod
     def answers() -> bool:
         """Returns whether this machine has a PBS with a server that answers."""
-        if detect().kind is not Kind.PBS:
+        if detect().kind is not QsubKind.PBS:
             return False
         try:
             PBS(10).jobs()

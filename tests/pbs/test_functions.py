@@ -23,7 +23,7 @@ from launcher.errors import RunError, SubmissionError
 from launcher.schedulers.functions import executor as functions_executor
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.executor import PBSExecutor, PBSJob
-from launcher.schedulers.run_command import Refused, submit_once
+from launcher.schedulers.run_command import SubmissionRefused, submit_once
 from tests.launch import ROOT, until
 from tests.pbs import functions
 from tests.pbs.pbs_cluster import PbsCluster
@@ -342,12 +342,12 @@ def test_a_part_that_is_refused_takes_the_others_with_it(
 
     def second_fails(self: PBS, *arguments: Any, **options: Any) -> str:
         if sent:
-            raise Refused("no more", definite=True)
+            raise SubmissionRefused("no more", definite=True)
         sent.append(submit(self, *arguments, **options))
         return sent[-1]
 
     monkeypatch.setattr(PBS, "submit", second_fails)
-    with pytest.raises(Refused, match="no more"):
+    with pytest.raises(SubmissionRefused, match="no more"):
         made.map_array(functions.double, range(9))
     until(lambda: not PBS().jobs(), "the first part is gone")
 
@@ -376,7 +376,7 @@ def test_a_refusal_tells_where_to_look_and_leaves_nothing(
 ) -> None:
     made = executor(tmp_path, **parameters)
     for submit in (lambda: made.submit(functions.double, 1), lambda: made.map_array(functions.double, [1, 2])):
-        with pytest.raises(Refused, match=words):
+        with pytest.raises(SubmissionRefused, match=words):
             submit()
     with pytest.raises(TypeError, match="pickle"):
         made.submit(functions.double, threading.Lock())

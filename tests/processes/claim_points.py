@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher import processes
 from launcher.pilots.manager import Board
 from launcher.processes import Process, namespace
-from launcher.runs.claims import Claims, Kind, Manager
+from launcher.runs.claims import Claims, EntryKind, Manager
 from launcher.runs.events import ManagerBegan
 
 
@@ -41,7 +41,7 @@ def main(sweep: str, pilot: int, count: int, log: str) -> None:
             tell(log, f"end {point} {os.getpid()}")
             os._exit(0)
         os.waitpid(pid, 0)
-        folder.add(point, before.next + 1, Kind.DONE, mine)
+        folder.add(point, before.next + 1, EntryKind.DONE, mine)
 
 
 def tell(log: str, line: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.attach import connect, node_session, requests
 from launcher.attach.node_session import data_message, data_of, exchange
-from launcher.attach.requests import Process, rank_location
+from launcher.attach.requests import RankProcess, rank_location
 from launcher.errors import RunError
 from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
 from launcher.rendezvous.protocol import find_leader
@@ -33,7 +33,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[int, subprocess.Popen[
     started: list[subprocess.Popen[bytes]] = []
 
     def start(limit: int = 1024, **details: str) -> tuple[int, subprocess.Popen[bytes]]:
-        location = rank_location("node1", Process(0, os.getpid(), 0, {**os.environ, "SHELL": "/bin/sh", "RANK": "0"}))
+        location = rank_location(
+            "node1", RankProcess(0, os.getpid(), 0, {**os.environ, "SHELL": "/bin/sh", "RANK": "0"})
+        )
         request = {"mode": "shell", "term": "dumb", "ports": [20000, 32767], **details}
         files = {"member-0": json.dumps(location), node_session.SECRET: SECRET, node_session.SERVED: ""}
         for name, text in {**files, "question": json.dumps(request)}.items():

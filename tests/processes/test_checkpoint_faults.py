@@ -20,7 +20,7 @@ from launcher.checkpoint import saving as module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.files import combined_error
 from launcher.checkpoint.folder import surplus_checkpoints
-from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, Unavailable
+from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest, Misfit
 from launcher.worker import main as rank
 from tests.fakes import faulty_files
 from tests.fakes.faulty_files import Fault, FaultyFiles
@@ -121,7 +121,7 @@ def test_an_error_that_stays_ends_with_75_and_nothing_is_removed(
     before = names(tmp_path)
     checkpointer = make()
     files.faults.append(Fault(fault.call, fault.part, fault.number, after=fault.after))
-    with pytest.raises(Unavailable, match="could not be read") as caught:
+    with pytest.raises(CannotRead, match="could not be read") as caught:
         checkpointer.load(state(0))
     assert caught.value.exit_code == errors.RESUME
     assert names(tmp_path) == before
@@ -240,7 +240,7 @@ def unavailable(config: dict[str, Any], env: Env) -> dict[str, Any]:
             faulty_files.install(patch).faults.append(Fault("open", "state.pt"))
         try:
             checkpointer.load(state(0))
-        except Unavailable as error:
+        except CannotRead as error:
             return {"error": str(error), "again": load(checkpointer) if env.rank == 2 else 0}
         finally:
             if env.rank != 2:
@@ -260,8 +260,8 @@ def test_all_ranks_end_when_one_cannot_read(make: Any, tmp_path: Path) -> None:
     ("said", "world", "kind", "text"),
     [
         ({0: Misfit("m"), 1: Misfit("m")}, 2, Misfit, "m"),
-        ({0: Damaged("d"), 1: Unavailable("u")}, 3, Damaged, "d"),
-        ({0: "x", 2: Unavailable("u")}, 3, Unavailable, "u"),
+        ({0: Damaged("d"), 1: CannotRead("u")}, 3, Damaged, "d"),
+        ({0: "x", 2: CannotRead("u")}, 3, CannotRead, "u"),
         ({0: Damaged("a"), 1: Damaged("b"), 2: Damaged("a")}, 3, Damaged, "ranks 0,2: a; rank 1: b"),
         ({1: "disk full", 3: OSError(28, "No space left")}, 4, CheckpointError, "rank 1: disk full; rank 3: No space"),
         ({0: CheckpointError("x"), 1: CheckpointError("x")}, 2, CheckpointError, "x"),
@@ -281,7 +281,7 @@ def test_a_rank_that_cannot_read_leaves_with_75_and_the_cause_is_an_event(
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     monkeypatch.setenv("RANK", "0")
     (tmp_path / "attempts" / "0" / "events").mkdir(parents=True)
-    assert rank.end_attempt(Unavailable("x could not be read: EIO")) == 75
+    assert rank.end_attempt(CannotRead("x could not be read: EIO")) == 75
     assert "x could not be read: EIO" in capsys.readouterr().err
     (event,) = map(json.loads, (tmp_path / "attempts" / "0" / "events" / "stop.jsonl").read_text().splitlines())
     assert (event["error"], event["reason"]) == ("x could not be read: EIO", "unreadable")
@@ -324,7 +324,7 @@ def test_no_memory_to_read_a_checkpoint_is_no_damage(make: Any, tmp_path: Path, 
         raise MemoryError
 
     monkeypatch.setattr(torch, "load", no_memory)
-    with pytest.raises(Unavailable, match="no memory"):
+    with pytest.raises(CannotRead, match="no memory"):
         checkpointer.load(state)
     assert (tmp_path / "checkpoints" / "step-000000001").is_dir()
 

@@ -19,8 +19,8 @@ import pytest
 from launcher.agent import control as control_module
 from launcher.agent import control as link
 from launcher.agent.control import AttemptOver, Control, Overtaken
-from launcher.agent.policy import History, Limits
-from launcher.agent.stop_requests import Signals, StopRequested
+from launcher.agent.policy import History, RoundLimits
+from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.channel import ChannelError
@@ -49,7 +49,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         places = [Place(host=f"node{number}", node=number) for number in range(size)]
         control = Control(
             Member(index, index, places[index].host, 1), attempt=tmp_path,
-            limits=Limits(least, None, None, None, None, heartbeat, 3), places=places, hosts=["localhost"] * size,
+            limits=RoundLimits(least, None, None, None, None, heartbeat, 3), places=places, hosts=["localhost"] * size,
             secret=b"the run's", key=key, port_range=(LOW, LOW + 2000), join_timeout=join, signals=FakeSignals(),
             blame=lambda _: Blamed((), HangSign.ALL),
         )  # fmt: skip
@@ -324,7 +324,7 @@ def test_a_stop_request_ends_every_wait(make: Make) -> None:
         agent._signals._take(15, None)
         agent._signals._writer.send(b"\0")
         (error,) = together(agent.first)
-        assert isinstance(error, StopRequested)
+        assert isinstance(error, AskedToStop)
 
 
 def test_an_agent_that_is_stopped_tells_why_it_had_not_reached_the_leader(
@@ -341,7 +341,7 @@ def test_an_agent_that_is_stopped_tells_why_it_had_not_reached_the_leader(
 
     monkeypatch.setattr(link, "find_leader", find_leader)
     (error,) = together(agent.first)
-    assert isinstance(error, StopRequested)
+    assert isinstance(error, AskedToStop)
     assert capsys.readouterr().err == "launcher: node1 could not reach 127.0.0.1: its name cannot be resolved\n"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.worker.process_group import Facts, RanksDiffer, require_alike_in_group
+from launcher.worker.process_group import RankFacts, RanksDiffer, require_alike_in_group
 from tests.processes.workload_ranks import run_ranks
 
 
 def in_group(config: Any, env: Any) -> dict[str, Any]:
-    mine = Facts(env.rank, "node0", "cuda", f"GPU-{env.rank}", "nccl", "2.13.0", "abc", "2.27.3")
+    mine = RankFacts(env.rank, "node0", "cuda", f"GPU-{env.rank}", "nccl", "2.13.0", "abc", "2.27.3")
     require_alike_in_group(mine)
     try:
         require_alike_in_group(replace(mine, torch=f"2.{env.rank}"))

@@ -187,7 +187,7 @@ import torch
 from launcher.agent import forks
 from launcher.agent.workers import Placement, WorkerGroup
 
-preload.load("mine:main", 60)
+forks.preload("mine:main", 60)
 
 def run(me):
     mine = importlib.import_module("mine")

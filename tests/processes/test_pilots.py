@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.claims import Claims, Kind
+from launcher.runs.claims import Claims, EntryKind
 from launcher.runs.event_file import read
 from launcher.runs.events import ManagerBegan, every
 from launcher.runs.history import process_of
@@ -46,7 +46,7 @@ def parent(pid: int) -> int:
 
 
 def done(sweep: Sweep) -> int:
-    return sum(entry.kind is Kind.DONE for log in Claims(sweep.path, 0).entries().values() for entry in log)
+    return sum(entry.kind is EntryKind.DONE for log in Claims(sweep.path, 0).entries().values() for entry in log)
 
 
 def check(sweep: Sweep) -> None:

@@ -20,13 +20,13 @@ from torch.distributed import TCPStore
 
 from launcher import Env
 from launcher.agent.control import Control
-from launcher.agent.policy import Limits
+from launcher.agent.policy import RoundLimits
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
 from launcher.failures.text import of_observation
 from launcher.preflight import attempt, checks
 from launcher.preflight.attempt import Preflight
-from launcher.preflight.checks import Problem, check
+from launcher.preflight.checks import CheckProblem, check
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
@@ -87,7 +87,7 @@ def fine(index: int) -> None:
 
 def computes_wrong(index: int) -> None:
     def wrong(where: torch.device) -> Observation:
-        raise Problem(Observation(code=CheckCode.COMPUTES_WRONG, device="cuda:3"))
+        raise CheckProblem(Observation(code=CheckCode.COMPUTES_WRONG, device="cuda:3"))
 
     if index == 1:
         checks.compute = wrong
@@ -159,7 +159,7 @@ def is_off(index: int) -> None:
 def _control(index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60) -> Control:
     return Control(
         members[index], attempt=folder / "attempts" / "0",
-        limits=Limits(least, None, None, None, None, heartbeat, 3),
+        limits=RoundLimits(least, None, None, None, None, heartbeat, 3),
         places=[Place(host=f"node{member.index}", node=member.node_rank) for member in members],
         hosts=["localhost"] * len(members), secret=b"secret",
         key=str(folder), port_range=(20000, 32767), join_timeout=60, signals=Signals(),

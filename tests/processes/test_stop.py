@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from launcher import Env
 from launcher.worker.settings import Settings
-from launcher.worker.stop import Stop
+from launcher.worker.stop import StopFlag
 from tests.processes.workload_ranks import run_ranks
 
 
 def stopped_at(config: dict[str, Any], env: Env) -> dict[str, Any]:
     """Steps until all have agreed to stop; one rank alone is told, at one of its steps."""
-    flag = Stop(env, Settings(deadline=time.time() + 1000) if config["how"] == "deadline" else Settings())
+    flag = StopFlag(env, Settings(deadline=time.time() + 1000) if config["how"] == "deadline" else Settings())
     if config["how"] == "deadline" and env.rank == config["rank"]:
         flag._ends = time.monotonic()  # its clock is ahead of the others'
     saves = []

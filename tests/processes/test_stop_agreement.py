@@ -14,7 +14,7 @@ import pytest
 from launcher.worker import heartbeat
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.settings import Settings
-from launcher.worker.stop import Stop, Verdict
+from launcher.worker.stop import StopFlag, StopVerdict
 from launcher.worker.stop_agreement import AgentSide, LeaderSide
 from tests.unit.workloads.test_training import env_of
 
@@ -23,13 +23,13 @@ def rank_process(shared: Pulse, place: int, rank: int, world_size: int, pipe: in
     """Takes steps of a random length until it is told to stop; writes what it was told."""
     heartbeat.take(shared.slot(place))
     env = replace(env_of(world_size, tuple(range(world_size))), rank=rank, host="here", hosts=())
-    flag, verdicts, save = Stop(env, Settings()), [], True
+    flag, verdicts, save = StopFlag(env, Settings()), [], True
     chooser = random.Random(rank)
     for step in range(1, 100_000):
         if rank == 2 and step == 30:
             os.kill(os.getpid(), signal.SIGTERM)
         verdict = flag.boundary(step, save_due=rank == 1 and step >= 5 and save)
-        if verdict != Verdict():
+        if verdict != StopVerdict():
             verdicts.append((step, verdict))
         save = save and not verdict.save
         if verdict.stop:
@@ -69,5 +69,5 @@ def test_processes_stop_and_save_at_the_same_boundary() -> None:
     results = [pickle.loads(os.read(pipe, 1 << 16)) for pipe in pipes]
     assert results == [results[0]] * world_size
     (saved, first), (stopped, last) = results[0]
-    assert first == Verdict(save=True) and saved > 5
-    assert last == Verdict("asked to stop (rank 2 on here)") and stopped > 30
+    assert first == StopVerdict(save=True) and saved > 5
+    assert last == StopVerdict("asked to stop (rank 2 on here)") and stopped > 30

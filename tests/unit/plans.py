@@ -11,12 +11,12 @@ from launcher.config.scheduler_table import cluster_class
 from launcher.config.schema import Cluster, Config, Launch, Workload
 from launcher.paths import resource
 from launcher.schedulers import registry
-from launcher.spec.build import Site
+from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
 from launcher.submission.prepare import make_plan
 from launcher.worker.settings import CHECKPOINT, RESUME, TRAIN, Settings
 
-SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
+SITE = PlanFacts("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
 
 
 def make_config(
@@ -42,7 +42,7 @@ def make_cluster(scheduler: str = "slurm", **keys: Any) -> Cluster:
     return kind(**{"name": "here", "scheduler": scheduler, **keys})
 
 
-def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
+def plan_of(site: PlanFacts = SITE, **keys: Any) -> JobPlan:
     """Returns the plan of `make_config(**keys)`."""
     return make_plan(make_config(**keys), site)
 

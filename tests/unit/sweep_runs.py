@@ -10,7 +10,7 @@ from typing import Any
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.sweep_directory import Manifest, Sweep
+from launcher.runs.sweep_directory import Sweep, SweepManifest
 from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of
 
@@ -37,7 +37,7 @@ def make_sweep(
     """
     sweep = Sweep.create(folder / name)
     points = tuple((*common, f"workload.lr={index / 10:g}") for index in range(count))
-    sweep.write(Manifest("lr", ("-m", "workload.lr=..."), points, **manifest))
+    sweep.write(SweepManifest("lr", ("-m", "workload.lr=..."), points, **manifest))
     plan = plan or plan_of()
     for each in sweep.points()[:made]:
         run = Run.create(each.run.path)

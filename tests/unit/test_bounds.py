@@ -32,14 +32,14 @@ from launcher.runs import event_file
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
-from launcher.runs.sweep_directory import RUNG, Manifest, SearchRecord, Sweep
+from launcher.runs.sweep_directory import RUNG, SearchRecord, Sweep, SweepManifest
 from launcher.schedulers.run_command import QueryError, query
 from launcher.schedulers.sge import node, qrsh
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
 from launcher.worker.rank_report import read_error_file, read_last_words, read_report
-from launcher.worker.trackers import Entry, keep, kept
+from launcher.worker.trackers import TrackerEntry, keep, kept
 from tests.unit.agent.test_coordinator import LIMITS, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of
@@ -214,7 +214,7 @@ def last_words(place: Place) -> Tried:
 
 def sweep_of(place: Place) -> tuple[Callable[[], bool], Callable[[], bool], Path]:
     sweep = Sweep.create(place.folder / "lr-1")
-    manifest = Manifest("lr", (), tuple(("a=1", f"seed={number}", "z=1") for number in range(100, 120)))
+    manifest = SweepManifest("lr", (), tuple(("a=1", f"seed={number}", "z=1") for number in range(100, 120)))
 
     def write() -> bool:
         sweep.write(manifest)
@@ -476,7 +476,7 @@ def a_line(place: Place) -> Tried:
 
 @tries("UNSENT_BYTES")
 def what_a_tracker_did_not_take(place: Place) -> Tried:
-    path, entries = place.folder / "unsent", [Entry(step, 1000.0, {"train/loss": 0.5}) for step in (1, 2)]
+    path, entries = place.folder / "unsent", [TrackerEntry(step, 1000.0, {"train/loss": 0.5}) for step in (1, 2)]
 
     def write() -> bool:
         path.unlink(missing_ok=True)

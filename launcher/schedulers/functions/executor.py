@@ -29,7 +29,7 @@ from launcher.schedulers.detect import detect
 from launcher.schedulers.executor import NOT_OVER
 from launcher.schedulers.functions.scheduler import FunctionScheduler, Parameters, folder_of
 from launcher.schedulers.functions.task import FunctionEnvironment, link_as, resubmissions
-from launcher.schedulers.run_command import Refused, submit_once
+from launcher.schedulers.run_command import SubmissionRefused, submit_once
 
 # -- Registers all executors of `registry.FUNCTIONS` with submitit, which loads only one per entry point `executor`
 
@@ -298,7 +298,7 @@ class FunctionExecutor(core.PicklingExecutor):
                 lambda: self._queries.submit(str(script), secrets.without(os.environ, SECRETS)),
                 lambda: _read_optional(id_file) or self._queries.find(f"launcher-{uid}", parameters.name),
             )
-        except Refused:
+        except SubmissionRefused:
             _remove(script, job_file, *payloads)
             raise
         ids = [job_id] if len(part) == 1 else [element_id(job_id, index) for index in part]

@@ -17,7 +17,7 @@ from launcher.own_module import own_module
 from launcher.runs.job_file import FunctionFile
 from launcher.schedulers import tasks, templates
 from launcher.schedulers.base import JobVariables, Queries
-from launcher.schedulers.detect import Kind
+from launcher.schedulers.detect import QsubKind
 from launcher.schedulers.templates import Raw, command
 from launcher.units import parse_size, parse_time
 
@@ -47,7 +47,7 @@ class FunctionScheduler(ABC):
         usr_signal_kills: whether the scheduler sends SIGUSR2 as a warning before it kills a job (Grid Engine: -notify).
     """
 
-    kind: Kind
+    kind: QsubKind
     parameters: type[Parameters]
     usr_signal_kills = False
 

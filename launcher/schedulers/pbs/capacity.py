@@ -29,7 +29,7 @@ LIMITS = (
 
 
 @dataclass(frozen=True)
-class Node:
+class PBSNode:
     """A vnode."""
 
     name: str  # name as PBS prints it
@@ -62,7 +62,7 @@ class ResourceQueries:
 
     pbs: PBS
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[PBSNode]:
         return parse_nodes(self.pbs.run("pbsnodes", "-a"))
 
     def queue(self, name: str) -> QueueFacts | None:
@@ -98,7 +98,7 @@ def _flat(value: Any) -> str:
     return str(value)
 
 
-def parse_nodes(text: str) -> list[Node]:
+def parse_nodes(text: str) -> list[PBSNode]:
     """Parses the output of `pbsnodes -a`: each node's name is followed by its indented attributes."""
     found: list[tuple[str, dict[str, str]]] = []
     for line in text.splitlines():
@@ -109,7 +109,7 @@ def parse_nodes(text: str) -> list[Node]:
     return [_node(name, values) for name, values in found]
 
 
-def _node(name: str, values: Mapping[str, str]) -> Node:
+def _node(name: str, values: Mapping[str, str]) -> PBSNode:
     has, others = {}, {}
     for key, value in values.items():
         kind, _, resource = key.partition(".")
@@ -121,13 +121,13 @@ def _node(name: str, values: Mapping[str, str]) -> Node:
         else:
             has[resource] = number
     taken = {key: amount(key, values.get(f"resources_assigned.{key}", "0")) or 0 for key in has}
-    return Node(
+    return PBSNode(
         name, values.get("state", ""), has, {key: max(number - taken[key], 0) for key, number in has.items()},
         values.get("comment", ""), values.get("queue", ""), others,
     )  # fmt: skip
 
 
-def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
+def hosts_of(nodes: Sequence[PBSNode], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
     """Returns the total resources of each host that a job may use, free or not.
 
     | resource | amount of the host |
@@ -141,12 +141,12 @@ def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[No
     queue: name of the job's queue, whose nodes are returned; None: unknown, all nodes are returned.
     """
     settings = settings_of(plan, PBSSettings)
-    hosts: dict[str, list[Node]] = {}
+    hosts: dict[str, list[PBSNode]] = {}
     for node in nodes:
         if queue is None or node.queue in ("", queue):
             hosts.setdefault(node.others.get("host", node.name), []).append(node)
 
-    def has(vnodes: Sequence[Node], resource: str) -> int:
+    def has(vnodes: Sequence[PBSNode], resource: str) -> int:
         text = any(resource in node.others for node in vnodes)
         if resource in settings.chunk or text or not any(node.has for node in vnodes):
             return sys.maxsize
@@ -218,7 +218,7 @@ def chunk_of(plan: JobPlan) -> Chunk:
     return Chunk(amounts, others)
 
 
-def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
+def fitting(nodes: Sequence[PBSNode], chunk: Chunk) -> list[PBSNode]:
     """Returns the working nodes that have the chunk free. A resource that a node does not report counts as 0."""
     return [
         node for node in nodes
@@ -228,14 +228,14 @@ def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
     ]  # fmt: skip
 
 
-def most_on_each(nodes: Sequence[Node], chunk: Chunk, wanted: int, resource: str) -> int:
+def most_on_each(nodes: Sequence[PBSNode], chunk: Chunk, wanted: int, resource: str) -> int:
     """Returns how much of a resource each of `wanted` nodes has free, beside the chunk's others; 0: too few nodes."""
     rest = Chunk({key: value for key, value in chunk.amounts.items() if key != resource}, chunk.others)
     free = sorted((node.free.get(resource, 0) for node in fitting(nodes, rest)), reverse=True)
     return free[wanted - 1] if len(free) >= wanted else 0
 
 
-def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bool = False) -> tuple[Option, ...]:
+def options(plan: JobPlan, nodes: Sequence[PBSNode], now: float, *, fixed_nodes: bool = False) -> tuple[Option, ...]:
     """Returns an option for the unchanged run, followed by smaller requests that would fit now.
 
     | the run | smaller requests |

@@ -26,7 +26,7 @@ from launcher.schedulers.base import (
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Form
-from launcher.schedulers.run_command import NoAnswer, Refused, Request, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time
 
@@ -168,10 +168,10 @@ class PBS:
                 return job_id
         return None
 
-    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
         """Returns the command with which `submit` submits a script."""
         kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
-        return Request(["qsub", *arguments, script], kept)
+        return SubmitCommand(["qsub", *arguments, script], kept)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Submits a script (`-`: `text` through stdin) with qsub, and returns the job's id.
@@ -190,7 +190,7 @@ class PBS:
         if done.returncode == 0 or NO_ANSWER.search(words):
             raise NoAnswer(words)
         hint = self._hint(done.returncode, words)
-        raise Refused(
+        raise SubmissionRefused(
             f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
             definite=words.startswith("qsub: "),  # else a site's wrapper script may have failed after PBS accepted it
             job_limit=JOB_LIMIT.search(words) is not None,
@@ -241,7 +241,7 @@ class PBS:
         array = f"{match[1]}[]{match[2] or ''}" if match else job_id
         self.run("qalter", "-W", f"max_run_subjobs={most}", array)
 
-    def queues(self) -> list[Queue]:
+    def queues(self) -> list[PBSQueue]:
         """Returns all queues with their limits."""
         server = self._server()
         found = section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
@@ -418,11 +418,11 @@ def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
+def _queue(name: str, values: Mapping[str, Any], default: bool) -> PBSQueue:
     most, least = values.get("resources_max") or {}, values.get("resources_min") or {}
     number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}
     routes = values.get("queue_type") == "Route"
-    return Queue(
+    return PBSQueue(
         name,
         default,
         accepts=values.get("enabled") == "True",
@@ -448,7 +448,7 @@ def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
 
 
 @dataclass(frozen=True)
-class Queue:
+class PBSQueue:
     """A live queue. Its limits are those of one job on all nodes together."""
 
     name: str  # name of the queue

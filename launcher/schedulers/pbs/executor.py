@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers import environment_file
-from launcher.schedulers.detect import Kind
+from launcher.schedulers.detect import QsubKind
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.functions import scheduler
 from launcher.schedulers.functions.executor import FunctionExecutor, FunctionJob, JobWatcher
@@ -88,7 +88,7 @@ class Parameters(scheduler.Parameters):
 class PBSFunctions(FunctionScheduler):
     """PBS as a scheduler of submitit functions."""
 
-    kind = Kind.PBS
+    kind = QsubKind.PBS
     parameters = Parameters
 
     def queries(self, timeout: float = 60) -> PBS:

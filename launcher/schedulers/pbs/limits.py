@@ -18,8 +18,8 @@ from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import capacity
-from launcher.schedulers.pbs.capacity import Node, ResourceQueries
-from launcher.schedulers.pbs.client import PBS, Queue, section
+from launcher.schedulers.pbs.capacity import PBSNode, ResourceQueries
+from launcher.schedulers.pbs.client import PBS, PBSQueue, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.site import (
     ErrorCollector,
@@ -41,7 +41,7 @@ from launcher.spec.plan import JobPlan, settings_of
 # -- Checks a plan against PBS's queues and nodes before submission
 
 
-def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
+def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
     """Returns the queue in which a plan's job will run; None: the server or a routing queue chooses it.
 
     Raises ConfigError: the queue does not exist, or would refuse the job.
@@ -91,7 +91,7 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
     return problem
 
 
-def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> str | None:
+def _no_destination(plan: JobPlan, queue: PBSQueue, known: Mapping[str, PBSQueue]) -> str | None:
     # The reason is that of the destination with the fewest problems. Also returns None if not all destinations are
     # known and accept jobs now: PBS keeps the job in the routing queue until a destination accepts it.
     queues = [known[name] for name in queue.destinations if name in known and known[name].accepts]
@@ -101,11 +101,11 @@ def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> 
     return min(reasons, key=len)[0] if all(reasons) else None
 
 
-def _refusal(plan: JobPlan, queue: Queue) -> str | None:
+def _refusal(plan: JobPlan, queue: PBSQueue) -> str | None:
     return next(iter(_refusals(plan, queue, f"queue {queue.name}")), None)
 
 
-def _refusals(plan: JobPlan, queue: Queue, where: str) -> list[str]:
+def _refusals(plan: JobPlan, queue: PBSQueue, where: str) -> list[str]:
     found = []
     if not queue.accepts:
         found.append(f"cluster.queue={queue.name}: {where} takes no jobs now: choose another")
@@ -165,7 +165,7 @@ def _of_totals(plan: JobPlan) -> tuple[str, ...]:
     )
 
 
-def _seen_by(nodes: Sequence[capacity.Node], folder: Path) -> tuple[str, ...]:
+def _seen_by(nodes: Sequence[capacity.PBSNode], folder: Path) -> tuple[str, ...]:
     # PBS tries twenty times to start a job that cannot open its output, and then holds it
     here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     note = shared_files.check(
@@ -196,13 +196,13 @@ def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:
     yield history(str(server.get("job_history_enable", "False")))
 
 
-def wanted(cluster: Cluster, found: Sequence[Queue]) -> str | None:
+def wanted(cluster: Cluster, found: Sequence[PBSQueue]) -> str | None:
     """Returns the name of the queue that a profile uses, or None if the server's rules choose one."""
     queue = own_settings(cluster, PBSSettings).queue
     return (queue or "").partition("@")[0] or next((each.name for each in found if each.default), None)
 
 
-def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
+def lines(found: Sequence[PBSQueue], own: str | None = None) -> list[str]:
     """Returns a line for each queue with its limits. Marks the default, and the profile's own (`own`)."""
     rows = []
     for each in found:
@@ -215,7 +215,7 @@ def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
     return listed(rows, "qstat -Q")
 
 
-def compared(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
+def compared(cluster: Cluster, found: Sequence[PBSQueue]) -> Iterator[Finding]:
     """Yields findings on whether a profile's queue exists and takes jobs, and the profile's limits fit it."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     if own is None:
@@ -233,7 +233,7 @@ def compared(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
         yield from stated_limits(cluster, {"nodes": names[own].nodes, "time": names[own].time}, f"queue {own}")
 
 
-def _stated_limits(each: Queue) -> str:
+def _stated_limits(each: PBSQueue) -> str:
     limits = [
         f"{value} {what}" for what, value in (
             ("nodes", each.nodes), ("CPUs", each.cpus), ("GPUs", each.gpus),
@@ -262,8 +262,8 @@ class PBSSite(Site):
 
     server: str  # name of the server
     version: str  # version of PBS
-    queues: tuple[Queue, ...]  # all queues
-    nodes: tuple[Node, ...] = ()  # all vnodes
+    queues: tuple[PBSQueue, ...]  # all queues
+    nodes: tuple[PBSNode, ...] = ()  # all vnodes
     settings: Mapping[str, Any] = field(default_factory=dict)  # attributes of the server
     problems: tuple[str, ...] = ()  # one text per failed query, with the reason
 
@@ -327,7 +327,7 @@ def survey(pbs: PBS, version: str) -> PBSSite:
     ask = ErrorCollector()
     queues = tuple(pbs.queues())
     found: dict[str, Any] = {}
-    nodes: list[Node] = []
+    nodes: list[PBSNode] = []
     found = ask(lambda: section(pbs.run("qstat", "-B", "-f", "-F", "json"), "Server"), found, "the server")
     name = next(iter(found), "")
     settings: dict[str, Any] = found.get(name, {})
@@ -335,7 +335,7 @@ def survey(pbs: PBS, version: str) -> PBSSite:
     return PBSSite(name, str(settings.get("pbs_version", version)), queues, tuple(nodes), settings, tuple(ask.problems))
 
 
-def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | None, str]:
+def choose_queue(queues: Sequence[PBSQueue], wanted: str | None) -> tuple[PBSQueue | None, str]:
     """Chooses a profile's queue: the wanted, the default or the only public one; with the reason; (None, "").
 
     Raises ConfigError: the wanted queue does not exist.
@@ -349,14 +349,14 @@ def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | N
     return (open_ones[0], "qstat -Q: the only one that takes anybody's jobs") if len(open_ones) == 1 else (None, "")
 
 
-def _resources(nodes: Sequence[Node]) -> list[tuple[str, str]]:
+def _resources(nodes: Sequence[PBSNode]) -> list[tuple[str, str]]:
     found: dict[tuple[str, str], None] = {}
     for node in nodes:
         found.update(((key, value), None) for key, value in node.others.items() if key not in ("host", "vnode", "arch"))
     return list(found)
 
 
-def _limits(chosen: Queue | None, nodes: Sequence[Node], gpus: int) -> list[tuple[str, object, str]]:
+def _limits(chosen: PBSQueue | None, nodes: Sequence[PBSNode], gpus: int) -> list[tuple[str, object, str]]:
     has = [node.has for node in nodes]
     found: list[tuple[str, object, str]] = []
     if chosen and chosen.nodes is not None:

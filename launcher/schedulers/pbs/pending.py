@@ -10,10 +10,10 @@ from typing import Any
 
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import capacity, limits
-from launcher.schedulers.pbs.capacity import Node, QueueFacts, ResourceQueries
+from launcher.schedulers.pbs.capacity import PBSNode, QueueFacts, ResourceQueries
 from launcher.schedulers.pbs.client import array_of, pbs_id
 from launcher.schedulers.pbs.settings import PBSSettings
-from launcher.schedulers.pending import Explanation, Facts, Waiting, Why, commands
+from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why, commands
 from launcher.spec.plan import JobPlan, settings_of
 
 # -- Explains PBS's comments on pending jobs
@@ -166,7 +166,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         comment = explain_array(array, text)
         record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
     comment = not_startable(record, plan) or comment
-    nodes: list[Node] = []
+    nodes: list[PBSNode] = []
     queue = server = None
     try:
         nodes = resources.nodes()
@@ -190,7 +190,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         run=waiting.run,
         state="queued",
         why=comment.kind,
-        facts=Facts(meaning=comment.words),
+        facts=PendingFacts(meaning=comment.words),
         job=job_id,
         code=text,
         do=comment.do.replace("{job}", pbs_id(job_id)),
@@ -244,7 +244,7 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
     )
 
 
-def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
+def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[PBSNode], queue: str) -> Comment:
     """Returns the reason if the job can never start on its queue's nodes, else `comment`.
 
     PBS itself reports this only if all nodes of the site together have too little.
@@ -295,7 +295,7 @@ def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | N
     return tuple(found)
 
 
-def node_lines(nodes: Sequence[Node], plan: JobPlan) -> tuple[str, ...]:
+def node_lines(nodes: Sequence[PBSNode], plan: JobPlan) -> tuple[str, ...]:
     """Returns the line `4 nodes: 1 has room for a chunk of it now, 1 takes no jobs`, then one per broken node."""
     if not nodes:
         return ()

@@ -12,7 +12,7 @@ from launcher.schedulers.base import (
     JobExecution,
     Queue,
 )
-from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.detect import QsubKind, detect
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.pbs.client import FORMS, PBS, SHELL, array_of, history, pbs_environment, pbs_id
 from launcher.schedulers.pbs.settings import PBSSettings
@@ -80,13 +80,13 @@ class PBSScheduler(Queue):
         return pbs_environment(environ)
 
     def problem(self) -> str | None:
-        return detect().problem(Kind.PBS)
+        return detect().problem(QsubKind.PBS)
 
     def queries(self, timeout: float) -> PBS:
         return PBS(timeout)
 
     def here(self) -> bool:
-        return detect().kind is Kind.PBS  # other schedulers have a qstat too
+        return detect().kind is QsubKind.PBS  # other schedulers have a qstat too
 
     def server(self) -> tuple[str | None, ...]:
         return (shutil.which("qstat"), *map(os.environ.get, SERVER))
@@ -131,9 +131,9 @@ class PBSScheduler(Queue):
 
     def found(self) -> str:
         qsub = detect()
-        if qsub.kind is Kind.PBS:
+        if qsub.kind is QsubKind.PBS:
             return f"PBS {qsub.version} ({qsub.path} --version says {qsub.evidence})"
-        if qsub.kind in (Kind.NONE, Kind.GRID_ENGINE):
+        if qsub.kind in (QsubKind.NONE, QsubKind.GRID_ENGINE):
             return ""
         return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
 

@@ -26,7 +26,7 @@ from launcher.schedulers.base import (
     parse_elements,
 )
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.run_command import NoAnswer, Refused, Request, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -152,11 +152,13 @@ class SGE:
         numbers = [job.findtext("JB_job_number") for job in jobs if _token(job) == token]
         return numbers[-1] if numbers else None
 
-    def request(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> Request:
+    def request(
+        self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
+    ) -> SubmitCommand:
         """Returns the command with which `submit` submits a script."""
         noted = command_line(Path(script).read_text() if text is None else text)
         named = [script] if text is None else []  # without a path, qsub reads stdin
-        return Request(["qsub", *noted, *arguments, *named], environment, text)
+        return SubmitCommand(["qsub", *noted, *arguments, *named], environment, text)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Submits a script with qsub, and returns the job's id.
@@ -181,7 +183,7 @@ class SGE:
         if done.returncode == 0 or NO_ANSWER.search(words):
             raise NoAnswer(words)
         hint = next((hint for pattern, hint in HINTS if re.search(pattern, words)), None)
-        raise Refused(
+        raise SubmissionRefused(
             f"qsub refused the job: {words}" + (f" ({hint})" if hint else ""),
             definite=done.stderr.startswith(("Unable to run job: ", "qsub: ")),
             job_limit=JOB_LIMIT.search(words) is not None,

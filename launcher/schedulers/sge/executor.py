@@ -14,14 +14,14 @@ from launcher.errors import ConfigError
 from launcher.runs.directory import Run
 from launcher.schedulers import environment_file
 from launcher.schedulers import tasks as task_group
-from launcher.schedulers.detect import Kind
+from launcher.schedulers.detect import QsubKind
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.exports import exports
 from launcher.schedulers.functions import scheduler
 from launcher.schedulers.functions.executor import FunctionExecutor, FunctionJob, JobWatcher
 from launcher.schedulers.functions.scheduler import FIRST_JOB, FunctionScheduler
 from launcher.schedulers.functions.task import FunctionEnvironment
-from launcher.schedulers.run_command import Refused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.schedulers.sge import client, qrsh
 from launcher.schedulers.sge import script as qsub
 from launcher.schedulers.sge.client import SGE, SHELL, TOKEN, array_of, sge_environment, sge_id
@@ -85,7 +85,7 @@ class Parameters(scheduler.Parameters):
 class SGEFunctions(FunctionScheduler):
     """Grid Engine as a scheduler of submitit functions."""
 
-    kind = Kind.GRID_ENGINE
+    kind = QsubKind.GRID_ENGINE
     parameters = Parameters
     usr_signal_kills = True  # -notify
 
@@ -151,7 +151,7 @@ class SGERunExecutor(RunExecutor):
         try:
             qrsh.line_of(str(run.path), hidden, tasks, str(run.path))
         except ConfigError as error:
-            raise Refused(str(error), definite=True) from None
+            raise SubmissionRefused(str(error), definite=True) from None
         return super()._send(script, token, run)
 
     def _environment(self, run: Run) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pending import Explanation, Facts, Waiting, Why
+from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why
 from launcher.schedulers.sge.capacity import QUEUE_STATES, QueueInstance, ResourceQueries
 from launcher.schedulers.sge.client import array_of, jobs_of, sge_id
 from launcher.schedulers.sge.settings import SGESettings
@@ -119,7 +119,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         run=waiting.run,
         state="queued",
         why=reason.kind,
-        facts=Facts(meaning=reason.words),
+        facts=PendingFacts(meaning=reason.words),
         job=waiting.job,
         code="; ".join(messages[:3]),
         do=reason.do.replace("{job}", sge_id(waiting.job)),

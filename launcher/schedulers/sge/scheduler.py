@@ -14,7 +14,7 @@ from launcher.schedulers.base import (
     QueryError,
     Queue,
 )
-from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.detect import QsubKind, detect
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.sge.client import SGE, SHELL, array_of, find, history, hosts_of, sge_environment
 
@@ -82,13 +82,13 @@ class SGEScheduler(Queue):
         return sge_environment(environ)
 
     def problem(self) -> str | None:
-        return detect().problem(Kind.GRID_ENGINE)
+        return detect().problem(QsubKind.GRID_ENGINE)
 
     def queries(self, timeout: float) -> SGE:
         return SGE(timeout)
 
     def here(self) -> bool:
-        return detect().kind is Kind.GRID_ENGINE
+        return detect().kind is QsubKind.GRID_ENGINE
 
     def server(self) -> tuple[str | None, ...]:
         return (shutil.which("qstat"), *map(os.environ.get, SERVER))
@@ -136,7 +136,7 @@ class SGEScheduler(Queue):
 
     def found(self) -> str:
         qsub = detect()
-        if qsub.kind is not Kind.GRID_ENGINE:
+        if qsub.kind is not QsubKind.GRID_ENGINE:
             return ""
         return f"Grid Engine {qsub.version} ({qsub.path} -help says {qsub.evidence})"
 

@@ -72,7 +72,7 @@ class PartitionFacts:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeCounts:
     """Nodes of one partition with the same state and features."""
 
     partition: str  # name of the partition
@@ -100,7 +100,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Trial:
+class StartTrial:
     """The result of `sbatch --test-only`."""
 
     starts: float | None  # estimated start in seconds since the epoch; None: the job would not start
@@ -125,7 +125,7 @@ class ResourceQueries:
     def partitions(self) -> list[PartitionFacts]:
         return parse_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"))
 
-    def nodes(self) -> list[Nodes]:
+    def nodes(self) -> list[NodeCounts]:
         return parse_nodes(self._run(*NODES))
 
     def reservations(self) -> list[Reservation]:
@@ -164,7 +164,7 @@ class ResourceQueries:
             names = {*default_qos(text, account)}
         return [each for each in known if each.name.lower() in names]  # as Slurm compares them
 
-    def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> Trial:
+    def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> StartTrial:
         """Returns when a job with these sbatch options would start (`sbatch --test-only`). Submits nothing."""
         self.asked += 1
         done = query(
@@ -240,7 +240,7 @@ def parse_partitions(text: str) -> list[PartitionFacts]:
     return found
 
 
-def parse_nodes(text: str) -> list[Nodes]:
+def parse_nodes(text: str) -> list[NodeCounts]:
     """Parses the output of the command `NODES`: one line per partition, state and features."""
     found = []
     for line in text.splitlines():
@@ -248,7 +248,7 @@ def parse_nodes(text: str) -> list[Nodes]:
         if len(fields) == 6 and fields[1].isdecimal():
             partition, count, state, features, names, reason = fields
             found.append(
-                Nodes(
+                NodeCounts(
                     partition.rstrip("*"), int(count), state.lower(),
                     () if NEVER.fullmatch(features) else tuple(features.split(",")),
                     names, "" if NEVER.fullmatch(reason) else reason,
@@ -321,12 +321,12 @@ def parse_limit(text: str, what: str, column: str) -> str:
     return ""
 
 
-def parse_trial(text: str) -> Trial:
+def parse_trial(text: str) -> StartTrial:
     """Parses the output of `sbatch --test-only`."""
     if match := re.search(r"Job \S+ to start at (\S+)", text):
-        return Trial(parse_local_time(match[1]))
+        return StartTrial(parse_local_time(match[1]))
     words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", _last_line(text))
-    return Trial(None, words or "sbatch did not say why")
+    return StartTrial(None, words or "sbatch did not say why")
 
 
 def _last_line(text: str) -> str:
@@ -377,13 +377,13 @@ def base_state(state: str) -> str:
     return state.rstrip("*~#!%$@^-+")
 
 
-def usable(nodes: Sequence[Nodes], partitions: Sequence[str], constraint: str) -> list[Nodes]:
+def usable(nodes: Sequence[NodeCounts], partitions: Sequence[str], constraint: str) -> list[NodeCounts]:
     """Returns the nodes of these partitions with a constraint's features; it knows the operators `&` and `,`."""
     wanted = set(re.split(r"[&,]", constraint)) if re.fullmatch(r"[\w.&,-]+", constraint) else set()
     return [each for each in nodes if each.partition in partitions and wanted <= set(each.features)]
 
 
-def count(nodes: Sequence[Nodes]) -> dict[str, int]:
+def count(nodes: Sequence[NodeCounts]) -> dict[str, int]:
     """Returns the number of nodes by state, the most frequent state first."""
     found: dict[str, int] = {}
     for each in nodes:
@@ -392,12 +392,12 @@ def count(nodes: Sequence[Nodes]) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def idle(nodes: Sequence[Nodes]) -> int:
+def idle(nodes: Sequence[NodeCounts]) -> int:
     """Returns the number of idle nodes, including those that Slurm plans to give to another job."""
     return sum(each.count for each in nodes if base_state(each.state) in ("idle", "planned"))
 
 
-def node_lines(nodes: Sequence[Nodes], partition: str, constraint: str) -> tuple[str, ...]:
+def node_lines(nodes: Sequence[NodeCounts], partition: str, constraint: str) -> tuple[str, ...]:
     """Returns a summary line, `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and lines for broken nodes."""
     with_features = f" with {constraint}" if constraint else ""
     if not nodes:
@@ -417,7 +417,7 @@ def changes(
     plan: JobPlan,
     job: Pending,
     partitions: Sequence[PartitionFacts],
-    nodes: Sequence[Nodes],
+    nodes: Sequence[NodeCounts],
     reservations: Sequence[Reservation],
     *,
     now: float,
@@ -526,7 +526,7 @@ def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
 
 
 def _other_partitions(
-    plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], nodes: Sequence[Nodes]
+    plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], nodes: Sequence[NodeCounts]
 ) -> tuple[list[Change], list[Change]]:
     mine = job.partition.split(",")
     fitting = []

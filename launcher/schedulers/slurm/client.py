@@ -21,7 +21,7 @@ from launcher.schedulers.base import (
     parse_elements,
 )
 from launcher.schedulers.pending import Form
-from launcher.schedulers.run_command import NoAnswer, Refused, Request, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.spec.limits import NodeGroup
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_size, parse_time
@@ -170,9 +170,9 @@ class Slurm:
         # `squeue --jobs` would fail if one id is unknown
         return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
-    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
         """Returns the command with which `submit` submits a script."""
-        return Request(["sbatch", "--parsable", *in_cluster(), *arguments, script], environment, umask=0o077)
+        return SubmitCommand(["sbatch", "--parsable", *in_cluster(), *arguments, script], environment, umask=0o077)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
@@ -182,7 +182,7 @@ class Slurm:
         if NO_ANSWER.search(words):
             raise NoAnswer(words)
         # fatal: sbatch exited before it sent the request (for instance without a configuration).
-        raise Refused(
+        raise SubmissionRefused(
             f"sbatch refused the job: {words}",
             definite="sbatch: fatal:" in words,
             job_limit=JOB_LIMIT.search(words) is not None,

@@ -33,7 +33,7 @@ from launcher.schedulers.site import (
 from launcher.schedulers.slurm.capacity import (
     NODES,
     SACCTMGR,
-    Nodes,
+    NodeCounts,
     PartitionFacts,
     has_accounting,
     parse_nodes,
@@ -345,7 +345,7 @@ def survey(slurm: Slurm) -> SlurmSite:
     partitions = tuple(slurm.partitions())
     settings: dict[str, str] = {}
     facts: list[PartitionFacts] = []
-    nodes: list[Nodes] = []
+    nodes: list[NodeCounts] = []
     accounts: tuple[Account, ...] = ()
     features: dict[str, dict[str, None]] = {}
     settings = ask(lambda: parse_settings(slurm.run("scontrol", "show", "config")), settings, "scontrol show config")

@@ -13,9 +13,9 @@ from typing import TypeVar
 from launcher.formatting import format_time, plural
 from launcher.schedulers.base import JobState, QueryError, QueryTimeout
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.pending import CLEARLY, Explanation, Facts, Option, Waiting, Why, commands, sooner
+from launcher.schedulers.pending import CLEARLY, Explanation, Option, PendingFacts, Waiting, Why, commands, sooner
 from launcher.schedulers.slurm import capacity
-from launcher.schedulers.slurm.capacity import Nodes, PartitionFacts, Pending, Reservation, ResourceQueries
+from launcher.schedulers.slurm.capacity import NodeCounts, PartitionFacts, Pending, Reservation, ResourceQueries
 from launcher.schedulers.slurm.client import STATES, Qos
 from launcher.spec.plan import JobPlan
 
@@ -252,10 +252,14 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     reason = reason_of(job, now)
     if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # the job has its nodes already
         return Explanation(
-            waiting.run, job.state.lower(), Why.ALLOCATED, job_id, facts=Facts(scheduler="Slurm", job_state=job.state)
+            waiting.run,
+            job.state.lower(),
+            Why.ALLOCATED,
+            job_id,
+            facts=PendingFacts(scheduler="Slurm", job_state=job.state),
         )
     partitions: list[PartitionFacts] = []
-    nodes: list[Nodes] = []
+    nodes: list[NodeCounts] = []
     windows: list[Reservation] = []
     if reason.kind not in (Why.WAITS, Why.THROTTLED):
         partitions = queries.get(resources.partitions, partitions)
@@ -284,7 +288,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         run=waiting.run,
         state="queued",
         why=reason.kind,
-        facts=Facts(meaning=reason.words),
+        facts=PendingFacts(meaning=reason.words),
         job=job_id,
         code=job.reason.replace("_", " "),
         do=reason.do.replace("{job}", job_id),
@@ -347,9 +351,9 @@ def _value(
     return ""
 
 
-def _mine(job: Pending, nodes: Sequence[Nodes]) -> list[Nodes]:
+def _mine(job: Pending, nodes: Sequence[NodeCounts]) -> list[NodeCounts]:
     # Nodes in several partitions are listed once
-    found: dict[tuple[str, str], Nodes] = {}
+    found: dict[tuple[str, str], NodeCounts] = {}
     for each in capacity.usable(nodes, job.partition.split(","), job.features):
         found.setdefault((each.names, each.state), each)
     return [*found.values()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.run_command import Request
+from launcher.schedulers.run_command import SubmitCommand
 from launcher.spec.plan import settings_of
 from tests.fakes.third_scheduler import queue
 from tests.fakes.third_scheduler.settings import ThirdSettings
@@ -62,8 +62,8 @@ class Queries:
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
         return [*([] if token is None else [f"--token={token}"]), *(f"--after={job}" for job in jobs)]
 
-    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> Request:
-        return Request([sys.executable, "-m", queue.MODULE, "submit", *arguments, script], environment)
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
+        return SubmitCommand([sys.executable, "-m", queue.MODULE, "submit", *arguments, script], environment)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         return queue.submit([*arguments, script], environment)

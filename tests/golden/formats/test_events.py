@@ -39,8 +39,8 @@ from launcher.failures.codes import (
     StopReason,
 )
 from launcher.job import requeue, wait_for_others
-from launcher.preflight.attempt import Preflight, Verdict
-from launcher.preflight.checks import Check, Level
+from launcher.preflight.attempt import Preflight, PreflightVerdict
+from launcher.preflight.checks import CheckLevel, NodeCheck
 from launcher.rendezvous.rounds import Rounds, placements
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
@@ -51,9 +51,9 @@ from launcher.runs.events import (
     BlockedCollective,
     Continues,
     Fault,
-    Finding,
     Hang,
     HostSignal,
+    NodeFinding,
     Observation,
     PreflightFailure,
     StartLimit,
@@ -214,10 +214,10 @@ def test_a_preflight(tmp_path: Path) -> None:
         _events=Events(attempt_of(tmp_path), "node-0"), _own=MEMBERS[0], _round=0, _nodes=MEMBERS
     )  # fmt: skip
     low = Observation(code=CheckCode.LITTLE_SPACE, path="/tmp", key="TMPDIR", free=1 << 30)
-    found = [Check("space", Level.WARNING, low, ms=12.0)]
-    bad = (Finding("node2 (node 2)", "node2", "device", NO_GPU),)
-    warnings = (Finding("node0 (node 0)", "node0", "space", low),)
-    verdict = Verdict(PreflightThen.WITHOUT, bad, (2,), warnings)
+    found = [NodeCheck("space", CheckLevel.WARNING, low, ms=12.0)]
+    bad = (NodeFinding("node2 (node 2)", "node2", "device", NO_GPU),)
+    warnings = (NodeFinding("node0 (node 0)", "node0", "space", low),)
+    verdict = PreflightVerdict(PreflightThen.WITHOUT, bad, (2,), warnings)
     Preflight._report(told, verdict, found, 1.25, first=True)  # type: ignore[arg-type]
     frozen("preflight", tmp_path)
 
@@ -372,7 +372,7 @@ WHOLE = (
             reason=PreflightReason.TOO_FEW,
             nodes=2,
             failed=1,
-            findings=(Finding("node2", "node2", "device", NO_GPU),),
+            findings=(NodeFinding("node2", "node2", "device", NO_GPU),),
             exclude="cluster.exclude=node2",
         ),
     ),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.failures.codes import FaultCode
-from launcher.failures.symptoms import Kind
+from launcher.failures.symptoms import EndKind
 from launcher.monitoring.state import RunState
 from launcher.runs.events import TYPES
 from tests.golden.golden import FORMATS
@@ -59,7 +59,7 @@ def values(command: str, key: str) -> set[str]:
     return set(re.findall(rf'"{key}": "([^"]*)"', text))
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in Kind if kind is not Kind.DONE])
+@pytest.mark.parametrize("kind", [kind.value for kind in EndKind if kind is not EndKind.DONE])
 def test_every_kind_of_end_is_in_a_golden_file(kind: str) -> None:
     assert kind in values("post-mortem", "kind")
 

@@ -20,11 +20,11 @@ from launcher.agent.attempt import Binder
 from launcher.agent.control import AttemptOver, Overtaken
 from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by
 from launcher.agent.policy import History
-from launcher.agent.stop_requests import Signals, StopRequested
+from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen
-from launcher.preflight.attempt import Verdict
+from launcher.preflight.attempt import PreflightVerdict
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
@@ -37,7 +37,7 @@ RENDEZVOUS = Rendezvous("localhost", 1, MEMBERS, None)
 DONE = Done({"loss": 1})
 FIRST, SECOND = (History(), RENDEZVOUS), (History(round=1), RENDEZVOUS)
 FAULT = Fault(code=FaultCode.NODE_SILENT, host="node0", ends_with=errors.RESUME)
-STOP = StopRequested(signal.SIGTERM)
+STOP = AskedToStop(signal.SIGTERM)
 EIO = OSError(errno.EIO, "Input/output error", "/shared/rounds")
 
 
@@ -51,7 +51,8 @@ class Script:
     def __init__(self) -> None:
         self.steps: dict[str, list[Any]] = {
             "first": [FIRST], "next": [SECOND], "join": [SECOND], "begun": [False], "others_begin": [False],
-            "start": [None], "open_gate": [None], "supervise": [DONE], "preflight": [Verdict(PreflightThen.GO, (), ())],
+            "start": [None], "open_gate": [None], "supervise": [DONE],
+            "preflight": [PreflightVerdict(PreflightThen.GO, (), ())],
             "serve": [None],
         }  # fmt: skip
         self.calls: list[str] = []
@@ -194,7 +195,7 @@ def test_where_too_few_files_may_be_open_no_agent_waits_for_the_others(
     monkeypatch.setattr(module.processes, "raise_limit", lambda: needed - lacks)
     place: Any = module.topology.derive({}, "", lambda _: "")
     place.rank, place.node_rank, place.world_size = rank, rank, 192
-    script.steps = {"first": [StopRequested(signal.SIGTERM)]}
+    script.steps = {"first": [AskedToStop(signal.SIGTERM)]}
     with pytest.raises(AttemptFailed) as failed:
         module.run(str(tmp_path))
     (fault,) = read(directory.Attempt(directory.Run(tmp_path), 0).events_file(f"node-{rank}"))
@@ -254,16 +255,27 @@ def test_whatever_becomes_of_a_round_is_no_traceback(
 @pytest.mark.parametrize(
     ("steps", "outcome"),
     [
-        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,)), Verdict(PreflightThen.GO, (), ())]}, {"loss": 1}),
-        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (0,))]}, {}),
-        ({"preflight": [Verdict(PreflightThen.FAIL, exit_code=93)]}, 93),
-        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [Overtaken("too late")]}, {"loss": 1}),
         (
-            {"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [unmet()]},
+            {
+                "preflight": [
+                    PreflightVerdict(PreflightThen.WITHOUT, (), (1,)),
+                    PreflightVerdict(PreflightThen.GO, (), ()),
+                ]
+            },
+            {"loss": 1},
+        ),
+        ({"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (0,))]}, {}),
+        ({"preflight": [PreflightVerdict(PreflightThen.FAIL, exit_code=93)]}, 93),
+        (
+            {"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [Overtaken("too late")]},
+            {"loss": 1},
+        ),
+        (
+            {"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [unmet()]},
             errors.FAILED,
         ),
-        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [STOP]}, 128 + signal.SIGTERM),
-        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [EIO]}, errors.RESUME),
+        ({"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [STOP]}, 128 + signal.SIGTERM),
+        ({"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [EIO]}, errors.RESUME),
         ({"preflight": [STOP]}, 128 + signal.SIGTERM),
         ({"preflight": [EIO]}, errors.RESUME),
         ({"preflight": [unmet()]}, errors.FAILED),

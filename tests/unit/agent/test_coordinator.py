@@ -17,11 +17,11 @@ from launcher.agent.policy import (
     STACKS,
     AgentState,
     History,
-    Kind,
-    Limits,
+    NextStep,
+    RoundEnd,
     RoundFailure,
-    Then,
-    Verdict,
+    RoundLimits,
+    RoundVerdict,
     judge,
     may_be_cut_off,
 )
@@ -33,7 +33,7 @@ from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed
 
 HEARTBEAT = 10.0
-LIMITS = Limits(
+LIMITS = RoundLimits(
     least=2, rendezvous_timeout=60, start_timeout=300, idle_timeout=900, hang_timeout=30, heartbeat=HEARTBEAT,
     max_restarts=3, stacks_in="/run/logs",
 )  # fmt: skip
@@ -56,7 +56,8 @@ class Cluster:
         self.looked = 0  # how often the leader looked whether it has
         places = [Place(host=f"node{index}", node=index) for index in range(size)]
         self.coordinator = Coordinator(
-            Limits(**values), places, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame,
+            RoundLimits(**values),
+            places, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame,
             saved=self._saved,
         )  # fmt: skip
 
@@ -147,7 +148,7 @@ def failed(
     index: int, kind: str, *, step: int = 5, lost: Iterable[int] = (), listens: bool = True, **values: Any
 ) -> RoundFailure:
     fault = Fault(code=FaultCode.SIGNALLED, rank=index, host=f"node{index}", node=index, step=step)
-    return RoundFailure(Kind(kind), fault, index, listens, tuple(lost), **values)
+    return RoundFailure(RoundEnd(kind), fault, index, listens, tuple(lost), **values)
 
 
 def failure(index: int, kind: str, **values: Any) -> dict[str, Any]:
@@ -358,14 +359,14 @@ def test_a_stop_request_makes_a_failure_resumable() -> None:
 def test_restarts_that_bring_nothing_end_and_say_how_many_they_were() -> None:
     history = History(round=1, best=5, tried=1)
     verdict = judge(failed(1, "killed"), history, stopping=False, members=3, least=2, max_restarts=1)
-    assert (verdict.then, verdict.history) == (Then.FAIL, history)
+    assert (verdict.then, verdict.history) == (NextStep.FAIL, history)
     assert (verdict.failure.fault.restarts, verdict.failure.fault.max_restarts) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", ["killed", "left", "regroup", "lost node"])
 def test_a_verdict_arrives_as_it_was_sent(kind: str) -> None:
     verdict = judge(failed(1, kind, lost=[2]), History(), stopping=False, members=3, least=2, max_restarts=3)
-    assert Verdict.of(json.loads(json.dumps(verdict.message()))) == verdict
+    assert RoundVerdict.of(json.loads(json.dumps(verdict.message()))) == verdict
 
 
 # -- lost agents
@@ -931,7 +932,7 @@ def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
 def test_a_side_that_is_too_small_may_be_the_one_that_is_cut_off(
     kind: str, then: str, lost: list[int], perhaps: bool
 ) -> None:
-    verdict = Verdict(failed(0, kind, lost=lost), Then(then), 1, History())
+    verdict = RoundVerdict(failed(0, kind, lost=lost), NextStep(then), 1, History())
     assert may_be_cut_off(verdict, least=2) is perhaps
 
 

@@ -19,7 +19,7 @@ from launcher.agent.failures import (
     stop_of_exits,
     to_blame,
 )
-from launcher.agent.policy import Kind
+from launcher.agent.policy import RoundEnd
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.rounds import Member
@@ -71,7 +71,7 @@ def test_what_an_exit_is(
             (error and error.type) or None,
             (error and error.traceback) or None,
         )
-        assert (failure.kind is Kind.NO_RETRY) == (kind in (FaultCode.NO_RETRY, FaultCode.USAGE))
+        assert (failure.kind is RoundEnd.NO_RETRY) == (kind in (FaultCode.NO_RETRY, FaultCode.USAGE))
         assert (fault.exit_code, fault.signal) == ((code, None) if code >= 0 else (None, signal.Signals(-code).name))
 
 
@@ -123,15 +123,15 @@ def test_what_would_fail_again_is_final(code: int, error: WorkerError | None, fi
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (FaultCode.LOST_PEER, Kind.LOST_PEER),
-        (FaultCode.SIGNALLED, Kind.KILLED),
-        (FaultCode.NO_RETRY, Kind.NO_RETRY),
-        (FaultCode.RAISED, Kind.RAISED),
-        (FaultCode.EXITED, Kind.RAISED),
-        (FaultCode.RETURNED_EARLY, Kind.RAISED),
+        (FaultCode.LOST_PEER, RoundEnd.LOST_PEER),
+        (FaultCode.SIGNALLED, RoundEnd.KILLED),
+        (FaultCode.NO_RETRY, RoundEnd.NO_RETRY),
+        (FaultCode.RAISED, RoundEnd.RAISED),
+        (FaultCode.EXITED, RoundEnd.RAISED),
+        (FaultCode.RETURNED_EARLY, RoundEnd.RAISED),
     ],
 )
-def test_the_kind_of_a_failure_for_the_restart_policy(code: FaultCode, kind: Kind) -> None:
+def test_the_kind_of_a_failure_for_the_restart_policy(code: FaultCode, kind: RoundEnd) -> None:
     assert failed(code, 0).kind is kind
 
 

@@ -15,11 +15,11 @@ from launcher.runs.events import Accused
 from launcher.worker.hangs import (
     BUSY,
     LOOK,
-    Activity,
     Blamed,
-    Group,
+    CollectiveGroup,
+    HangReport,
+    RankActivity,
     Recorder,
-    Report,
     Stacks,
     StepWatch,
     blame,
@@ -51,11 +51,11 @@ ITEM = """Current thread 0x02 (most recent call first):
 """
 
 
-def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIVE, called: int = 0) -> Report:
+def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIVE, called: int = 0) -> HangReport:
     """A rank; `called`: collectives that it has enqueued on its GPU, of which the seventh does not end."""
-    groups = (Group("0", called, 7 if called >= 7 else None, "nccl:all_reduce" if called >= 7 else "", True),)
+    groups = (CollectiveGroup("0", called, 7 if called >= 7 else None, "nccl:all_reduce" if called >= 7 else "", True),)
     recorder = to_json(Recorder(number, groups)) if called else ""
-    return Report(number, f"node{number}", step, state, stack, recorder)
+    return HangReport(number, f"node{number}", step, state, stack, recorder)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIV
         ([], [], HangSign.ALL, None),
     ],
 )  # fmt: skip
-def test_who_is_blamed(reports: list[Report], guilty: list[int], sign: HangSign, waiting: str | None) -> None:
+def test_who_is_blamed(reports: list[HangReport], guilty: list[int], sign: HangSign, waiting: str | None) -> None:
     found, seen, collective = suspects(reports)
     assert [each.rank for each in found] == guilty
     assert seen is sign
@@ -162,7 +162,7 @@ def test_who_would_die_of_the_question_is_not_asked() -> None:
 
 
 def test_whom_all_reports_blame() -> None:
-    reports = [vars(Report(rank, f"node{rank}", 7, "T" if rank == 1 else "S", "")) for rank in range(3)]
+    reports = [vars(HangReport(rank, f"node{rank}", 7, "T" if rank == 1 else "S", "")) for rank in range(3)]
     blamed = blame(reports)
     assert blamed == Blamed((Accused(host="node1", rank=1),), HangSign.STOPPED, step=7)
 
@@ -178,7 +178,7 @@ def test_any_sign_of_any_rank_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch)
     """Told by itself, printed, or CPU time used."""
     used = {1: 0.0, 2: 0.0}
     monkeypatch.setattr("launcher.worker.hangs.cpu_seconds", used.get)
-    activity = Activity(2, 0.0)
+    activity = RankActivity(2, 0.0)
     signs = [QUIET, QUIET]
     assert activity.idle(signs, [1, 2], [0, 0], 0.0) == 0
     assert activity.idle(signs, [1, 2], [0, 0], 100.0) == 100

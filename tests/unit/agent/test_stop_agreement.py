@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.coordinator import Coordinator, Limits
+from launcher.agent.coordinator import Coordinator, RoundLimits
 from launcher.agent.policy import History
 from launcher.rendezvous.rounds import Member
 from launcher.worker import hangs
@@ -20,12 +20,12 @@ from launcher.worker.heartbeat import Pulse
 from launcher.worker.stop_agreement import (
     MOST_AHEAD,
     AgentSide,
+    BoundaryAction,
     Cause,
     LeaderSide,
     Message,
     Proposal,
     RankState,
-    Then,
     Want,
     answer,
     decide,
@@ -47,19 +47,19 @@ def test_how_far_ahead_a_boundary_is_proposed(step_time: float, boundaries: int)
 @pytest.mark.parametrize(
     ("boundary", "acted", "proposal", "committed", "then"),
     [
-        (7, 0, None, 0, Then.CONTINUE),
-        (7, 1, Proposal(1, 6, TERM), 1, Then.CONTINUE),
-        (7, 0, Proposal(1, 6, TERM), 0, Then.REFUSE),
-        (7, 1, Proposal(2, 6, TERM), 1, Then.REFUSE),
-        (7, 0, Proposal(1, 8, TERM), 0, Then.ACCEPT),
-        (7, 0, Proposal(1, 8, TERM), 1, Then.ACCEPT),
-        (7, 0, Proposal(1, 7, TERM), 0, Then.WAIT),
-        (7, 1, Proposal(2, 7, TERM), 1, Then.WAIT),
-        (7, 0, Proposal(1, 7, TERM), 1, Then.ACT),
+        (7, 0, None, 0, BoundaryAction.CONTINUE),
+        (7, 1, Proposal(1, 6, TERM), 1, BoundaryAction.CONTINUE),
+        (7, 0, Proposal(1, 6, TERM), 0, BoundaryAction.REFUSE),
+        (7, 1, Proposal(2, 6, TERM), 1, BoundaryAction.REFUSE),
+        (7, 0, Proposal(1, 8, TERM), 0, BoundaryAction.ACCEPT),
+        (7, 0, Proposal(1, 8, TERM), 1, BoundaryAction.ACCEPT),
+        (7, 0, Proposal(1, 7, TERM), 0, BoundaryAction.WAIT),
+        (7, 1, Proposal(2, 7, TERM), 1, BoundaryAction.WAIT),
+        (7, 0, Proposal(1, 7, TERM), 1, BoundaryAction.ACT),
     ],
 )
 def test_what_a_rank_does_at_a_boundary(
-    boundary: int, acted: int, proposal: Proposal | None, committed: int, then: Then
+    boundary: int, acted: int, proposal: Proposal | None, committed: int, then: BoundaryAction
 ) -> None:
     assert decide(boundary, acted, proposal, committed) is then
 
@@ -125,7 +125,7 @@ def test_agents_whose_ranks_have_ended_are_not_waited_for() -> None:
 
 def test_the_coordinator_passes_on_what_the_leader_of_the_agreement_says() -> None:
     members = [Member(index, index, f"node{index}", 1) for index in (0, 1)]
-    limits = Limits(1, None, None, None, None, heartbeat=30.0, max_restarts=0)
+    limits = RoundLimits(1, None, None, None, None, heartbeat=30.0, max_restarts=0)
     coordinator = Coordinator(
         limits, ["node0", "node1"], members[0], claim=lambda *_: None, listen=lambda _: 1, blame=hangs.blame
     )
@@ -307,10 +307,10 @@ class _Simulation:
         rank = self.ranks[place]
         proposal, committed = self.shown[rank.agent]
         then = decide(rank.state.boundary, rank.state.acted, proposal, committed)
-        if proposal is None or then is Then.CONTINUE:
+        if proposal is None or then is BoundaryAction.CONTINUE:
             self.step(place)
             return
-        if then is Then.ACT:
+        if then is BoundaryAction.ACT:
             rank.state = replace(rank.state, acted=proposal.number, cause=Cause.NONE, save=False)
             rank.done.append((rank.state.boundary, proposal.want))
             rank.wants = rank.wants.without(proposal.want)
@@ -319,8 +319,8 @@ class _Simulation:
             else:
                 self.step(place)
             return
-        rank.state = replace(rank.state, answered=proposal.number, accepted=then is not Then.REFUSE)
-        if then is Then.WAIT:
+        rank.state = replace(rank.state, answered=proposal.number, accepted=then is not BoundaryAction.REFUSE)
+        if then is BoundaryAction.WAIT:
             self.after(0.002, lambda: self.at_boundary(place))
         else:
             self.step(place)

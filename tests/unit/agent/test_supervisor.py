@@ -15,7 +15,7 @@ import pytest
 from launcher import errors
 from launcher.agent.coordinator import Coordinator
 from launcher.agent.failures import AttemptFailed, Done, NextRound
-from launcher.agent.policy import STACKS, History, Limits
+from launcher.agent.policy import STACKS, History, RoundLimits
 from launcher.agent.rank_status import AgentContext
 from launcher.agent.stop_requests import Signals
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
@@ -32,7 +32,7 @@ from launcher.runs.time_left import TimeLeft
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.hangs import Blamed
-from launcher.worker.heartbeat import Pulse, Slot
+from launcher.worker.heartbeat import Pulse, RankSlot
 from launcher.worker.rank_report import WorkerError
 from tests.unit.plans import bare_plan
 
@@ -131,7 +131,7 @@ class Agent:
             job.plan, attempt, Events(attempt, f"node-{index}"), self.signals, self.pulse, stacks,
             RequestHandler(attempt, stacks), [{}] * member.ranks,
         )  # fmt: skip
-        self.slots: list[Slot] = [self.pulse.slot(place) for place in range(member.ranks)]
+        self.slots: list[RankSlot] = [self.pulse.slot(place) for place in range(member.ranks)]
         self.workers = FakeWorkers(member.ranks, index * member.ranks)
         self.line = FakeLine(job, index)
         self.outcome: Outcome | None = None
@@ -178,7 +178,7 @@ class Job:
         self.blamed = Blamed((Accused(host="node0", rank=1),), HangSign.STOPPED, step=5)
         self.agents: list[Agent] = []
         plan = self.plan
-        limits = Limits(
+        limits = RoundLimits(
             plan.min_nodes,
             60,
             plan.launch.start_timeout,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.attach import connect, node_session, requests
-from launcher.attach.requests import Process, RequestHandler, initial_environment
+from launcher.attach.requests import RankProcess, RequestHandler, initial_environment
 from launcher.cli.attach import _members
 from launcher.own_module import own_module
 from launcher.runs.directory import Attempt, Run
@@ -138,10 +138,10 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
         handler, reader = RequestHandler(attempt, Stacks(1)), requests.RequestReader(attempt)
         folder = requests.send(attempt, requests.RANK, 2, rank=5)
         text = reader.next() or ""
-        handler.handle(text, 0, "node1", lambda: [Process(4, child.pid, 0, now)])
+        handler.handle(text, 0, "node1", lambda: [RankProcess(4, child.pid, 0, now)])
         assert requests.replies(folder) == {}
         handler = RequestHandler(attempt, Stacks(1))
-        handler.handle(text, 1, "node2", lambda: [Process(5, child.pid, 0, now)])
+        handler.handle(text, 1, "node2", lambda: [RankProcess(5, child.pid, 0, now)])
         location = requests.replies(folder)[1]
         assert (location["rank"], location["host"], location["job"], location["cwd"]) == (5, "node2", "77", "/")
         assert location["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.binding.masks import KINDS, MAP, Wanted, parse
+from launcher.binding.masks import KINDS, MAP, BindRequest, parse
 from launcher.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != MAP])
 def test_words(kind: str) -> None:
-    assert parse(kind) == Wanted(kind)
+    assert parse(kind) == BindRequest(kind)
 
 
 def test_lists() -> None:
-    assert parse("map:0-1,8:2,3") == Wanted("map", ((0, 1, 8), (2, 3)))
+    assert parse("map:0-1,8:2,3") == BindRequest("map", ((0, 1, 8), (2, 3)))
 
 
 @pytest.mark.parametrize(

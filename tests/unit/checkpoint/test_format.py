@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.folder import Folder, Retention, kept_checkpoints
+from launcher.checkpoint.folder import CheckpointFolder, Retention, kept_checkpoints
 from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
 from launcher.paths import PACKAGE
 from tests.unit.operations import operations
@@ -275,7 +275,7 @@ def test_a_checkpoint_that_a_training_removes_while_it_is_listed_is_none(
 ) -> None:
     tmp_path.chmod(0o700)
     newest, old = write(tmp_path, 2), write(tmp_path, 1)
-    owner = Folder if before == "require_private" else checkpoints
+    owner = CheckpointFolder if before == "require_private" else checkpoints
     real = getattr(owner, before)
 
     def removed_first(*arguments: Any) -> Any:
@@ -284,7 +284,7 @@ def test_a_checkpoint_that_a_training_removes_while_it_is_listed_is_none(
         return real(*arguments)
 
     monkeypatch.setattr(owner, before, removed_first)
-    known, wrong = Folder(tmp_path, 0, Retention(), 0).known()
+    known, wrong = CheckpointFolder(tmp_path, 0, Retention(), 0).known()
     assert ([path for path, _ in known], wrong, old.exists()) == ([newest], {}, False)
 
 
@@ -294,7 +294,7 @@ def test_ten_times_the_checkpoints_are_ten_times_the_work_to_list_and_to_remove(
         path.mkdir(mode=0o700)
         for step in range(count):
             write(path, step, lineage="ours", sequence=step, metrics={"loss": float(step)})
-        folder, newest = Folder(path, 0, keep, 0), checkpoints.read(path / checkpoints.name_of(count - 1))
+        folder, newest = CheckpointFolder(path, 0, keep, 0), checkpoints.read(path / checkpoints.name_of(count - 1))
         listed = operations(folder.known)
         removed = operations(lambda: folder._remove_surplus(newest, None, None))
         assert len(folder.known()[0]) == count // 10 + 1  # and the best

@@ -82,7 +82,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         node = events / "node-0.jsonl"
         event_file.append(node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5))
         wrong = kinds.Observation(code=CheckCode.ERROR, error="slow")
-        bad = (kinds.Finding("node2", "node2", "device", wrong),)
+        bad = (kinds.NodeFinding("node2", "node2", "device", wrong),)
         event_file.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
         event_file.append(node, kinds.Restart(round=1, rank=0, signal="SIGKILL", step=3, world_size=2))
         event_file.append(node, kinds.Resized(round=1, members=1, world_size=2, size=2))
@@ -92,7 +92,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         event_file.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
         event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
         event_file.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3, seconds=0.5, checkpoint="x"))
-        event_file.append(events / "checkpoint.jsonl", kinds.SaveFailed(step=4, error="full"))
+        event_file.append(events / "checkpoint.jsonl", kinds.SaveFailure(step=4, error="full"))
         event_file.append(
             attempt / "pace/member-0.jsonl", kinds.Pace(round=0, rank=0, host="node1", seconds=(0.1, 0.2))
         )

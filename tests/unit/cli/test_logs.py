@@ -105,13 +105,13 @@ def test_it_follows_from_one_attempt_to_the_next(
         return step is None
 
     monkeypatch.setattr(logs, "_is_over", lambda _: over)
-    monkeypatch.setattr(logs.Pace, "pause", lambda *_: 0.0)
+    monkeypatch.setattr(logs.PollPace, "pause", lambda *_: 0.0)
     assert shown("a", "-f") == "[0] a\n--- attempt 1, job 8, 12:03 ---\n[0] b\n"
     assert len(queried) == 4  # whenever the record changed, and never else
 
 
 def test_the_state_of_a_run_that_prints_is_not_queried() -> None:
-    pace, now = logs.Pace(0.0), 0.0
+    pace, now = logs.PollPace(0.0), 0.0
     for _ in range(100):
         now += 1.0
         pace.active(now)
@@ -119,7 +119,7 @@ def test_the_state_of_a_run_that_prints_is_not_queried() -> None:
 
 
 def test_the_state_of_a_quiet_run_is_queried_at_growing_intervals() -> None:
-    pace, now, queried = logs.Pace(0.0), 0.0, []
+    pace, now, queried = logs.PollPace(0.0), 0.0, []
     while now < 600:
         if pace.due(now):
             queried.append(now)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.cli import commands, status_rows, status_view, watch
-from launcher.cli.status_rows import COLUMNS, Rows, Wanted, table
+from launcher.cli.status_rows import COLUMNS, Rows, StatusFilter, table
 from launcher.config.schema import Debug
 from launcher.diagnose.why import explain, of_why
 from launcher.errors import ConfigError, RunError
@@ -769,7 +769,11 @@ def test_a_watch_is_not_for_programs(capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_failed_and_recent_ones_can_be_chosen(row: dict[str, Any], fits: str) -> None:
-    choices = {"failed": Wanted(failed=True), "since": Wanted(since=100.0), "both": Wanted(failed=True, since=100.0)}
+    choices = {
+        "failed": StatusFilter(failed=True),
+        "since": StatusFilter(since=100.0),
+        "both": StatusFilter(failed=True, since=100.0),
+    }
     assert [name for name, wanted in choices.items() if wanted.fits(row)] == fits.split()
 
 

@@ -178,7 +178,7 @@ def test_another_hydra_app_is_no_command_line_of_ours() -> None:
         PointLauncher().setup(hydra_context=context, task_function=task, config=config)
     ours = PointLauncher()
     command = command_line(["-m", "workload=p2p", "seed=1,2", "--yes"])
-    ours.setup(hydra_context=context, task_function=submit.Task(command), config=config)
+    ours.setup(hydra_context=context, task_function=submit.HydraTask(command), config=config)
     assert ours.multirun._command == CommandLine(("-m", "workload=p2p", "seed=1,2"), yes=True)
 
 

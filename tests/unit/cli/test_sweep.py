@@ -20,7 +20,7 @@ from launcher.cli.status_rows import _row_of_sweep
 from launcher.errors import LauncherError
 from launcher.monitoring.sweep import PointStatus
 from launcher.runs.directory import Run
-from launcher.runs.sweep_directory import Manifest, Point, Sweep
+from launcher.runs.sweep_directory import Point, Sweep, SweepManifest
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import resume
@@ -235,18 +235,18 @@ def test_results_are_sorted_by_the_objective(call: Call, sweep: Sweep) -> None:
 )
 def test_the_order_of_results(call: Call, sweep: Sweep, options: str, best_is: str, order: str) -> None:
     manifest = sweep.manifest()
-    sweep.write(Manifest(manifest.name, manifest.command, manifest.points, ("accuracy",), best_is))
+    sweep.write(SweepManifest(manifest.name, manifest.command, manifest.points, ("accuracy",), best_is))
     lines = call(f"sweep results lr-1 {options}").lines
     assert "".join(line[0] for line in lines[1:4]) == order
 
 
 def test_without_an_objective_no_point_is_the_best(call: Call, sweep: Sweep) -> None:
     manifest = sweep.manifest()
-    sweep.write(Manifest(manifest.name, manifest.command, manifest.points))
+    sweep.write(SweepManifest(manifest.name, manifest.command, manifest.points))
     answer = call("sweep results lr-1")
     assert "best" not in answer.out
     assert answer.lines[-1].startswith("no objective: `--sort METRIC` orders them")
-    sweep.write(Manifest(manifest.name, manifest.command, manifest.points, ("speed",)))
+    sweep.write(SweepManifest(manifest.name, manifest.command, manifest.points, ("speed",)))
     assert call("sweep results lr-1").lines[-1] == "no point has the objective 'speed' among its metrics"
 
 

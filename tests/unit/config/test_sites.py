@@ -19,7 +19,7 @@ from launcher.config.compose import typed
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.spec.build import Site
+from launcher.spec.build import PlanFacts
 from launcher.spec.limits import pools_of
 from launcher.submission import configs, render
 from launcher.submission.prepare import Inputs, planned
@@ -44,7 +44,7 @@ def profile(name: str) -> Config:
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 
 
-def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys: Any) -> render.Rendered:
+def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys: Any) -> render.RenderedScript:
     """A run's script, in which it is checked against the profile's limits, and what its driver is told."""
     config = copy.deepcopy(profile(name))
     config.launch.mode = LaunchMode(launch)
@@ -55,7 +55,7 @@ def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys:
         config.cluster.resources["storage"] = "scratch/abc123"
     if required and name == "miyabi-g":
         config.cluster.directives["W"] = ["group_list=abc123"]
-    plan, _ = planned(replace(config, **keys), Site("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
+    plan, _ = planned(replace(config, **keys), PlanFacts("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
     return render.rendered(plan, token="t")
 
 

@@ -18,7 +18,7 @@ from launcher.cli import commands
 from launcher.cli.doctor import line
 from launcher.config.schema import Cluster
 from launcher.diagnose import doctor, machine
-from launcher.diagnose.doctor import Check, run_all, start
+from launcher.diagnose.doctor import DoctorCheck, run_all, start
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
@@ -47,8 +47,10 @@ def test_what_hangs_is_a_line_and_not_a_hang() -> None:
         raise RuntimeError("odd")
         yield
 
-    fine = Check("fine", lambda: [ok("fine", str(seen.wait(30)))], 60)  # before the other one's limit is looked at
-    checks = [fine, Check("disk", hangs, 0.05), Check("broken", breaks)]
+    fine = DoctorCheck(
+        "fine", lambda: [ok("fine", str(seen.wait(30)))], 60
+    )  # before the other one's limit is looked at
+    checks = [fine, DoctorCheck("disk", hangs, 0.05), DoctorCheck("broken", breaks)]
     found = list(run_all(checks))
     never.set()
     assert [(each.about, each.level) for each in found] == [
@@ -65,9 +67,9 @@ def test_checks_look_at_the_same_time_and_tell_in_order() -> None:
         second.set()
         yield ok("second", "")
 
-    checks = [Check("first", lambda: [ok("first", str(second.wait(30)))], 60), Check("second", sets, 60)]
+    checks = [DoctorCheck("first", lambda: [ok("first", str(second.wait(30)))], 60), DoctorCheck("second", sets, 60)]
     assert [(each.about, each.says) for each in run_all(checks)] == [("first", "True"), ("second", "")]
-    assert [each.about for each in start(Check("late", lambda: [ok("late", "")]))()] == ["late"]
+    assert [each.about for each in start(DoctorCheck("late", lambda: [ok("late", "")]))()] == ["late"]
 
 
 def test_the_worst_level_counts() -> None:
@@ -246,13 +248,13 @@ def test_space_is_judged(space: machine.Space, queued: bool, level: Level) -> No
 @pytest.mark.parametrize(
     ("tried", "level"),
     [
-        (machine.Trial((), 0.0, 0.1), OK),
-        (machine.Trial((), 90.0, 0.1), WARNING),
-        (machine.Trial((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
-        (machine.Trial((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
+        (machine.FolderTrial((), 0.0, 0.1), OK),
+        (machine.FolderTrial((), 90.0, 0.1), WARNING),
+        (machine.FolderTrial((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
+        (machine.FolderTrial((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
     ],
 )
-def test_what_a_folder_does_is_judged(tried: machine.Trial, level: Level) -> None:
+def test_what_a_folder_does_is_judged(tried: machine.FolderTrial, level: Level) -> None:
     assert only(machine.trial_findings("/runs", tried)).level is level
 
 

@@ -24,7 +24,7 @@ from launcher.diagnose.findings import Case, advice, has_saved
 from launcher.diagnose.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
-from launcher.failures.symptoms import Kind
+from launcher.failures.symptoms import EndKind
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import pending, registry
@@ -77,19 +77,19 @@ TOLD_WORDS = "n1 was asked to stop by SIGTERM"
 @pytest.mark.parametrize(
     ("evidence", "kind", "cause"),
     [
-        (Evidence(RunState.STOPPED, request=TOLD), Kind.STOPPED, TOLD_WORDS),
-        (Evidence(RunState.FAILED, request=TOLD, ended=143, output=("Terminated",)), Kind.STOPPED,
+        (Evidence(RunState.STOPPED, request=TOLD), EndKind.STOPPED, TOLD_WORDS),
+        (Evidence(RunState.FAILED, request=TOLD, ended=143, output=("Terminated",)), EndKind.STOPPED,
          f"{TOLD_WORDS} (exit code 143)"),
-        (Evidence(RunState.FAILED, request=TOLD, ended=143, scheduler="PBS", job=said("TIMEOUT")), Kind.WALL_TIME,
+        (Evidence(RunState.FAILED, request=TOLD, ended=143, scheduler="PBS", job=said("TIMEOUT")), EndKind.WALL_TIME,
          f"{TOLD_WORDS} (exit code 143); PBS says TIMEOUT"),
-        (Evidence(RunState.CANCELLED, request=TOLD, ended=143, job=said("CANCELLED")), Kind.CANCELLED,
+        (Evidence(RunState.CANCELLED, request=TOLD, ended=143, job=said("CANCELLED")), EndKind.CANCELLED,
          f"{TOLD_WORDS}; CANCELLED"),
         (Evidence(RunState.STOPPED, request=TOLD, stop=Stop(reason=StopReason.KILLED, exit_code=137)),
-         Kind.STOPPED, "all agents were killed (exit code 137)"),
-        (failed(fault(FaultCode.NO_FOLDER, error="gone")), Kind.CONFIG_ERROR, "node1: gone"),
+         EndKind.STOPPED, "all agents were killed (exit code 137)"),
+        (failed(fault(FaultCode.NO_FOLDER, error="gone")), EndKind.CONFIG_ERROR, "node1: gone"),
     ],
 )  # fmt: skip
-def test_what_is_noted_before_any_agent_speaks(evidence: Evidence, kind: Kind, cause: str) -> None:
+def test_what_is_noted_before_any_agent_speaks(evidence: Evidence, kind: EndKind, cause: str) -> None:
     found = classify(evidence)
     assert (found.kind, found.cause) == (kind, cause)
 
@@ -109,97 +109,103 @@ CUDA_OOM = (
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        (CUDA_OOM, Kind.OUT_OF_GPU_MEMORY),
-        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", Kind.OUT_OF_GPU_MEMORY),
-        ("RuntimeError: CUDA error: out of memory", Kind.OUT_OF_GPU_MEMORY),
+        (CUDA_OOM, EndKind.OUT_OF_GPU_MEMORY),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", EndKind.OUT_OF_GPU_MEMORY),
+        ("RuntimeError: CUDA error: out of memory", EndKind.OUT_OF_GPU_MEMORY),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-         Kind.OUT_OF_GPU_MEMORY),
-        ("RuntimeError: CUDA error: an illegal memory access was encountered", Kind.GPU_ERROR),
-        ("RuntimeError: CUDA error: device-side assert triggered", Kind.GPU_ERROR),
-        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", Kind.GPU_ERROR),
+         EndKind.OUT_OF_GPU_MEMORY),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", EndKind.GPU_ERROR),
+        ("RuntimeError: CUDA error: device-side assert triggered", EndKind.GPU_ERROR),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", EndKind.GPU_ERROR),
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-         Kind.GPU_ERROR),
-        ("MemoryError", Kind.OUT_OF_MEMORY),
+         EndKind.GPU_ERROR),
+        ("MemoryError", EndKind.OUT_OF_MEMORY),
         ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB for an array with shape (1000000000,)",
-         Kind.OUT_OF_MEMORY),
+         EndKind.OUT_OF_MEMORY),
         ("RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-         "tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)", Kind.OUT_OF_MEMORY),
-        ("OSError: [Errno 12] Cannot allocate memory", Kind.OUT_OF_MEMORY),
-        ("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ", Kind.OUT_OF_MEMORY),
-        ("Memory cgroup out of memory: Killed process 4711 (python)", Kind.OUT_OF_MEMORY),
+         "tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)", EndKind.OUT_OF_MEMORY),
+        ("OSError: [Errno 12] Cannot allocate memory", EndKind.OUT_OF_MEMORY),
+        ("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ", EndKind.OUT_OF_MEMORY),
+        ("Memory cgroup out of memory: Killed process 4711 (python)", EndKind.OUT_OF_MEMORY),
         ("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's "
-         "workers are out of shared memory. Please try to raise your shared memory limit.", Kind.SHARED_MEMORY),
+         "workers are out of shared memory. Please try to raise your shared memory limit.", EndKind.SHARED_MEMORY),
         ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
-         Kind.SHARED_MEMORY),
+         EndKind.SHARED_MEMORY),
         ("RuntimeError: unable to write to file </torch_1234_5678_0>: No space left on device (28)",
-         Kind.SHARED_MEMORY),
-        ("OSError: [Errno 28] No space left on device: '/scratch/run/checkpoints/step-60'", Kind.DISK_FULL),
-        ("OSError: [Errno 122] Disk quota exceeded", Kind.DISK_FULL),
-        ("OSError: [Errno 27] File too large", Kind.DISK_FULL),
+         EndKind.SHARED_MEMORY),
+        ("OSError: [Errno 28] No space left on device: '/scratch/run/checkpoints/step-60'", EndKind.DISK_FULL),
+        ("OSError: [Errno 122] Disk quota exceeded", EndKind.DISK_FULL),
+        ("OSError: [Errno 27] File too large", EndKind.DISK_FULL),
         ("RuntimeError: [enforce fail at inline_container.cc:815] . PytorchStreamWriter failed writing file data/3: "
-         "file write failed", Kind.DISK_FULL),
-        ("RuntimeError: basic_ios::clear: iostream error", Kind.DISK_FULL),  # torch 2.13
-        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", Kind.DISK_FULL),
-        ("OSError: [Errno 24] Too many open files", Kind.LIMIT),
-        ("RuntimeError: can't start new thread", Kind.LIMIT),
-        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", Kind.LIMIT),
-        (NCCL_TIMEOUT, Kind.COLLECTIVE_TIMEOUT),
+         "file write failed", EndKind.DISK_FULL),
+        ("RuntimeError: basic_ios::clear: iostream error", EndKind.DISK_FULL),  # torch 2.13
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", EndKind.DISK_FULL),
+        ("OSError: [Errno 24] Too many open files", EndKind.LIMIT),
+        ("RuntimeError: can't start new thread", EndKind.LIMIT),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", EndKind.LIMIT),
+        (NCCL_TIMEOUT, EndKind.COLLECTIVE_TIMEOUT),
         ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv"
-         " operation to complete", Kind.COLLECTIVE_TIMEOUT),
+         " operation to complete", EndKind.COLLECTIVE_TIMEOUT),
         ("RuntimeError: [gloo/transport/tcp/pair.cc:544] Application timeout caused pair closure",
-         Kind.COLLECTIVE_TIMEOUT),
+         EndKind.COLLECTIVE_TIMEOUT),
         ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /group/0//cpu//0/1",
-         Kind.RENDEZVOUS_TIMEOUT),
+         EndKind.RENDEZVOUS_TIMEOUT),
         ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to "
-         "(node1, 29500).", Kind.RENDEZVOUS_TIMEOUT),
+         "(node1, 29500).", EndKind.RENDEZVOUS_TIMEOUT),
         ("RuntimeError: The server socket has failed to listen on any local network address. EADDRINUSE",
-         Kind.RENDEZVOUS_TIMEOUT),
+         EndKind.RENDEZVOUS_TIMEOUT),
         ("RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:3411",
-         Kind.CONNECTION_LOST),
+         EndKind.CONNECTION_LOST),
         ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2027, remote process exited or there "
          "was a network error, NCCL version 2.27.5 ncclRemoteError: A call failed possibly due to a network error",
-         Kind.CONNECTION_LOST),
+         EndKind.CONNECTION_LOST),
         ("ConnectionRefusedError: [Errno 111] Connection refused", None),  # of the user's own code
         ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", None),
         ("requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by "
          "peer'))", None),
-        ("ModuleNotFoundError: No module named 'flash_attn'", Kind.IMPORT_ERROR),
-        ("ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", Kind.IMPORT_ERROR),
-        ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", Kind.IMPORT_ERROR),
-        ("AttributeError: module 'train' has no attribute 'mian'", Kind.IMPORT_ERROR),
-        ("WorkloadError: workload.batch_size=3 cannot be divided", Kind.CONFIG_ERROR),
-        ("BackendError: 4 ranks on node1 with 2 GPUs: use procs_per_node=2", Kind.CONFIG_ERROR),
-        ("NoGpuError: device=cuda, and this rank sees no GPU: ask for gpus_per_node=...", Kind.NO_GPU),
-        ("AssertionError: Torch not compiled with CUDA enabled", Kind.NO_GPU),
-        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", Kind.NO_GPU),
-        ("RuntimeError: Distributed package doesn't have NCCL built in", Kind.NO_GPU),
-        ("RuntimeError: Cannot access accelerator device when none is available.", Kind.NO_GPU),
-        ("RuntimeError: No CUDA GPUs are available", Kind.NO_GPU),
-        ("RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", Kind.NO_GPU),
-        ("RuntimeError: CUDA error: no CUDA-capable device is detected", Kind.NO_GPU),
-        ("torch.AcceleratorError: CUDA error: invalid device ordinal", Kind.NO_GPU),
+        ("ModuleNotFoundError: No module named 'flash_attn'", EndKind.IMPORT_ERROR),
+        ("ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", EndKind.IMPORT_ERROR),
+        ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", EndKind.IMPORT_ERROR),
+        ("AttributeError: module 'train' has no attribute 'mian'", EndKind.IMPORT_ERROR),
+        ("WorkloadError: workload.batch_size=3 cannot be divided", EndKind.CONFIG_ERROR),
+        ("BackendError: 4 ranks on node1 with 2 GPUs: use procs_per_node=2", EndKind.CONFIG_ERROR),
+        ("NoGpuError: device=cuda, and this rank sees no GPU: ask for gpus_per_node=...", EndKind.NO_GPU),
+        ("AssertionError: Torch not compiled with CUDA enabled", EndKind.NO_GPU),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", EndKind.NO_GPU),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", EndKind.NO_GPU),
+        ("RuntimeError: Cannot access accelerator device when none is available.", EndKind.NO_GPU),
+        ("RuntimeError: No CUDA GPUs are available", EndKind.NO_GPU),
+        (
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+            EndKind.NO_GPU,
+        ),
+        ("RuntimeError: CUDA error: no CUDA-capable device is detected", EndKind.NO_GPU),
+        ("torch.AcceleratorError: CUDA error: invalid device ordinal", EndKind.NO_GPU),
         ("RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
-         Kind.NO_GPU),
-        ("RuntimeError: Tried to instantiate dummy base class Event", Kind.NO_GPU),
-        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Kind.NO_GPU),
+         EndKind.NO_GPU),
+        ("RuntimeError: Tried to instantiate dummy base class Event", EndKind.NO_GPU),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", EndKind.NO_GPU),
         ("MisconfigurationException: `CUDAAccelerator` can not run on your system since the accelerator is not "
-         "available.", Kind.NO_GPU),
-        ("ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu", Kind.NO_GPU),
+         "available.", EndKind.NO_GPU),
+        ("ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu", EndKind.NO_GPU),
         ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory.",
-         Kind.DAMAGED_CHECKPOINT),
-        ("RuntimeError: unexpected EOF, expected 5 more bytes. The file might be corrupted.", Kind.DAMAGED_CHECKPOINT),
-        ("_pickle.UnpicklingError: pickle data was truncated", Kind.DAMAGED_CHECKPOINT),
+         EndKind.DAMAGED_CHECKPOINT),
+        (
+            "RuntimeError: unexpected EOF, expected 5 more bytes. The file might be corrupted.",
+            EndKind.DAMAGED_CHECKPOINT,
+        ),
+        ("_pickle.UnpicklingError: pickle data was truncated", EndKind.DAMAGED_CHECKPOINT),
         ("safetensors_rust.SafetensorError: Error while deserializing: incomplete metadata, file not fully covered",
-         Kind.DAMAGED_CHECKPOINT),
+         EndKind.DAMAGED_CHECKPOINT),
         ("EOFError", None),  # without a file that was loaded, it may be of input()
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/imagenet'", Kind.FILE_MISSING),
-        ("PermissionError: [Errno 13] Permission denied: '/data/imagenet'", Kind.FILE_MISSING),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/imagenet'", EndKind.FILE_MISSING),
+        ("PermissionError: [Errno 13] Permission denied: '/data/imagenet'", EndKind.FILE_MISSING),
         ("ValueError: the loss is a banana", None),
         ("KeyError: 'memory'", None),
         ("AttributeError: 'NoneType' object has no attribute 'shape'", None),
     ],
 )  # fmt: skip
-def test_what_an_error_is_a_sign_of(line: str, kind: Kind | None) -> None:
+def test_what_an_error_is_a_sign_of(line: str, kind: EndKind | None) -> None:
     assert symptoms.kind_of(line) == kind
     if kind is not None:
         assert classify(failed(raised(line))).kind is kind
@@ -207,14 +213,14 @@ def test_what_an_error_is_a_sign_of(line: str, kind: Kind | None) -> None:
 
 def test_an_error_of_no_special_kind_is_the_codes() -> None:
     told = raised("ValueError: the loss is a banana")
-    assert classify(failed(told)) == Verdict(Kind.EXCEPTION, "rank 0 on node1: ValueError: the loss is a banana")
+    assert classify(failed(told)) == Verdict(EndKind.EXCEPTION, "rank 0 on node1: ValueError: the loss is a banana")
 
 
 @pytest.mark.parametrize(
-    ("exception", "kind"), [("WorkloadError", Kind.CONFIG_ERROR), ("RanksDiffer", Kind.CONFIG_ERROR),
-                            ("ValueError", Kind.EXCEPTION)],
+    ("exception", "kind"), [("WorkloadError", EndKind.CONFIG_ERROR), ("RanksDiffer", EndKind.CONFIG_ERROR),
+                            ("ValueError", EndKind.EXCEPTION)],
 )  # fmt: skip
-def test_a_setting_that_is_refused_is_known_by_the_type_of_the_exception(exception: str, kind: Kind) -> None:
+def test_a_setting_that_is_refused_is_known_by_the_type_of_the_exception(exception: str, kind: EndKind) -> None:
     told = raised(f"{exception}: this is no ConfigError, and nothing was killed by SIGBUS", exception=exception)
     assert classify(failed(told)).kind is kind
 
@@ -225,19 +231,19 @@ def test_where_gpus_are_missing_it_is_said_how_many_were_asked_for() -> None:
         cause = classify(failed(told, gpus=gpus)).cause
         assert cause == f"{text.of_fault(told)}; it asked for {words} a node (gpus_per_node)"
     asked = plan_of(gpus_per_node=2)
-    assert "resume run-1 gpus_per_node=1" in steps(Kind.NO_GPU)
-    assert "gpus_per_node" not in steps(Kind.NO_GPU, plan=asked)
+    assert "resume run-1 gpus_per_node=1" in steps(EndKind.NO_GPU)
+    assert "gpus_per_node" not in steps(EndKind.NO_GPU, plan=asked)
 
 
 @pytest.mark.parametrize("exception", ["EOFError", "UnicodeDecodeError", "BadZipFile"])
 def test_an_error_of_reading_while_a_checkpoint_is_loaded_means_that_it_is_damaged(exception: str) -> None:
     told = raised(exception, exception=exception, reading="/x/model.pt")
     verdict = classify(failed(told))
-    assert verdict == Verdict(Kind.DAMAGED_CHECKPOINT, f"rank 0 on node1, loading /x/model.pt: {exception}")
-    assert "/x/model.pt is incomplete" in steps(Kind.DAMAGED_CHECKPOINT, fault=told)
-    assert classify(failed(raised(exception, exception=exception))).kind is Kind.EXCEPTION
+    assert verdict == Verdict(EndKind.DAMAGED_CHECKPOINT, f"rank 0 on node1, loading /x/model.pt: {exception}")
+    assert "/x/model.pt is incomplete" in steps(EndKind.DAMAGED_CHECKPOINT, fault=told)
+    assert classify(failed(raised(exception, exception=exception))).kind is EndKind.EXCEPTION
     other = raised("KeyError: 'w'", exception="KeyError", reading="/x/model.pt")
-    assert classify(failed(other)).kind is Kind.EXCEPTION
+    assert classify(failed(other)).kind is EndKind.EXCEPTION
 
 
 def test_the_last_error_of_a_log() -> None:
@@ -261,7 +267,7 @@ def test_what_this_torch_says_of_a_torn_file_is_known_and_the_file_is_named(tmp_
                     pytest.fail("a torn file was loaded")
                 assert report["reading"] == str(path)
                 line = f"{report['type']}: {report['message']}"
-                assert symptoms.kind_of(line, report["type"], loads=True) is Kind.DAMAGED_CHECKPOINT, line
+                assert symptoms.kind_of(line, report["type"], loads=True) is EndKind.DAMAGED_CHECKPOINT, line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without GPUs")
@@ -274,7 +280,7 @@ def test_what_this_torch_says_without_a_gpu_is_known(call: Callable[[], object])
     try:
         call()
     except Exception as error:
-        assert symptoms.kind_of(f"{type(error).__name__}: {error}") is Kind.NO_GPU
+        assert symptoms.kind_of(f"{type(error).__name__}: {error}") is EndKind.NO_GPU
     else:
         pytest.skip("this torch raises no error here")
 
@@ -284,7 +290,7 @@ def test_what_this_torch_says_of_a_full_disk_is_known(size: int) -> None:
     try:
         torch.save({"weight": torch.zeros(size)}, "/dev/full")
     except (RuntimeError, OSError) as error:
-        assert symptoms.kind_of(f"{type(error).__name__}: {error}") is Kind.DISK_FULL
+        assert symptoms.kind_of(f"{type(error).__name__}: {error}") is EndKind.DISK_FULL
     else:
         pytest.skip("this torch raises no error here")
 
@@ -411,145 +417,154 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
     ("evidence", "kind", "cause"),
     [
         # killed without a word
-        (failed(KILLED), Kind.KILLED, SAY),
-        (failed(KILLED, job=said("OUT_OF_MEMORY")), Kind.OUT_OF_MEMORY, f"{SAY}; Slurm says OUT_OF_MEMORY"),
-        (failed(KILLED, job=said("FAILED", "NonZeroExitCode"), notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
+        (failed(KILLED), EndKind.KILLED, SAY),
+        (failed(KILLED, job=said("OUT_OF_MEMORY")), EndKind.OUT_OF_MEMORY, f"{SAY}; Slurm says OUT_OF_MEMORY"),
+        (failed(KILLED, job=said("FAILED", "NonZeroExitCode"), notices=lines(BY_OOM)), EndKind.OUT_OF_MEMORY,
          f"{SAY}; Slurm says OUT_OF_MEMORY"),
-        (failed(KILLED, memory={"kills": 1}), Kind.OUT_OF_MEMORY,
+        (failed(KILLED, memory={"kills": 1}), EndKind.OUT_OF_MEMORY,
          f"{SAY}; the kernel killed processes for lack of memory in its cgroup"),
-        (failed(KILLED, memory={"host_kills": 1}), Kind.OUT_OF_MEMORY,
+        (failed(KILLED, memory={"host_kills": 1}), EndKind.OUT_OF_MEMORY,
          f"{SAY}; the kernel killed processes for lack of memory on that host"),
-        (failed(KILLED, memory={"largest": 15 * GIB, "limit": 16 * GIB}), Kind.OUT_OF_MEMORY,
+        (failed(KILLED, memory={"largest": 15 * GIB, "limit": 16 * GIB}), EndKind.OUT_OF_MEMORY,
          f"{SAY}; it used 15G of 16G memory"),
-        (failed(KILLED, memory={"largest": 5 * GIB, "limit": 16 * GIB}), Kind.KILLED, SAY),
-        (failed(CRASHED, memory={"kills": 1}), Kind.KILLED, None),
-        (failed(signalled("SIGBUS")), Kind.SHARED_MEMORY, None),
-        (failed(ABORTED, log=("loading", NCCL_TIMEOUT)), Kind.COLLECTIVE_TIMEOUT, None),
-        (failed(ABORTED, log=("terminate called", "what(): std::bad_alloc")), Kind.OUT_OF_MEMORY, None),
-        (failed(ABORTED), Kind.KILLED, None),
+        (failed(KILLED, memory={"largest": 5 * GIB, "limit": 16 * GIB}), EndKind.KILLED, SAY),
+        (failed(CRASHED, memory={"kills": 1}), EndKind.KILLED, None),
+        (failed(signalled("SIGBUS")), EndKind.SHARED_MEMORY, None),
+        (failed(ABORTED, log=("loading", NCCL_TIMEOUT)), EndKind.COLLECTIVE_TIMEOUT, None),
+        (failed(ABORTED, log=("terminate called", "what(): std::bad_alloc")), EndKind.OUT_OF_MEMORY, None),
+        (failed(ABORTED), EndKind.KILLED, None),
         # left
-        (failed(exited(7)), Kind.EXITED, None),
-        (failed(exited(0, FaultCode.RETURNED_EARLY)), Kind.EXITED_EARLY, None),
+        (failed(exited(7)), EndKind.EXITED, None),
+        (failed(exited(0, FaultCode.RETURNED_EARLY)), EndKind.EXITED_EARLY, None),
         (failed(exited(0, FaultCode.RETURNED_EARLY), log=("Traceback (most recent call last):", "  x", "E: no")),
-         Kind.EXCEPTION, f"{SAY}: E: no"),
-        (failed(exited(93, FaultCode.NO_RETRY), ended=93), Kind.CONFIG_ERROR, None),
-        (failed(exited(1), log=("OSError: [Errno 28] No space left on device",)), Kind.DISK_FULL, None),
-        (failed(exited(1), log=("a", "Traceback (most recent call last):", "  x", "E: no")), Kind.EXCEPTION,
+         EndKind.EXCEPTION, f"{SAY}: E: no"),
+        (failed(exited(93, FaultCode.NO_RETRY), ended=93), EndKind.CONFIG_ERROR, None),
+        (failed(exited(1), log=("OSError: [Errno 28] No space left on device",)), EndKind.DISK_FULL, None),
+        (failed(exited(1), log=("a", "Traceback (most recent call last):", "  x", "E: no")), EndKind.EXCEPTION,
          f"{SAY}: E: no"),
         (failed(fault(FaultCode.EXITED, rank=1, exit_code=1, error="E: no"),
-                log=("Traceback (most recent call last):", "E: no")), Kind.EXCEPTION, SAY),
-        (failed(fault(FaultCode.EXITED, rank=1, exit_code=3, error="no licence")), Kind.EXITED,
+                log=("Traceback (most recent call last):", "E: no")), EndKind.EXCEPTION, SAY),
+        (failed(fault(FaultCode.EXITED, rank=1, exit_code=3, error="no licence")), EndKind.EXITED,
          "rank 1 on node1: exited with code 3: no licence"),
         (failed(fault(FaultCode.USAGE, rank=1, exit_code=2, error="train.py: error: unrecognized arguments: --foo")),
-         Kind.CONFIG_ERROR, "rank 1 on node1: train.py: error: unrecognized arguments: --foo"),
+         EndKind.CONFIG_ERROR, "rank 1 on node1: train.py: error: unrecognized arguments: --foo"),
         (failed(fault(FaultCode.USAGE, rank=1, exit_code=2, error="error: [Errno 2] No such file or directory: 'y'")),
-         Kind.FILE_MISSING, SAY),
-        (failed(raised("sys.exit('no licence')", exception="SystemExit")), Kind.EXITED, SAY),
+         EndKind.FILE_MISSING, SAY),
+        (failed(raised("sys.exit('no licence')", exception="SystemExit")), EndKind.EXITED, SAY),
         # asked to stop
-        (failed(ASKED, job=said("TIMEOUT")), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
-        (failed(ASKED, job=said("TIMEOUT", "TimeLimit")), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
-        (failed(ASKED, notices=lines(BY_TIME)), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, job=said("TIMEOUT")), EndKind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, job=said("TIMEOUT", "TimeLimit")), EndKind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, notices=lines(BY_TIME)), EndKind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
         (failed(ASKED, scheduler="PBS", job=said("TIMEOUT", "Job run at ... exceeded resource walltime")),
-         Kind.WALL_TIME,
+         EndKind.WALL_TIME,
          f"{SAY}; PBS says TIMEOUT"),
-        (failed(ASKED, job=said("PREEMPTED")), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
-        (failed(ASKED, notices=lines(BY_PREEMPTION)), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
-        (failed(ASKED, notices=lines(BY_REQUEUE)), Kind.REQUEUED, f"{SAY}; Slurm says REQUEUED"),
-        (failed(ASKED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
-        (failed(ASKED, job=said("CANCELLED")), Kind.CANCELLED, SAY),
-        (failed(ASKED, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, "it was cancelled"),
-        (failed(GONE, state=RunState.CANCELLED, cancelled=True, job=said("CANCELLED")), Kind.CANCELLED,
+        (failed(ASKED, job=said("PREEMPTED")), EndKind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
+        (failed(ASKED, notices=lines(BY_PREEMPTION)), EndKind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
+        (failed(ASKED, notices=lines(BY_REQUEUE)), EndKind.REQUEUED, f"{SAY}; Slurm says REQUEUED"),
+        (failed(ASKED, notices=lines(BY_SOMEBODY)), EndKind.CANCELLED, SAY),
+        (failed(ASKED, job=said("CANCELLED")), EndKind.CANCELLED, SAY),
+        (failed(ASKED, state=RunState.CANCELLED, cancelled=True), EndKind.CANCELLED, "it was cancelled"),
+        (failed(GONE, state=RunState.CANCELLED, cancelled=True, job=said("CANCELLED")), EndKind.CANCELLED,
          "it was cancelled"),
-        (failed(ASKED), Kind.STOPPED, SAY),
+        (failed(ASKED), EndKind.STOPPED, SAY),
         # the first failure counts, and not what was ended for it
         *((failed(told, notices=lines(line), job=said(state)), kind, SAY)
-          for told, kind in ((LEFT, Kind.EXITED), (CRASHED, Kind.KILLED))
+          for told, kind in ((LEFT, EndKind.EXITED), (CRASHED, EndKind.KILLED))
           for line, state in ((BY_SRUN[0], ""), (BY_SRUN[1], ""), (BY_SOMEBODY, ""), (BY_SOMEBODY, "CANCELLED"))),
-        (failed(KILLED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
-        (failed(exited(143), notices=lines(BY_SOMEBODY)), Kind.CANCELLED, None),
-        (failed(LEFT, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
+        (failed(KILLED, notices=lines(BY_SOMEBODY)), EndKind.CANCELLED, SAY),
+        (failed(exited(143), notices=lines(BY_SOMEBODY)), EndKind.CANCELLED, None),
+        (failed(LEFT, notices=lines(BY_OOM)), EndKind.OUT_OF_MEMORY, None),
         # nodes and connections
-        (failed(GONE), Kind.NODE_LOST, SAY),
-        (failed(GONE, job=said("NODE_FAIL")), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
-        (failed(GONE, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
-        (failed(GONE, notices=lines(BY_NODE)), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
-        (failed(fault(FaultCode.NODE_SILENT)), Kind.NODE_LOST, None),
-        (failed(fault(FaultCode.LEADER_LOST, error="Connection reset by peer")), Kind.NODE_LOST, None),
-        (Evidence(RunState.STOPPED, ended=75, fault=fault(FaultCode.NODE_SILENT)), Kind.NODE_LOST, SAY),
-        (failed(raised("RuntimeError: Connection closed by peer")), Kind.CONNECTION_LOST, None),
-        (failed(raised("RuntimeError: Connection closed by peer"), notices=lines(BY_NODE)), Kind.NODE_LOST, None),
+        (failed(GONE), EndKind.NODE_LOST, SAY),
+        (failed(GONE, job=said("NODE_FAIL")), EndKind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
+        (failed(GONE, notices=lines(BY_OOM)), EndKind.OUT_OF_MEMORY, None),
+        (failed(GONE, notices=lines(BY_NODE)), EndKind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
+        (failed(fault(FaultCode.NODE_SILENT)), EndKind.NODE_LOST, None),
+        (failed(fault(FaultCode.LEADER_LOST, error="Connection reset by peer")), EndKind.NODE_LOST, None),
+        (Evidence(RunState.STOPPED, ended=75, fault=fault(FaultCode.NODE_SILENT)), EndKind.NODE_LOST, SAY),
+        (failed(raised("RuntimeError: Connection closed by peer")), EndKind.CONNECTION_LOST, None),
+        (failed(raised("RuntimeError: Connection closed by peer"), notices=lines(BY_NODE)), EndKind.NODE_LOST, None),
         (failed(raised("URLError: <urlopen error [Errno 111] Connection refused>"), notices=lines(BY_NODE)),
-         Kind.EXCEPTION, None),
+         EndKind.EXCEPTION, None),
         (failed(fault(FaultCode.LOST_PEER, rank=0, error="RuntimeError: Connection reset by peer")),
-         Kind.CONNECTION_LOST, None),
+         EndKind.CONNECTION_LOST, None),
         (failed(fault(FaultCode.LOST_PEER, rank=0, error="DistBackendError: of an unknown sort")),
-         Kind.CONNECTION_LOST, None),
+         EndKind.CONNECTION_LOST, None),
         # what agents know
-        (failed(fault(FaultCode.RENDEZVOUS_TIMEOUT)), Kind.RENDEZVOUS_TIMEOUT, None),
-        (failed(fault(FaultCode.REFUSED)), Kind.CONFIG_ERROR, None),
-        (failed(fault(FaultCode.NOT_JOINED)), Kind.RENDEZVOUS_TIMEOUT, None),
-        (failed(fault(FaultCode.HANG, rank=1, limit="launch.hang_timeout")), Kind.HANG, None),
-        (failed(fault(FaultCode.PREFLIGHT)), Kind.BAD_NODE, None),
-        (failed(fault(FaultCode.STILL_THERE, signal="SIGKILL")), Kind.BAD_NODE, None),
-        (failed(fault(FaultCode.CONDITION_FAILED)), Kind.NEVER_STARTED, None),
-        (failed(fault(FaultCode.NOT_STARTED, error="[Errno 11] Resource temporarily unavailable")), Kind.LIMIT, None),
+        (failed(fault(FaultCode.RENDEZVOUS_TIMEOUT)), EndKind.RENDEZVOUS_TIMEOUT, None),
+        (failed(fault(FaultCode.REFUSED)), EndKind.CONFIG_ERROR, None),
+        (failed(fault(FaultCode.NOT_JOINED)), EndKind.RENDEZVOUS_TIMEOUT, None),
+        (failed(fault(FaultCode.HANG, rank=1, limit="launch.hang_timeout")), EndKind.HANG, None),
+        (failed(fault(FaultCode.PREFLIGHT)), EndKind.BAD_NODE, None),
+        (failed(fault(FaultCode.STILL_THERE, signal="SIGKILL")), EndKind.BAD_NODE, None),
+        (failed(fault(FaultCode.CONDITION_FAILED)), EndKind.NEVER_STARTED, None),
+        (
+            failed(fault(FaultCode.NOT_STARTED, error="[Errno 11] Resource temporarily unavailable")), EndKind.LIMIT,
+            None,
+        ),
         (failed(fault(FaultCode.CONTAINER, error="apptainer starts no python3 in /x.sif: FATAL:   no such file")),
-         Kind.CONFIG_ERROR, None),
+         EndKind.CONFIG_ERROR, None),
         (failed(fault(FaultCode.ARCHIVE, error="/x.tar cannot be unpacked: [Errno 28] No space left on device")),
-         Kind.DISK_FULL, None),
-        (failed(fault(FaultCode.UNREADABLE, error="another version")), Kind.CONFIG_ERROR, None),
-        (failed(fault(FaultCode.UNKNOWN)), Kind.EXCEPTION, None),
+         EndKind.DISK_FULL, None),
+        (failed(fault(FaultCode.UNREADABLE, error="another version")), EndKind.CONFIG_ERROR, None),
+        (failed(fault(FaultCode.UNKNOWN)), EndKind.EXCEPTION, None),
         # an exception stays one, whatever the scheduler says later
-        (failed(raised("ValueError: no"), notices=lines(BY_OOM)), Kind.EXCEPTION, SAY),
-        (failed(raised("MemoryError")), Kind.OUT_OF_MEMORY, SAY),
-        (failed(raised("RuntimeError: a subprocess exited with code 3")), Kind.EXCEPTION, None),
+        (failed(raised("ValueError: no"), notices=lines(BY_OOM)), EndKind.EXCEPTION, SAY),
+        (failed(raised("MemoryError")), EndKind.OUT_OF_MEMORY, SAY),
+        (failed(raised("RuntimeError: a subprocess exited with code 3")), EndKind.EXCEPTION, None),
         # nobody said anything
-        (failed(ended=137, job=said("OUT_OF_MEMORY")), Kind.OUT_OF_MEMORY,
+        (failed(ended=137, job=said("OUT_OF_MEMORY")), EndKind.OUT_OF_MEMORY,
          "no rank reported a cause (exit code 137); Slurm says OUT_OF_MEMORY"),
         (failed(ended=None, job=said("TIMEOUT", "TimeLimit"), output=("srun: forcing job termination",)),
-         Kind.WALL_TIME,
+         EndKind.WALL_TIME,
          "no rank reported a cause; Slurm says TIMEOUT"),
-        (failed(ended=None, job=said("NODE_FAIL")), Kind.NODE_LOST, "no rank reported a cause; Slurm says NODE_FAIL"),
-        (failed(ended=137), Kind.KILLED, "no rank reported a cause (exit code 137)"),
+        (
+            failed(ended=None, job=said("NODE_FAIL")), EndKind.NODE_LOST,
+            "no rank reported a cause; Slurm says NODE_FAIL",
+        ),
+        (failed(ended=137), EndKind.KILLED, "no rank reported a cause (exit code 137)"),
         (failed(ended=1, output=("/usr/bin/python3: No module named launcher.agent", "", "ImportError: no torch", "x")),
-         Kind.IMPORT_ERROR, "no rank reported a cause (exit code 1); its last line: ImportError: no torch"),
-        (failed(ended=93, output=("the end",)), Kind.CONFIG_ERROR, None),
-        (failed(ended=3, output=("bash: line 4: oh", " ")), Kind.UNKNOWN,
+         EndKind.IMPORT_ERROR, "no rank reported a cause (exit code 1); its last line: ImportError: no torch"),
+        (failed(ended=93, output=("the end",)), EndKind.CONFIG_ERROR, None),
+        (failed(ended=3, output=("bash: line 4: oh", " ")), EndKind.UNKNOWN,
          "no rank reported a cause (exit code 3); its last line: bash: line 4: oh"),
         (failed(begun=False, ended=None, job=said("FAILED", "RaisedSignal:53(Real-time_signal_19)")),
-         Kind.NEVER_STARTED,
+         EndKind.NEVER_STARTED,
          "no rank reported a cause; FAILED (RaisedSignal:53(Real-time_signal_19))"),
-        (failed(ended=None, scheduler="PBS", job=said("FAILED", "in words", signal=9)), Kind.KILLED,
+        (failed(ended=None, scheduler="PBS", job=said("FAILED", "in words", signal=9)), EndKind.KILLED,
          "no rank reported a cause; FAILED (in words)"),
         (failed(ended=None, scheduler="PBS", job=said("FAILED", "a comment: killed by SIGKILL")),
-         Kind.UNKNOWN, None),
-        (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
+         EndKind.UNKNOWN, None),
+        (Evidence(RunState.STOPPED, ended=75), EndKind.STOPPED, None),
         (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(reason=StopReason.SIGNAL, host="n1", step=7)),
-         Kind.PREEMPTED, f"{SAY} at step 7"),
-        (Evidence(RunState.LOST), Kind.LOST, None),
-        (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), Kind.REQUEUED, "Slurm says REQUEUED"),
-        (failed(ended=143, notices=lines(BY_REQUEUE), output=(BY_REQUEUE,)), Kind.REQUEUED,
+         EndKind.PREEMPTED, f"{SAY} at step 7"),
+        (Evidence(RunState.LOST), EndKind.LOST, None),
+        (
+            Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), EndKind.REQUEUED,
+            "Slurm says REQUEUED",
+        ),
+        (failed(ended=143, notices=lines(BY_REQUEUE), output=(BY_REQUEUE,)), EndKind.REQUEUED,
          "no rank reported a cause (exit code 143); Slurm says REQUEUED"),
-        (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_PREEMPTION)), Kind.PREEMPTED,
+        (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_PREEMPTION)), EndKind.PREEMPTED,
          "Slurm says PREEMPTED"),
-        (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED,
+        (Evidence(RunState.CANCELLED, begun=False, cancelled=True), EndKind.CANCELLED,
          "it was cancelled before it started"),
         (Evidence(RunState.CANCELLED, begun=False, cancelled=True, job=said("CANCELLED", "Dependency")),
-         Kind.CANCELLED,
+         EndKind.CANCELLED,
          "it was cancelled before it started"),
         (Evidence(RunState.CANCELLED, cancelled=True, job=said("CANCELLED"),
                   stop=Stop(reason=StopReason.SIGNAL, step=21)),
-         Kind.CANCELLED, "it was cancelled at step 21"),
-        (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", job=said("TIMEOUT")), Kind.CANCELLED,
+         EndKind.CANCELLED, "it was cancelled at step 21"),
+        (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", job=said("TIMEOUT")), EndKind.CANCELLED,
          "Slurm says TIMEOUT"),
-        (Evidence(RunState.CANCELLED, job=said("CANCELLED")), Kind.CANCELLED, "CANCELLED"),
+        (Evidence(RunState.CANCELLED, job=said("CANCELLED")), EndKind.CANCELLED, "CANCELLED"),
         (Evidence(RunState.CANCELLED, scheduler="Slurm", job=said("CANCELLED"), notices=lines(BY_OOM)),
-         Kind.OUT_OF_MEMORY,
+         EndKind.OUT_OF_MEMORY,
          "Slurm says OUT_OF_MEMORY"),
-        (Evidence(RunState.DONE, ended=0), Kind.DONE, None),
+        (Evidence(RunState.DONE, ended=0), EndKind.DONE, None),
     ],
 )  # fmt: skip
-def test_the_verdict(evidence: Evidence, kind: Kind, cause: str | None) -> None:
+def test_the_verdict(evidence: Evidence, kind: EndKind, cause: str | None) -> None:
     verdict = classify(evidence)
     assert verdict.kind is kind
     if cause is not None:
@@ -568,34 +583,40 @@ STAYS_STOPPED = f"{SAY} at step 120; "
 @pytest.mark.parametrize(
     ("reason", "stays", "more", "kind", "cause"),
     [
-        (StopReason.TIME_LIMIT, stays(NextReason.RESUME_NEVER), {}, Kind.WALL_TIME, f"{STAYS_STOPPED}resume.how=never"),
-        (StopReason.WARNING_SIGNAL, None, {}, Kind.WALL_TIME, f"{SAY} at step 120"),
-        (StopReason.STOP_FILE, stays(NextReason.CANCELLED), {}, Kind.STOPPED, f"{STAYS_STOPPED}it was cancelled"),
+        (
+            StopReason.TIME_LIMIT,
+            stays(NextReason.RESUME_NEVER),
+            {},
+            EndKind.WALL_TIME,
+            f"{STAYS_STOPPED}resume.how=never",
+        ),
+        (StopReason.WARNING_SIGNAL, None, {}, EndKind.WALL_TIME, f"{SAY} at step 120"),
+        (StopReason.STOP_FILE, stays(NextReason.CANCELLED), {}, EndKind.STOPPED, f"{STAYS_STOPPED}it was cancelled"),
         (
             StopReason.SIGNAL,
             stays(NextReason.SCHEDULER_ENDS, scheduler="Slurm", state="PREEMPTED"),
             {},
-            Kind.PREEMPTED,
+            EndKind.PREEMPTED,
             f"{STAYS_STOPPED}Slurm ends its job (PREEMPTED)",
         ),
         (
             StopReason.SIGNAL,
             stays(NextReason.PREEMPTED, scheduler="Slurm", state="COMPLETING"),
             {},
-            Kind.PREEMPTED,
+            EndKind.PREEMPTED,
             f"{STAYS_STOPPED}Slurm has preempted its job, and starts it again unless the site cancels such jobs",
         ),
-        (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="COMPLETING"), {}, Kind.STOPPED, None),
-        (StopReason.SIGNAL, stays(NextReason.CANCELLED), {"cancelled": True}, Kind.CANCELLED, None),
-        (StopReason.SIGNAL, None, {"notices": lines(BY_PREEMPTION)}, Kind.PREEMPTED, None),
-        (StopReason.KILLED, None, {}, Kind.KILLED, None),
-        (StopReason.EXIT_75, None, {}, Kind.STOPPED, None),
-        (StopReason.UNREADABLE, None, {}, Kind.STOPPED, None),
-        (StopReason.UNKNOWN, None, {}, Kind.STOPPED, None),
+        (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="COMPLETING"), {}, EndKind.STOPPED, None),
+        (StopReason.SIGNAL, stays(NextReason.CANCELLED), {"cancelled": True}, EndKind.CANCELLED, None),
+        (StopReason.SIGNAL, None, {"notices": lines(BY_PREEMPTION)}, EndKind.PREEMPTED, None),
+        (StopReason.KILLED, None, {}, EndKind.KILLED, None),
+        (StopReason.EXIT_75, None, {}, EndKind.STOPPED, None),
+        (StopReason.UNREADABLE, None, {}, EndKind.STOPPED, None),
+        (StopReason.UNKNOWN, None, {}, EndKind.STOPPED, None),
     ],
 )
 def test_an_attempt_that_stopped(
-    reason: StopReason, stays: Stays | None, more: dict[str, Any], kind: Kind, cause: str | None
+    reason: StopReason, stays: Stays | None, more: dict[str, Any], kind: EndKind, cause: str | None
 ) -> None:
     stop = Stop(reason=reason, step=120)
     verdict = classify(Evidence(RunState.STOPPED, ended=75, scheduler="Slurm", stop=stop, stays=stays, **more))
@@ -614,13 +635,13 @@ def test_a_reason_is_not_told_twice() -> None:
 def test_a_run_that_was_given_up(reason: NextReason) -> None:
     event = stays(reason, "given_up", attempts=3, step=7)
     verdict = classify(Evidence(RunState.FAILED, ended=93, stays=event))
-    assert verdict == Verdict(Kind.NO_PROGRESS, f"given up: {text.of_next(event)}")
+    assert verdict == Verdict(EndKind.NO_PROGRESS, f"given up: {text.of_next(event)}")
 
 
 def test_a_set_up_line_that_failed() -> None:
     told = SetupFailed(line=2, host="node1", of=SetupPart.CLUSTER, number=2, code=1)
     verdict = classify(Evidence(RunState.FAILED, fault=told, cluster="mine", setup="module load cuda"))
-    assert verdict == Verdict(Kind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
+    assert verdict == Verdict(EndKind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
 
 
 def test_the_line_that_told_it_is_kept() -> None:
@@ -631,62 +652,64 @@ def test_the_line_that_told_it_is_kept() -> None:
 # -- what to do
 
 
-def steps(kind: Kind, cause: str = "", **more: Any) -> str:
+def steps(kind: EndKind, cause: str = "", **more: Any) -> str:
     plan = more.pop("plan", None) or plan_of()
     found = advice(Case("run-1", "python -m launcher", plan, Verdict(kind, cause), **more))
     return "\n".join(f"{step.words}|{step.command}" for step in found)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_has_words_and_something_to_do(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", EndKind)
+def test_every_kind_has_words_and_something_to_do(kind: EndKind) -> None:
     assert kind.label
-    assert bool(steps(kind)) is (kind is not Kind.DONE)
+    assert bool(steps(kind)) is (kind is not EndKind.DONE)
 
 
 @pytest.mark.parametrize(
     ("kind", "own", "offered"),
     [
-        (Kind.CONFIG_ERROR, "Program", "python -m launcher resume run-1 -- ARGUMENT ..."),
-        (Kind.FILE_MISSING, "Program", "python -m launcher resume run-1 -- ARGUMENT ..."),  # that it has got as one
-        (Kind.CONFIG_ERROR, "Function", "python -m launcher resume run-1 KEY=VALUE"),
+        (EndKind.CONFIG_ERROR, "Program", "python -m launcher resume run-1 -- ARGUMENT ..."),
+        (EndKind.FILE_MISSING, "Program", "python -m launcher resume run-1 -- ARGUMENT ..."),  # that it has got as one
+        (EndKind.CONFIG_ERROR, "Function", "python -m launcher resume run-1 KEY=VALUE"),
     ],
 )
-def test_arguments_that_a_program_has_refused_are_not_offered_again(kind: Kind, own: str, offered: str) -> None:
+def test_arguments_that_a_program_has_refused_are_not_offered_again(kind: EndKind, own: str, offered: str) -> None:
     plan = with_fields(plan_of(), workload={"kind": own})
     told = steps(kind, plan=plan, fault=fault(FaultCode.USAGE, rank=0, exit_code=2, error="no"))
     assert [line.partition("|")[2] for line in told.splitlines() if "resume" in line] == [offered]
 
 
 def test_more_memory_is_named_with_what_was_used() -> None:
-    told = steps(Kind.OUT_OF_MEMORY, memory={"used": int(15.8 * GIB), "limit": 16 * GIB})
+    told = steps(EndKind.OUT_OF_MEMORY, memory={"used": int(15.8 * GIB), "limit": 16 * GIB})
     assert "ask for more memory (it used 15.8G of 16G)|python -m launcher resume run-1 mem=32G" in told
-    assert "mem=MORE" in steps(Kind.OUT_OF_MEMORY)
+    assert "mem=MORE" in steps(EndKind.OUT_OF_MEMORY)
     assert "(its limit is 16G)|python -m launcher resume run-1 mem=32G" in steps(
-        Kind.KILLED, fault=KILLED, memory={"limit": 16 * GIB}
+        EndKind.KILLED, fault=KILLED, memory={"limit": 16 * GIB}
     )
-    assert "mem=" not in steps(Kind.KILLED, fault=KILLED, memory={"largest": GIB})
-    assert "mem=" not in steps(Kind.KILLED, fault=CRASHED, memory={"limit": 16 * GIB})
-    local = steps(Kind.OUT_OF_MEMORY, plan=plan_of(cluster={"scheduler": "local"}), memory={"largest": GIB})
+    assert "mem=" not in steps(EndKind.KILLED, fault=KILLED, memory={"largest": GIB})
+    assert "mem=" not in steps(EndKind.KILLED, fault=CRASHED, memory={"limit": 16 * GIB})
+    local = steps(EndKind.OUT_OF_MEMORY, plan=plan_of(cluster={"scheduler": "local"}), memory={"largest": GIB})
     assert "mem=" not in local
 
 
 def test_other_advice_has_commands_that_can_be_copied() -> None:
-    assert "resume run-1 time=02:00:00" in steps(Kind.WALL_TIME)
-    assert steps(Kind.WALL_TIME, saved=True).startswith(
+    assert "resume run-1 time=02:00:00" in steps(EndKind.WALL_TIME)
+    assert steps(EndKind.WALL_TIME, saved=True).startswith(
         "continue from the last checkpoint|python -m launcher resume run-1\n"
     )
-    assert "cluster.exclude=node2" in steps(Kind.NODE_LOST, host="node2")
+    assert "cluster.exclude=node2" in steps(EndKind.NODE_LOST, host="node2")
     excluding = plan_of(cluster={"exclude": "node7"})
-    assert "\"cluster.exclude='node7,node2'\"" in steps(Kind.NODE_LOST, host="node2", plan=excluding)
-    assert "exclude" not in steps(Kind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": "pbs"}))
+    assert "\"cluster.exclude='node7,node2'\"" in steps(EndKind.NODE_LOST, host="node2", plan=excluding)
+    assert "exclude" not in steps(EndKind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": "pbs"}))
     broken = raised("RuntimeError: CUDA error: uncorrectable ECC error")
-    assert "report it to the site" in steps(Kind.GPU_ERROR, fault=broken)
-    assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, fault=raised("CUDA error: device-side assert triggered"))
-    assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "our own words on Xid 79")
-    assert "could not be opened" in steps(Kind.NEVER_STARTED, signal=53)
-    assert "could not be opened" not in steps(Kind.NEVER_STARTED, signal=9)
-    assert "could not be opened" not in steps(Kind.NEVER_STARTED, signal=53, plan=plan_of(cluster={"scheduler": "pbs"}))
-    assert "signal 9" in steps(Kind.EXITED, fault=exited(137))
+    assert "report it to the site" in steps(EndKind.GPU_ERROR, fault=broken)
+    assert "CUDA_LAUNCH_BLOCKING" in steps(EndKind.GPU_ERROR, fault=raised("CUDA error: device-side assert triggered"))
+    assert "CUDA_LAUNCH_BLOCKING" in steps(EndKind.GPU_ERROR, "our own words on Xid 79")
+    assert "could not be opened" in steps(EndKind.NEVER_STARTED, signal=53)
+    assert "could not be opened" not in steps(EndKind.NEVER_STARTED, signal=9)
+    assert "could not be opened" not in steps(
+        EndKind.NEVER_STARTED, signal=53, plan=plan_of(cluster={"scheduler": "pbs"})
+    )
+    assert "signal 9" in steps(EndKind.EXITED, fault=exited(137))
 
 
 # -- tracebacks and stacks
@@ -705,7 +728,7 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
     ],
 )
 def test_a_missing_package_is_looked_for_where_the_ranks_ran(env: dict[str, Any], asked: str) -> None:
-    case = Case("run-1", "python -m launcher", plan_of(env=Env(**env)), Verdict(Kind.IMPORT_ERROR, "no"))
+    case = Case("run-1", "python -m launcher", plan_of(env=Env(**env)), Verdict(EndKind.IMPORT_ERROR, "no"))
     assert advice(case)[0].words == asked
 
 
@@ -823,7 +846,7 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
 
 def test_the_docs_have_a_line_for_every_kind() -> None:
     page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
-    assert [kind for kind in Kind if f"| `{kind.value}` |" not in page] == []
+    assert [kind for kind in EndKind if f"| `{kind.value}` |" not in page] == []
 
 
 @pytest.mark.parametrize("code", [*FaultCode, *StopReason, *NextReason])
@@ -833,7 +856,7 @@ def test_the_docs_have_every_code(code: FaultCode | StopReason | NextReason) -> 
 
 
 def test_a_point_in_a_pilot_is_started_again_by_its_sweep() -> None:
-    verdict = Verdict(Kind.WALL_TIME, "it is out of time")
+    verdict = Verdict(EndKind.WALL_TIME, "it is out of time")
     steps = advice(Case("lr/1", "launcher", plan_of(), verdict, saved=True, rerun="sweep rerun lr 1"))
     found = [getattr(step, "command", "") for step in steps]
     assert found == ["launcher sweep rerun lr 1", ""]

@@ -18,7 +18,7 @@ from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Run
 from launcher.schedulers.base import JobState
-from launcher.schedulers.pending import Explanation, Facts, Option, Why
+from launcher.schedulers.pending import Explanation, Option, PendingFacts, Why
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission.dependencies import Dependency
 from tests.unit.pilots.managers import packed_sweep
@@ -28,7 +28,7 @@ from tests.unit.sweep_runs import make_sweep
 NOW = time.mktime((2026, 11, 21, 21, 0, 0, 0, 0, -1))
 LONG = Explanation(
     "a-run-with-a-long-name-20261121-074601-3f9c", "queued", Why.ROOM, "12",
-    Facts(meaning="jobs of higher priority are in front of it " * 3),
+    PendingFacts(meaning="jobs of higher priority are in front of it " * 3),
     code="Priority", do="`sprio -l -j 12` tells what its priority is made of, and more than that as well",
     starts=NOW + 600, limits=("partition gpu: MaxTime=02:00:00, and it asks for 05:00:00", "another limit"),
     nodes=("partition gpu: 4 nodes: 3 allocated, 1 planned, 1 mixed, 1 drained, 1 down, 1 maint, 1 reserved, 1 idle",),
@@ -53,35 +53,39 @@ def test_without_an_estimate_it_says_so() -> None:
 @pytest.mark.parametrize(
     ("why", "facts", "text"),
     [
-        (Why.ROOM, Facts(meaning="the nodes are in use", scheduler="slurm"), "the nodes are in use"),
-        (Why.UNKNOWN, Facts(job_state="PENDING", reason="Odd"), "the scheduler says PENDING (Odd)"),
-        (Why.ALLOCATED, Facts(scheduler="Slurm", job_state="RUNNING"), "it waited until now: Slurm says RUNNING"),
-        (Why.RUNNING, Facts(), "it runs, and has not reported yet"),
-        (Why.RUNNING, Facts(seconds=120, step=3, total=9), "it has run for 00:02:00, step 3 of 9"),
+        (Why.ROOM, PendingFacts(meaning="the nodes are in use", scheduler="slurm"), "the nodes are in use"),
+        (Why.UNKNOWN, PendingFacts(job_state="PENDING", reason="Odd"), "the scheduler says PENDING (Odd)"),
+        (
+            Why.ALLOCATED,
+            PendingFacts(scheduler="Slurm", job_state="RUNNING"),
+            "it waited until now: Slurm says RUNNING",
+        ),
+        (Why.RUNNING, PendingFacts(), "it runs, and has not reported yet"),
+        (Why.RUNNING, PendingFacts(seconds=120, step=3, total=9), "it has run for 00:02:00, step 3 of 9"),
         (
             Why.RUNNING,
-            Facts(seconds=120, step=3, reason="Odd"),
+            PendingFacts(seconds=120, step=3, reason="Odd"),
             "it has run for 00:02:00, step 3 (the scheduler says Odd)",
         ),
         (
             Why.RUNNING,
-            Facts(error="late", reason="Odd"),
+            PendingFacts(error="late", reason="Odd"),
             "it runs, and has not reported yet (its scheduler does not answer: late)",
         ),
-        (Why.NO_STATE, Facts(), "its state is not known: its scheduler does not answer"),
-        (Why.NO_STATE, Facts(error="late"), "its state is not known: late"),
+        (Why.NO_STATE, PendingFacts(), "its state is not known: its scheduler does not answer"),
+        (Why.NO_STATE, PendingFacts(error="late"), "its state is not known: late"),
         (
             Why.NO_STATE,
-            Facts(scheduler="slurm", job_state="NEW", reason="Odd"),
+            PendingFacts(scheduler="slurm", job_state="NEW", reason="Odd"),
             "its state is not known: slurm says NEW (Odd), a state that the launcher does not know, so it counts as "
             "not over",
         ),
-        (Why.ENDED, Facts(cause="rank 1 exited with code 7"), "rank 1 exited with code 7"),
-        (Why.ENDED, Facts(), "no rank reported a cause"),
-        (Why.CANCELLED, Facts(), "it was cancelled"),
+        (Why.ENDED, PendingFacts(cause="rank 1 exited with code 7"), "rank 1 exited with code 7"),
+        (Why.ENDED, PendingFacts(), "no rank reported a cause"),
+        (Why.CANCELLED, PendingFacts(), "it was cancelled"),
     ],
 )
-def test_the_text_is_made_of_the_code_and_the_facts(why: Why, facts: Facts, text: str) -> None:
+def test_the_text_is_made_of_the_code_and_the_facts(why: Why, facts: PendingFacts, text: str) -> None:
     assert of_why(Explanation("r", "s", why, facts=facts)) == text
 
 
@@ -91,7 +95,7 @@ def test_each_code_has_a_text(why: Why) -> None:
 
 
 def test_json_has_the_text_its_code_and_the_known_facts() -> None:
-    found = as_json(Explanation("r", "running", Why.RUNNING, "7", Facts(seconds=120, step=3)))
+    found = as_json(Explanation("r", "running", Why.RUNNING, "7", PendingFacts(seconds=120, step=3)))
     assert (found["why"], found["why_code"]) == ("it has run for 00:02:00, step 3", "running")
     assert found["facts"] == {"seconds": 120, "step": 3}
 
@@ -179,7 +183,7 @@ def test_the_runs_that_it_waits_for_are_named_with_their_states(
     monkeypatch.setattr(
         run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING, "PENDING", "Dependency")
     )
-    reason = Explanation("follower", "queued", Why.WAITS, "7", Facts(meaning="it waits for other jobs"))
+    reason = Explanation("follower", "queued", Why.WAITS, "7", PendingFacts(meaning="it waits for other jobs"))
     monkeypatch.setattr(SlurmScheduler, "explain", lambda *_: reason)
     found = explain(run, "launcher", cause)
     assert as_json(found)["awaited"] == ({"id": "r", "condition": "any", "state": "queued"},)
@@ -199,6 +203,6 @@ def test_a_job_that_is_held_for_nothing_is_to_be_submitted_again(
     other = Dependency("ok", "prep", Path("/runs/prep"), state, False, state != "queued")
     monkeypatch.setattr(why, "read_dependencies", lambda names: [other])
     plan = bare_plan(after=("ok:/runs/prep",), cluster={"scheduler": scheduler})
-    found = why._after(Explanation("mine", "queued", Why.WAITS, "7", Facts(), do="wait"), plan, "launcher")
+    found = why._after(Explanation("mine", "queued", Why.WAITS, "7", PendingFacts(), do="wait"), plan, "launcher")
     assert found.do.startswith("`launcher cancel mine`, and submit it again" if held else "wait")
     assert bool(found.notes) is held

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import Function, Program
-from launcher.environment.programs import Place, checked_function, checked_program
+from launcher.environment.programs import ModulePath, checked_function, checked_program
 from launcher.errors import ConfigError
 
 FILES = {
@@ -51,7 +51,7 @@ first, second = bare, bare
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> ModulePath:
     for name, text in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def place(tmp_path: Path) -> Place:
     (tmp_path / "binary").write_bytes(b"\x80\x81\0")
     (tmp_path / "elf").write_bytes(b"\x7fELF\2")
     (tmp_path / "elf").chmod(0o755)
-    return Place(tmp_path, (str(tmp_path), *sys.path))
+    return ModulePath(tmp_path, (str(tmp_path), *sys.path))
 
 
 def program(**keys: Any) -> Program:
@@ -86,7 +86,7 @@ def function(target: str | None, **kwargs: Any) -> Function:
         {"module": "no.such.module", "python": "/opt/other/bin/python"},  # its path is not known here
     ],
 )
-def test_what_can_run_passes_and_is_not_executed(place: Place, keys: dict[str, Any]) -> None:
+def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[str, Any]) -> None:
     assert checked_program(program(**keys), place) == program(**keys)
 
 
@@ -124,7 +124,7 @@ def test_what_can_run_passes_and_is_not_executed(place: Place, keys: dict[str, A
         ({"script": "train.py", "args": "--name 'a b"}, "workload.args: No closing quotation"),
     ],
 )
-def test_what_cannot_run_is_refused_with_the_fix(place: Place, keys: dict[str, Any], words: str) -> None:
+def test_what_cannot_run_is_refused_with_the_fix(place: ModulePath, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         checked_program(program(**keys), place)
     assert words.format(dir=place.workdir) in str(refusal.value)
@@ -138,7 +138,7 @@ def test_what_cannot_run_is_refused_with_the_fix(place: Place, keys: dict[str, A
         ("--lr 1e-3 --name 'a b'", ["--lr", "1e-3", "--name", "a b"]),
     ],
 )
-def test_arguments_become_text(place: Place, given: Any, meant: list[str]) -> None:
+def test_arguments_become_text(place: ModulePath, given: Any, meant: list[str]) -> None:
     assert checked_program(program(script="train.py", args=given), place).args == meant
 
 
@@ -154,7 +154,7 @@ def test_arguments_become_text(place: Place, given: Any, meant: list[str]) -> No
     ],
 )
 def test_named_arguments_stand_behind_the_others(
-    place: Place, args: list[str], flags: dict[str, Any], overrides: dict[str, Any], meant: list[str]
+    place: ModulePath, args: list[str], flags: dict[str, Any], overrides: dict[str, Any], meant: list[str]
 ) -> None:
     checked = checked_program(program(script="train.py", args=args, flags=flags, overrides=overrides), place)
     assert checked.args == meant
@@ -184,7 +184,7 @@ def test_named_arguments_stand_behind_the_others(
     ],
 )
 def test_a_function_is_found_without_importing_it(
-    place: Place, target: str, kwargs: dict[str, Any], whole: str
+    place: ModulePath, target: str, kwargs: dict[str, Any], whole: str
 ) -> None:
     assert checked_function(function(target, **kwargs), place).target == whole
 
@@ -220,14 +220,14 @@ def test_a_function_is_found_without_importing_it(
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_with_the_fix(
-    place: Place, target: str | None, kwargs: dict[str, Any], words: str
+    place: ModulePath, target: str | None, kwargs: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as refusal:
         checked_function(function(target, **kwargs), place)
     assert words.format(dir=place.workdir) in str(refusal.value)
 
 
-def test_what_set_up_lines_may_bring_is_left_to_the_job(place: Place) -> None:
+def test_what_set_up_lines_may_bring_is_left_to_the_job(place: ModulePath) -> None:
     incomplete = replace(place, complete=False)
     assert checked_program(program(module="of_the.site"), incomplete).module == "of_the.site"
     assert checked_function(function("of_the.site:main"), incomplete).target == "of_the.site:main"

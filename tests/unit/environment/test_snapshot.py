@@ -16,7 +16,7 @@ from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, RunError
 from launcher.runs.directory import Run
-from launcher.spec.build import Site
+from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
 from launcher.submission.prepare import Inputs, make_plan
 from tests.unit.plans import SITE, make_config
@@ -59,7 +59,7 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def site_in(folder: Path, runs: Path) -> Site:
+def site_in(folder: Path, runs: Path) -> PlanFacts:
     return dataclasses.replace(SITE, workdir=str(folder), run_dir=str(runs / "run-1"))
 
 

@@ -24,7 +24,7 @@ from launcher.runs import events as kinds
 from launcher.runs import live_index
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.detect import Kind, Qsub
+from launcher.schedulers.detect import Qsub, QsubKind
 from launcher.schedulers.functions import executor as functions_executor
 from launcher.schedulers.pbs.executor import PBSExecutor
 from tests.unit.plans import bare_plan
@@ -161,7 +161,7 @@ def test_no_run_is_made_where_others_could_exchange_it(
 def test_no_function_is_submitted_from_a_folder_that_others_could_exchange(
     open_to_others: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(functions_executor, "detect", lambda: Qsub(Kind.PBS))
+    monkeypatch.setattr(functions_executor, "detect", lambda: Qsub(QsubKind.PBS))
     executor = PBSExecutor(open_to_others / "jobs")
     words = f"folder={open_to_others}/jobs: .* can replace what is in {open_to_others}"
     with pytest.raises(ConfigError, match=words):

@@ -16,7 +16,7 @@ from launcher.failures.codes import NextReason
 from launcher.files import shared_files
 from launcher.files.shared_files import read_json, unwrap
 from launcher.job import requeue
-from launcher.job.requeue import Decision, What, counted, decide
+from launcher.job.requeue import RequeueDecision, What, counted, decide
 from launcher.monitoring.state import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
@@ -24,7 +24,7 @@ from launcher.runs.event_writer import Events
 from launcher.runs.events import Continues, Started, Stays, Stopped
 from launcher.runs.job_file import NAME
 from launcher.schedulers.base import Ending
-from launcher.schedulers.run_command import Refused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.submission import prepare, resume
 from launcher.submission.resume import merged_overrides
 from tests.unit.clock import Clock
@@ -86,9 +86,9 @@ def test_what_becomes_of_a_run(
     found = decide(plan_of(**keys), len(steps) - 1, steps, marker, ending)
     name = what.name.lower()
     if reason is NextReason.RESUMABLE:
-        assert found == Decision(what, Continues(what=name, reason=reason))
+        assert found == RequeueDecision(what, Continues(what=name, reason=reason))
     else:
-        assert found == Decision(what, Stays(**{"what": name, "reason": reason, **details}))
+        assert found == RequeueDecision(what, Stays(**{"what": name, "reason": reason, **details}))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise Refused("sbatch refused the job: invalid account")
+        raise SubmissionRefused("sbatch refused the job: invalid account")
 
     run = Run.create(tmp_path / "run")
     before, now = plan_of(nodes=2), plan_of(nodes=4)
@@ -149,7 +149,7 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
     monkeypatch.setattr(resume, "status_of", lambda *_: SimpleNamespace(state=RunState.STOPPED))
     monkeypatch.setattr(resume, "start", refuse)
     for _ in range(2):
-        with pytest.raises(Refused, match="invalid account"):
+        with pytest.raises(SubmissionRefused, match="invalid account"):
             resume.resume(run, prepare.Prepared(now, "token", ()), {}, ["nodes=4"])
         assert run.plan().nodes == 2
         assert run.record()["overrides"] == ["nodes=2"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.monitoring import packed
-from launcher.monitoring.packed import Activity, Board, Boards
+from launcher.monitoring.packed import Boards, ClaimsBoard, PilotActivity
 from launcher.monitoring.sweep import point_statuses
-from launcher.runs.claims import CLAIMS, Claims, Kind, Manager, PointLog, State
+from launcher.runs.claims import CLAIMS, Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEnded
 from tests.unit.pilots.managers import PACKING, packed_sweep
 
@@ -22,9 +22,9 @@ def test_points_are_what_their_logs_say(tmp_path: Path) -> None:
     sweep = packed_sweep(tmp_path, 7)
     folder = Claims(sweep.path, 0)
     folder.note(A, BEGAN)
-    ends = [Kind.DONE, Kind.FAILED, Kind.CANCELLED, Kind.RELEASED, Kind.PRUNED, None]
+    ends = [EntryKind.DONE, EntryKind.FAILED, EntryKind.CANCELLED, EntryKind.RELEASED, EntryKind.PRUNED, None]
     for point, end in enumerate(ends):
-        folder.add(point, 0, Kind.CLAIMED, A)
+        folder.add(point, 0, EntryKind.CLAIMED, A)
         if end is not None:
             folder.add(point, 1, end, A)
     found = ["done", "failed", "cancelled", "waiting", "pruned", "running", "waiting"]
@@ -39,7 +39,7 @@ def test_the_point_of_a_manager_without_a_heartbeat_waits(tmp_path: Path) -> Non
     sweep = packed_sweep(tmp_path, 1)
     folder = Claims(sweep.path, 0)
     folder.note(A, BEGAN)
-    folder.add(0, 0, Kind.CLAIMED, A)
+    folder.add(0, 0, EntryKind.CLAIMED, A)
     assert point_statuses(sweep)[0].state == "running"
     os.utime(folder.journal(A), (1, 1))
     assert point_statuses(sweep)[0].state == "waiting"
@@ -49,10 +49,10 @@ def test_a_claim_in_the_moment_of_a_listing_is_seen_by_the_next_one(tmp_path: Pa
     """The time of a folder may be that of before, if two changes come within a tick of the kernel."""
     sweep, now = packed_sweep(tmp_path, 2), [0.0]
     boards, folder = Boards(lambda: now[0]), Claims(sweep.path, 0)
-    folder.add(0, 0, Kind.CLAIMED, A)
+    folder.add(0, 0, EntryKind.CLAIMED, A)
     times = (sweep.path / CLAIMS).stat()
     assert set(boards.of(sweep, PACKING).logs) == {0}
-    folder.add(1, 0, Kind.CLAIMED, A)
+    folder.add(1, 0, EntryKind.CLAIMED, A)
     os.utime(sweep.path / CLAIMS, ns=(times.st_atime_ns, times.st_mtime_ns))
     now[0] = 3.0
     assert set(boards.of(sweep, PACKING).logs) == {0, 1}
@@ -61,7 +61,7 @@ def test_a_claim_in_the_moment_of_a_listing_is_seen_by_the_next_one(tmp_path: Pa
 def test_claims_that_have_not_changed_are_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, now = packed_sweep(tmp_path, 2), [0.0]
     boards, folder = Boards(lambda: now[0]), Claims(sweep.path, 0)
-    folder.add(0, 0, Kind.CLAIMED, A)
+    folder.add(0, 0, EntryKind.CLAIMED, A)
     for now[0] in (0.0, 3.0):
         boards.of(sweep, PACKING)
     monkeypatch.setattr(Claims, "logs", None)
@@ -79,6 +79,6 @@ def test_the_activity_of_pilots() -> None:
         PointEnded(point=0, slot=0, code=0, kind="done", time=110.0),
     ]  # fmt: skip
     logs = {**held(1), 0: PointLog(State.DONE, None, 2, begun=True)}
-    found = packed.activity(Board(logs, frozenset([A])), {A: events}, 4, now=120.0)
-    assert found == Activity(slots=2, busy=1, share=0.75, rate=0.05, left=60.0)
-    assert packed.activity(Board({}, frozenset()), {}, 4, now=120.0) == Activity()
+    found = packed.activity(ClaimsBoard(logs, frozenset([A])), {A: events}, 4, now=120.0)
+    assert found == PilotActivity(slots=2, busy=1, share=0.75, rate=0.05, left=60.0)
+    assert packed.activity(ClaimsBoard({}, frozenset()), {}, 4, now=120.0) == PilotActivity()

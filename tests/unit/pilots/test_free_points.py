@@ -11,7 +11,7 @@ import pytest
 
 from launcher.pilots.manager import Board
 from launcher.processes import Process, namespace
-from launcher.runs.claims import Claims, Kind, Manager, State
+from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.events import ManagerBegan, ManagerEnded
 from tests.unit.faults import FileServer
 
@@ -67,7 +67,7 @@ def test_the_points_of_a_silent_manager_are_taken_over_after_the_lease(folder: C
     clock = Clock()
     two = board(folder, B, clock, "b", count=1)
     begin(folder, A, "a")
-    folder.add(0, 0, Kind.CLAIMED, A)
+    folder.add(0, 0, EntryKind.CLAIMED, A)
     assert claimed(two) == []
     clock.now = LEASE - 1
     os.utime(folder.journal(A), (1, 1))
@@ -84,8 +84,8 @@ def test_the_points_of_a_process_that_is_gone_are_taken_over_at_once(folder: Cla
     begin(folder, A, mine.host, mine.pid, mine.start)
     gone = Manager(0, 0, 0, 1)
     begin(folder, gone, mine.host, mine.pid, mine.start + 1)
-    folder.add(0, 0, Kind.CLAIMED, A)
-    folder.add(1, 0, Kind.CLAIMED, gone)
+    folder.add(0, 0, EntryKind.CLAIMED, A)
+    folder.add(1, 0, EntryKind.CLAIMED, gone)
     assert claimed(two) == [1]
 
 
@@ -93,8 +93,8 @@ def test_the_points_of_an_earlier_attempt_and_of_a_manager_that_ended_are_taken_
     clock = Clock()
     begin(folder, A, "a")
     begin(folder, B, "b")
-    folder.add(0, 0, Kind.CLAIMED, A)
-    folder.add(1, 0, Kind.CLAIMED, B)
+    folder.add(0, 0, EntryKind.CLAIMED, A)
+    folder.add(1, 0, EntryKind.CLAIMED, B)
     folder.note(B, ManagerEnded())
     again = board(folder, Manager(0, 1, 0, 0), clock, "c", count=2)
     assert claimed(again) == [0, 1]
@@ -104,11 +104,11 @@ def test_a_failed_point_is_retried_elsewhere_and_then_has_failed(folder: Claims)
     clock = Clock()
     one, two = board(folder, A, clock, count=1), board(folder, B, clock, "b", count=1)
     assert claimed(one) == [0]
-    folder.add(0, 1, Kind.FAILED, A)
+    folder.add(0, 1, EntryKind.FAILED, A)
     clock.now += 10
     assert claimed(one) == []
     assert claimed(two) == [0]
-    folder.add(0, 3, Kind.FAILED, B)
+    folder.add(0, 3, EntryKind.FAILED, B)
     clock.now += 10
     assert claimed(one) == claimed(two) == []
     assert one.over
@@ -121,8 +121,8 @@ def test_a_point_was_done_elsewhere(folder: Claims) -> None:
     begin(folder, B, "b")
     one.look()
     assert not one.others_done
-    folder.add(0, 0, Kind.CLAIMED, B)
-    folder.add(0, 1, Kind.DONE, B)
+    folder.add(0, 0, EntryKind.CLAIMED, B)
+    folder.add(0, 1, EntryKind.DONE, B)
     clock.now += 10
     one.look()
     assert one.others_done

@@ -15,7 +15,7 @@ from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.manager import Board, JournalWriter
 from launcher.runs import event_file
-from launcher.runs.claims import Claims, Kind, Manager, State
+from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.events import (
     NodeLeftOut,
@@ -24,7 +24,7 @@ from launcher.runs.events import (
     known,
 )
 from launcher.runs.sweep_directory import Sweep
-from launcher.search.search import Outcome
+from launcher.search.search import PointOutcome
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
 
 
@@ -78,7 +78,7 @@ def test_a_stopped_manager_releases_its_points_and_its_pilot_can_be_resumed(
 
 def test_the_points_of_an_earlier_attempt_go_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, points = packed_sweep(tmp_path, 2), Points({})
-    Claims(sweep.path, 0).add(1, 0, Kind.CLAIMED, Manager(0, 0, 0, 0))
+    Claims(sweep.path, 0).add(1, 0, EntryKind.CLAIMED, Manager(0, 0, 0, 0))
     Claims(sweep.path, 0).journal(Manager(0, 0, 0, 0)).touch()
     slot_manager(sweep, points, monkeypatch, attempt=1).run()
     assert points.started == [1, 0]
@@ -117,8 +117,8 @@ def test_an_end_does_not_count_if_the_point_was_taken_over(tmp_path: Path, monke
     folder = Claims(sweep.path, 0)
 
     def overtake(point: int) -> None:
-        folder.add(point, 1, Kind.CLAIMED, other)
-        folder.add(point, 2, Kind.DONE, other)
+        folder.add(point, 1, EntryKind.CLAIMED, other)
+        folder.add(point, 2, EntryKind.DONE, other)
 
     slot_manager(sweep, Points({0: 1}, before=overtake), monkeypatch).run()
     assert folder.logs()[0].last == other
@@ -133,7 +133,7 @@ class Search:
     """
 
     def __init__(self, sweep: Sweep, pruned: set[int]) -> None:
-        self._sweep, self._pruned, self._count, self.ends = sweep, pruned, 0, list[tuple[int, Outcome]]()
+        self._sweep, self._pruned, self._count, self.ends = sweep, pruned, 0, list[tuple[int, PointOutcome]]()
 
     def count(self) -> int:
         return self._count
@@ -148,7 +148,7 @@ class Search:
     def to_prune(self, number: int) -> bool:
         return number in self._pruned
 
-    def ended(self, number: int, outcome: Outcome) -> None:
+    def ended(self, number: int, outcome: PointOutcome) -> None:
         self.ends.append((number, outcome))
 
 
@@ -163,7 +163,7 @@ def test_a_search_chooses_points_while_slots_are_free_and_prunes_them(
     assert [points.started.count(point) for point in range(4)] == [1, 1, 2, 1]
     assert states(sweep, 1) == {0: State.DONE, 1: State.PRUNED, 2: State.FAILED, 3: State.DONE}
     assert sorted(search.ends, key=lambda end: end[0]) == [
-        (0, Outcome.DONE), (1, Outcome.PRUNED), (2, Outcome.FAILED), (3, Outcome.DONE)
+        (0, PointOutcome.DONE), (1, PointOutcome.PRUNED), (2, PointOutcome.FAILED), (3, PointOutcome.DONE)
     ]  # fmt: skip
 
 

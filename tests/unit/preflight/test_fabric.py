@@ -9,22 +9,22 @@ import pytest
 from launcher.failures.codes import PreflightReason, PreflightThen
 from launcher.failures.text import of_mismatch, of_observation
 from launcher.preflight import attempt, checks
-from launcher.preflight.attempt import Node
-from launcher.preflight.checks import Check, Level, check
+from launcher.preflight.attempt import CheckedNode
+from launcher.preflight.checks import CheckLevel, NodeCheck, check
 from launcher.worker import nccl_report
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"
 EXPECTS = {"net": ("AWS Libfabric",)}
 
 
-def fabric(name: str) -> Check:
+def fabric(name: str) -> NodeCheck:
     return check("fabric", lambda: checks.fabric(LOGS / f"{name}.txt", EXPECTS))
 
 
 def test_the_right_network_is_told() -> None:
     found = fabric("cxi")
     assert (found.level, of_observation(found.found)) == (
-        Level.FINE,
+        CheckLevel.FINE,
         "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)",
     )
 
@@ -52,8 +52,8 @@ def test_another_network_than_expected_is_told_with_the_way_to_change_it(
 
 def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:
     found = fabric("2.19.3-roce")
-    assert (found.level, found.symptom) == (Level.FAILED, False)
-    nodes = [Node(f"node{index}", f"node{index}", (index,), (index,)) for index in range(2)]
+    assert (found.level, found.symptom) == (CheckLevel.FAILED, False)
+    nodes = [CheckedNode(f"node{index}", f"node{index}", (index,), (index,)) for index in range(2)]
     verdict = attempt.decide(nodes, {0: [found], 1: [found]}, least=2, scheduler="slurm", settings={}, timeout=40)
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 93)
     assert verdict.failure is not None

@@ -22,38 +22,42 @@ from launcher.failures import text
 from launcher.failures.codes import CheckCode, FaultCode, MismatchCode, PreflightReason, PreflightThen
 from launcher.failures.text import of_observation
 from launcher.preflight import checks
-from launcher.preflight.attempt import Node, Verdict, decide, nodes_of, verdict_of
-from launcher.preflight.checks import MIB, Check, Level, Problem, check
+from launcher.preflight.attempt import CheckedNode, PreflightVerdict, decide, nodes_of, verdict_of
+from launcher.preflight.checks import MIB, CheckLevel, CheckProblem, NodeCheck, check
 from launcher.rendezvous import protocol
 from launcher.rendezvous.rounds import Member
-from launcher.runs.events import Fabric, Fault, Finding, Mismatch, Observation, PreflightFailure
+from launcher.runs.events import Fabric, Fault, Mismatch, NodeFinding, Observation, PreflightFailure
 from tests.unit.plans import bare_plan
 
 pytestmark = pytest.mark.root
 
 # -- the verdict
 
-NODES = [Node(f"node{number}", f"node{number}", (number,), (2 * number, 2 * number + 1)) for number in range(4)]
-FINE = [Check("device", found=Observation(code=CheckCode.COMPUTES, device="cpu"))]
-BROKEN = Check("device", Level.FAILED, Observation(code=CheckCode.COMPUTES_WRONG, device="cuda:0"))
-FULL = Check("space", Level.FAILED, Observation(code=CheckCode.NO_TMPDIR, path="/tmp/x"))
+NODES = [CheckedNode(f"node{number}", f"node{number}", (number,), (2 * number, 2 * number + 1)) for number in range(4)]
+FINE = [NodeCheck("device", found=Observation(code=CheckCode.COMPUTES, device="cpu"))]
+BROKEN = NodeCheck("device", CheckLevel.FAILED, Observation(code=CheckCode.COMPUTES_WRONG, device="cuda:0"))
+FULL = NodeCheck("space", CheckLevel.FAILED, Observation(code=CheckCode.NO_TMPDIR, path="/tmp/x"))
 FULL_TEXT = "TMPDIR=/tmp/x is not there: make it in cluster.setup, or set it in cluster.environment"
 SILENT_TEXT = "reported nothing within 40 s: does a device or a file system hang there?"
 LOST = Observation(code=CheckCode.ERROR, error="Connection closed by peer")
-GONE = Check("all_reduce", Level.FAILED, LOST, symptom=True)
-ODD = Check("clock", Level.WARNING, Observation(code=CheckCode.CLOCK_OFF, ahead=9.0))
+GONE = NodeCheck("all_reduce", CheckLevel.FAILED, LOST, symptom=True)
+ODD = NodeCheck("clock", CheckLevel.WARNING, Observation(code=CheckCode.CLOCK_OFF, ahead=9.0))
 
 
-def wrong(*ranks: int) -> Check:
-    return Check("all_reduce", Level.FAILED, Observation(code=CheckCode.WRONG_ELEMENTS, ranks=ranks), accused=ranks)
+def wrong(*ranks: int) -> NodeCheck:
+    return NodeCheck(
+        "all_reduce", CheckLevel.FAILED, Observation(code=CheckCode.WRONG_ELEMENTS, ranks=ranks), accused=ranks
+    )
 
 
-def unseen(*members: int, looked: int = 2) -> Check:
-    return Check("run_dir", Level.FAILED, Observation(code=CheckCode.NOT_SHARED), accused=members, looked=looked)
+def unseen(*members: int, looked: int = 2) -> NodeCheck:
+    return NodeCheck(
+        "run_dir", CheckLevel.FAILED, Observation(code=CheckCode.NOT_SHARED), accused=members, looked=looked
+    )
 
 
-def unreached(*members: int) -> Check:
-    return Check("reach", Level.FAILED, Observation(code=CheckCode.NOT_REACHED), accused=members, looked=3)
+def unreached(*members: int) -> NodeCheck:
+    return NodeCheck("reach", CheckLevel.FAILED, Observation(code=CheckCode.NOT_REACHED), accused=members, looked=3)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tu
     assert [each.name for each in verdict.bad] == [f"node{number}" for number in lost]
 
 
-def shown(verdict: Verdict) -> str:
+def shown(verdict: PreflightVerdict) -> str:
     """The text about a verdict, as another agent shows it."""
     received = verdict_of(json.loads(json.dumps(asdict(verdict))))
     assert received == verdict
@@ -138,14 +142,14 @@ def test_warnings_are_kept() -> None:
     verdict = decide(
         NODES, dict(enumerate([FINE, [ODD], FINE, [FULL]])), least=3, scheduler="slurm", settings={}, timeout=40
     )
-    assert verdict.warnings == (Finding("node1", NODES[1].host, ODD.name, ODD.found),)
+    assert verdict.warnings == (NodeFinding("node1", NODES[1].host, ODD.name, ODD.found),)
 
 
 def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
     members = [Member(index, index // 2, f"host{index // 2}", 1) for index in range(4)]
     nodes = nodes_of(members, lambda indices: "one")
     assert nodes == [
-        Node("host0 (node 0)", "host0", (0, 1), (0, 1)), Node("host1 (node 1)", "host1", (2, 3), (2, 3))
+        CheckedNode("host0 (node 0)", "host0", (0, 1), (0, 1)), CheckedNode("host1 (node 1)", "host1", (2, 3), (2, 3))
     ]  # fmt: skip
     verdict = decide(
         nodes, {0: FINE, 1: FINE, 2: FINE, 3: [BROKEN]}, least=2, scheduler="slurm", settings={}, timeout=40
@@ -161,9 +165,15 @@ MISMATCH = Observation(
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
     failure = PreflightFailure(
-        reason=PreflightReason.TOO_FEW, nodes=2, failed=1, findings=(Finding("a", "b", "c", MISMATCH),), exclude="x=a"
+        reason=PreflightReason.TOO_FEW,
+        nodes=2,
+        failed=1,
+        findings=(NodeFinding("a", "b", "c", MISMATCH),),
+        exclude="x=a",
     )
-    verdict = Verdict(PreflightThen.FAIL, failure.findings, (3,), (Finding("e", "f", "g", ODD.found),), failure, 93)
+    verdict = PreflightVerdict(
+        PreflightThen.FAIL, failure.findings, (3,), (NodeFinding("e", "f", "g", ODD.found),), failure, 93
+    )
     assert verdict_of(json.loads(json.dumps(asdict(verdict)))) == verdict
 
 
@@ -173,14 +183,14 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("error", "level", "message", "symptom"),
     [
-        (RuntimeError("[/x.cc:1] Connection closed by peer [127.0.0.1]:1"), Level.FAILED, None, True),
-        (RuntimeError("Timed out after 30 s"), Level.FAILED, None, True),
-        (RuntimeError("CUDA error: ECC error\nand more"), Level.FAILED, "CUDA error: ECC error", False),
-        (KeyError(), Level.FAILED, "KeyError", False),
+        (RuntimeError("[/x.cc:1] Connection closed by peer [127.0.0.1]:1"), CheckLevel.FAILED, None, True),
+        (RuntimeError("Timed out after 30 s"), CheckLevel.FAILED, None, True),
+        (RuntimeError("CUDA error: ECC error\nand more"), CheckLevel.FAILED, "CUDA error: ECC error", False),
+        (KeyError(), CheckLevel.FAILED, "KeyError", False),
     ],
 )  # fmt: skip
 def test_any_error_is_the_outcome_of_a_check(
-    error: Exception, level: Level, message: str | None, symptom: bool
+    error: Exception, level: CheckLevel, message: str | None, symptom: bool
 ) -> None:
     def look() -> Observation:
         raise error
@@ -194,16 +204,16 @@ def test_any_error_is_the_outcome_of_a_check(
 
 def test_a_problem_is_the_outcome_of_a_check() -> None:
     def look() -> Observation:
-        raise Problem(ODD.found, Level.WARNING, accused=(1,), looked=2)
+        raise CheckProblem(ODD.found, CheckLevel.WARNING, accused=(1,), looked=2)
 
     found = check("clock", look)
-    assert replace(found, ms=0.0) == Check("clock", Level.WARNING, ODD.found, accused=(1,), looked=2)
+    assert replace(found, ms=0.0) == NodeCheck("clock", CheckLevel.WARNING, ODD.found, accused=(1,), looked=2)
 
 
 @contextlib.contextmanager
-def problem(pattern: str) -> Iterator[pytest.ExceptionInfo[Problem]]:
+def problem(pattern: str) -> Iterator[pytest.ExceptionInfo[CheckProblem]]:
     """Expects a Problem with this text."""
-    with pytest.raises(Problem) as raised:
+    with pytest.raises(CheckProblem) as raised:
         yield raised
     assert re.search(pattern, of_observation(raised.value.found)), of_observation(raised.value.found)
 
@@ -241,12 +251,12 @@ def test_a_device_that_computes_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -
     [
         (MIB * 5000, 10**6, None),
         (MIB * 5000, -1, None),  # not counted there
-        (MIB * 100, 10**6, Level.WARNING),
-        (MIB, 10**6, Level.FAILED),
-        (MIB * 5000, 0, Level.FAILED),
+        (MIB * 100, 10**6, CheckLevel.WARNING),
+        (MIB, 10**6, CheckLevel.FAILED),
+        (MIB * 5000, 0, CheckLevel.FAILED),
     ],
 )
-def test_little_space_is_told_and_none_fails(free: int, files: int, level: Level | None) -> None:
+def test_little_space_is_told_and_none_fails(free: int, files: int, level: CheckLevel | None) -> None:
     def look() -> Observation:
         return checks.judge_space("runs_dir", "/runs", free, files, checks.LEAST, checks.ENOUGH)
 
@@ -371,7 +381,7 @@ def test_clocks_that_differ_are_a_warning() -> None:
     for ahead in (1.2, -100.0):
         with problem("have the nodes' clocks synchronised") as raised:
             checks.judge_clock(ahead, 0.1)
-        assert raised.value.level is Level.WARNING
+        assert raised.value.level is CheckLevel.WARNING
 
 
 IF_INET6 = """\

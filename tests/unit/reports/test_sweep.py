@@ -14,7 +14,7 @@ from launcher.reports import page
 from launcher.reports.collect import Curve, RunData
 from launcher.reports.page import Page
 from launcher.reports.sweep import SweepPoint, axis_of, by_objective, parallel_coordinates, sweep_page
-from launcher.runs.sweep_directory import Journal, SearchSettings, Trial, TrialState
+from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import progress_of
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -126,9 +126,9 @@ def test_a_search_has_its_rungs_and_lines_for_points_that_were_pruned() -> None:
         Method.asha, "accuracy", Goal.maximize, {"workload.lr": Dimension(low=0, high=1)}, points=9
     )
     trials = [
-        Trial(0, state=TrialState.COMPLETE, value=0.7, rungs={0: 0.5}),
-        Trial(1, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6}),
-        Trial(2, state=TrialState.PRUNED, rungs={0: 0.2}, pruned_at=3),
+        TrialRecord(0, state=TrialState.COMPLETE, value=0.7, rungs={0: 0.5}),
+        TrialRecord(1, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6}),
+        TrialRecord(2, state=TrialState.PRUNED, rungs={0: 0.2}, pruned_at=3),
     ]
     found = progress_of(settings, Journal(trials, min_steps=3), {})
     points = [point(0, "0.01", 0.7), point(1, "0.1", 0.9), pruned]

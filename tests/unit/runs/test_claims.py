@@ -14,43 +14,54 @@ from hypothesis import strategies as st
 from launcher import bounds
 from launcher.errors import RunError
 from launcher.runs import claims
-from launcher.runs.claims import Claims, Entry, Heartbeats, Kind, Manager, PointLog, State
+from launcher.runs.claims import Claims, EntryKind, Heartbeats, LogEntry, Manager, PointLog, State
 from launcher.runs.events import ManagerIdle
 
 A, B, C = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0), Manager(1, 0, 0, 1)
 
 
-def log(*kinds: Kind) -> list[Entry]:
-    return [Entry(kind, A) for kind in kinds]
+def log(*kinds: EntryKind) -> list[LogEntry]:
+    return [LogEntry(kind, A) for kind in kinds]
 
 
 @pytest.mark.parametrize(
     ("kinds", "state"),
     [
         ((), State.FREE),
-        ((Kind.CLAIMED,), State.HELD),
-        ((Kind.CLAIMED, Kind.RELEASED), State.FREE),
-        ((Kind.CLAIMED, Kind.DONE), State.DONE),
-        ((Kind.CLAIMED, Kind.PRUNED), State.PRUNED),
-        ((Kind.CLAIMED, Kind.STOPPED), State.STOPPED),
-        ((Kind.CLAIMED, Kind.STOPPED, Kind.AGAIN), State.FREE),
-        ((Kind.CANCELLED,), State.CANCELLED),
-        ((Kind.CLAIMED, Kind.FATAL), State.FAILED),
-        ((Kind.CLAIMED, Kind.FAILED), State.FREE),
-        ((Kind.CLAIMED, Kind.FAILED, Kind.CLAIMED, Kind.FAILED), State.FAILED),
-        ((Kind.CLAIMED, Kind.FAILED, Kind.CLAIMED, Kind.FAILED, Kind.AGAIN, Kind.CLAIMED, Kind.FAILED), State.FREE),
-        ((Kind.CLAIMED, Kind.CLAIMED), State.HELD),  # the first owner was dead
+        ((EntryKind.CLAIMED,), State.HELD),
+        ((EntryKind.CLAIMED, EntryKind.RELEASED), State.FREE),
+        ((EntryKind.CLAIMED, EntryKind.DONE), State.DONE),
+        ((EntryKind.CLAIMED, EntryKind.PRUNED), State.PRUNED),
+        ((EntryKind.CLAIMED, EntryKind.STOPPED), State.STOPPED),
+        ((EntryKind.CLAIMED, EntryKind.STOPPED, EntryKind.AGAIN), State.FREE),
+        ((EntryKind.CANCELLED,), State.CANCELLED),
+        ((EntryKind.CLAIMED, EntryKind.FATAL), State.FAILED),
+        ((EntryKind.CLAIMED, EntryKind.FAILED), State.FREE),
+        ((EntryKind.CLAIMED, EntryKind.FAILED, EntryKind.CLAIMED, EntryKind.FAILED), State.FAILED),
+        (
+            (
+                EntryKind.CLAIMED,
+                EntryKind.FAILED,
+                EntryKind.CLAIMED,
+                EntryKind.FAILED,
+                EntryKind.AGAIN,
+                EntryKind.CLAIMED,
+                EntryKind.FAILED,
+            ),
+            State.FREE,
+        ),
+        ((EntryKind.CLAIMED, EntryKind.CLAIMED), State.HELD),  # the first owner was dead
     ],
 )
-def test_a_log_says_what_a_point_is(kinds: Sequence[Kind], state: State) -> None:
+def test_a_log_says_what_a_point_is(kinds: Sequence[EntryKind], state: State) -> None:
     found = claims.fold(log(*kinds), retries=1)
     assert (found.state, found.next) == (state, len(kinds))
 
 
-@given(st.lists(st.builds(Entry, st.sampled_from(Kind), st.sampled_from([A, B]))), st.integers(0, 3))
-def test_a_point_is_held_exactly_if_its_last_entry_is_a_claim(entries: list[Entry], retries: int) -> None:
+@given(st.lists(st.builds(LogEntry, st.sampled_from(EntryKind), st.sampled_from([A, B]))), st.integers(0, 3))
+def test_a_point_is_held_exactly_if_its_last_entry_is_a_claim(entries: list[LogEntry], retries: int) -> None:
     found = claims.fold(entries, retries)
-    held = bool(entries) and entries[-1].kind is Kind.CLAIMED
+    held = bool(entries) and entries[-1].kind is EntryKind.CLAIMED
     assert (found.state is State.HELD) == held
     assert found.owner == (entries[-1].manager if held else None)
 
@@ -116,17 +127,21 @@ def test_each_manager_is_offered_every_point_that_nobody_has_begun(count: int, m
     assert begun or len(set(first)) == min(count, managers)
 
 
-def outcomes(*kinds: Kind) -> list[tuple[int, Kind]]:
+def outcomes(*kinds: EntryKind) -> list[tuple[int, EntryKind]]:
     return list(enumerate(kinds))
 
 
 def test_a_node_is_left_out_when_several_points_fail_that_others_can_run() -> None:
-    assert claims.left_out(outcomes(*[Kind.FAILED] * 3), others_done=True)
-    assert not claims.left_out(outcomes(*[Kind.FAILED] * 3), others_done=False)
-    assert not claims.left_out(outcomes(*[Kind.FAILED] * 2), others_done=True)
-    assert not claims.left_out(outcomes(Kind.FAILED, Kind.FAILED, Kind.DONE, Kind.FAILED), others_done=True)
-    assert not claims.left_out([(0, Kind.FAILED)] * 3, others_done=True)
-    assert claims.left_out(outcomes(Kind.FAILED, Kind.RELEASED, Kind.FAILED, Kind.FAILED), others_done=True)
+    assert claims.left_out(outcomes(*[EntryKind.FAILED] * 3), others_done=True)
+    assert not claims.left_out(outcomes(*[EntryKind.FAILED] * 3), others_done=False)
+    assert not claims.left_out(outcomes(*[EntryKind.FAILED] * 2), others_done=True)
+    assert not claims.left_out(
+        outcomes(EntryKind.FAILED, EntryKind.FAILED, EntryKind.DONE, EntryKind.FAILED), others_done=True
+    )
+    assert not claims.left_out([(0, EntryKind.FAILED)] * 3, others_done=True)
+    assert claims.left_out(
+        outcomes(EntryKind.FAILED, EntryKind.RELEASED, EntryKind.FAILED, EntryKind.FAILED), others_done=True
+    )
 
 
 # -- the folder
@@ -140,11 +155,11 @@ def sweep(tmp_path: Path) -> Path:
 
 def test_of_two_managers_one_makes_an_entry(sweep: Path) -> None:
     one, two = Claims(sweep, 0), Claims(sweep, 0)
-    assert one.add(7, 0, Kind.CLAIMED, A)
-    assert not two.add(7, 0, Kind.CLAIMED, B)
+    assert one.add(7, 0, EntryKind.CLAIMED, A)
+    assert not two.add(7, 0, EntryKind.CLAIMED, B)
     assert two.logs() == {7: PointLog(State.HELD, A, 1, begun=True, last=A)}
-    assert two.add(7, 1, Kind.CLAIMED, B)
-    assert not one.add(7, 1, Kind.DONE, A)  # it was believed dead: what it did does not count
+    assert two.add(7, 1, EntryKind.CLAIMED, B)
+    assert not one.add(7, 1, EntryKind.DONE, A)  # it was believed dead: what it did does not count
     assert one.logs()[7].owner == B
 
 
@@ -157,23 +172,23 @@ def test_a_lost_answer_to_a_link_is_no_lost_claim(sweep: Path, monkeypatch: pyte
             link(source, target)
 
     monkeypatch.setattr(os, "link", repeated)
-    assert Claims(sweep, 0).add(0, 0, Kind.CLAIMED, A)
-    assert not Claims(sweep, 0).add(0, 0, Kind.CLAIMED, None)
+    assert Claims(sweep, 0).add(0, 0, EntryKind.CLAIMED, A)
+    assert not Claims(sweep, 0).add(0, 0, EntryKind.CLAIMED, None)
 
 
 def test_a_manager_whose_listing_does_not_show_its_own_claim_does_not_claim_again(sweep: Path) -> None:
     """It would run the point twice at the same time, or once more after its end."""
     mine = Claims(sweep, 0)
-    assert mine.add(0, 0, Kind.CLAIMED, A)
-    assert not mine.add(0, 0, Kind.CLAIMED, A)
+    assert mine.add(0, 0, EntryKind.CLAIMED, A)
+    assert not mine.add(0, 0, EntryKind.CLAIMED, A)
 
 
 def test_the_user_starts_a_point_again(sweep: Path) -> None:
     mine = Claims(sweep, 0)
-    for number, kind in enumerate((Kind.CLAIMED, Kind.FAILED)):
+    for number, kind in enumerate((EntryKind.CLAIMED, EntryKind.FAILED)):
         assert mine.add(0, number, kind, A)
     assert mine.logs()[0].state is State.FAILED
-    assert mine.add(0, 2, Kind.AGAIN, None)
+    assert mine.add(0, 2, EntryKind.AGAIN, None)
     assert Claims(sweep, 0).logs()[0] == PointLog(State.FREE, None, 3, (), begun=True)
 
 
@@ -188,14 +203,14 @@ def test_a_mark_that_has_all_its_links_is_followed_by_another(sweep: Path, monke
 
     monkeypatch.setattr(os, "link", few)
     mine = Claims(sweep, 0)
-    assert all(mine.add(point, 0, Kind.CLAIMED, A) for point in range(7))
+    assert all(mine.add(point, 0, EntryKind.CLAIMED, A) for point in range(7))
     assert {log.owner for log in Claims(sweep, 0).logs().values()} == {A}
     assert len(Claims(sweep, 0).logs()) == 7
 
 
 def test_an_entry_with_another_inode_is_read(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Claims(sweep, 0)
-    mine.add(3, 0, Kind.CLAIMED, A)
+    mine.add(3, 0, EntryKind.CLAIMED, A)
     entry = sweep / claims.CLAIMS / "3.0"
     text = entry.read_text()
     entry.unlink()
@@ -205,12 +220,12 @@ def test_an_entry_with_another_inode_is_read(sweep: Path, monkeypatch: pytest.Mo
 
 def test_a_log_that_is_listed_while_it_grows_ends_where_an_entry_is_missing(sweep: Path) -> None:
     mine = Claims(sweep, 0)
-    for number, kind in enumerate((Kind.CLAIMED, Kind.RELEASED, Kind.CLAIMED)):
+    for number, kind in enumerate((EntryKind.CLAIMED, EntryKind.RELEASED, EntryKind.CLAIMED)):
         mine.add(0, number, kind, A)
     (sweep / claims.CLAIMS / "0.1").unlink()
     found = Claims(sweep, 0).logs()[0]
     assert (found.state, found.next) == (State.HELD, 1)
-    assert not mine.add(0, 2, Kind.CLAIMED, B)
+    assert not mine.add(0, 2, EntryKind.CLAIMED, B)
 
 
 def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +252,7 @@ def test_files_of_others_are_neither_entries_nor_managers(tmp_path: Path) -> Non
     """Somebody's notes, or marks of a newer version."""
     Claims.create(tmp_path)
     mine = Claims(tmp_path, 0)
-    assert mine.add(0, 0, Kind.CLAIMED, A)
+    assert mine.add(0, 0, EntryKind.CLAIMED, A)
     mine.note(A, ManagerIdle())
     for name in ("notes.jsonl", "._0-0-0-0.jsonl", "0-0-0.jsonl"):
         (tmp_path / claims.MANAGERS / name).touch()
@@ -246,7 +261,7 @@ def test_files_of_others_are_neither_entries_nor_managers(tmp_path: Path) -> Non
     found = Claims(tmp_path, 0)
     assert found.managers() == [A]
     assert (found.logs()[0].owner, found.log(0).owner) == (A, A)
-    assert not found.add(1, 0, Kind.CLAIMED, B)  # whatever it says, the entry is there
+    assert not found.add(1, 0, EntryKind.CLAIMED, B)  # whatever it says, the entry is there
 
 
 def test_names_that_are_no_entries_are_left_out(tmp_path: Path) -> None:
@@ -254,7 +269,7 @@ def test_names_that_are_no_entries_are_left_out(tmp_path: Path) -> None:
     Claims.create(tmp_path)
     found = Claims(tmp_path, 0)
     manager = Manager(0, 0, 0, 0)
-    assert found.add(7, 0, Kind.CLAIMED, manager)
+    assert found.add(7, 0, EntryKind.CLAIMED, manager)
     names = ["9" * 250 + ".0", "3." + "9" * 250, "100000.0", "\u0663.0", "5.4", "8.1", "." + "1" * 240]
     for name in [*names, "9" * 200 + "-0-0-0.claimed"]:
         os.link(tmp_path / claims.CLAIMS / "0-0-0-0.claimed", tmp_path / claims.CLAIMS / name)

@@ -13,7 +13,7 @@ from launcher.config.schema import Train
 from launcher.errors import ConfigError
 from launcher.failures.codes import CheckCode, PreflightThen
 from launcher.runs import event_file
-from launcher.runs.events import Finding, Observation, Preflighted
+from launcher.runs.events import NodeFinding, Observation, Preflighted
 from launcher.runs.health import Straggler, StragglerSearch, _median_without, preflight_lines, preflights, stragglers
 from tests.unit.plans import plan_of
 
@@ -150,7 +150,7 @@ def test_the_median_of_the_others(values: list[float], data: st.DataObject) -> N
 
 LOW = Observation(code=CheckCode.LITTLE_SPACE, path="/x", key="TMPDIR", free=2**20)
 LOW_TEXT = "/x has 1 MiB free: free some, or set TMPDIR to another file system"
-BAD = [Finding("node3 (node 2)", "node3", "space", LOW)]
+BAD = [NodeFinding("node3 (node 2)", "node3", "space", LOW)]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ BAD = [Finding("node3 (node 2)", "node3", "space", LOW)]
     [
         ("go", [], [], ["preflight: 4 nodes fine in 1.2 s"]),
         (
-            "go", [], [Finding("node1", "node1", "space", LOW)],
+            "go", [], [NodeFinding("node1", "node1", "space", LOW)],
             ["preflight: 4 nodes fine in 1.2 s", f"preflight: warning: node1: {LOW_TEXT}"],
         ),
         ("without", BAD, [], [f"preflight: node3 (node 2) is left out: {LOW_TEXT}"]),

@@ -20,8 +20,8 @@ from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.history import history_of, journal_events
 from launcher.runs.sweep_directory import (
-    Manifest,
     Sweep,
+    SweepManifest,
     canonical,
     differing,
     label,
@@ -88,11 +88,13 @@ def test_keys_differ_exactly_where_values_do(values: list[dict[str, int]]) -> No
 
 # -- the directory
 
-MANIFEST = Manifest("lr", ("-m", "seed=1,2", "name='é \"x\"'"), (("seed=1",), ("seed=2", "x=ü")), ("a", "b"), "min", 3)
+MANIFEST = SweepManifest(
+    "lr", ("-m", "seed=1,2", "name='é \"x\"'"), (("seed=1",), ("seed=2", "x=ü")), ("a", "b"), "min", 3
+)
 
 
-@pytest.mark.parametrize("manifest", [MANIFEST, Manifest("lr", (), ()), Manifest("lr", (), ((),))])
-def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, manifest: Manifest) -> None:
+@pytest.mark.parametrize("manifest", [MANIFEST, SweepManifest("lr", (), ()), SweepManifest("lr", (), ((),))])
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, manifest: SweepManifest) -> None:
     sweep = Sweep.create(tmp_path / "runs" / "lr-1")
     assert not sweep.recorded()
     sweep.write(manifest)
@@ -107,7 +109,7 @@ POINTS = st.lists(st.lists(st.sampled_from(["a=1", "a=2", "b={c: 1}", "+d=é"]),
 @given(POINTS)
 def test_the_overrides_of_any_points_are_read_as_they_were_written(tmp_path_factory: Any, points: Any) -> None:
     sweep = Sweep.create(tmp_path_factory.mktemp("runs") / "lr-1")
-    sweep.write(Manifest("lr", (), tuple(points)))
+    sweep.write(SweepManifest("lr", (), tuple(points)))
     assert sweep.manifest().points == tuple(points)
 
 
@@ -115,11 +117,11 @@ def test_a_manifest_of_format_1_is_read(tmp_path: Path) -> None:
     sweep = Sweep.create(tmp_path / "lr-1")
     text = '{"format": 1, "name": "lr", "command": ["-m"], "points": [["seed=1", "x=1"], ["seed=2", "x=1"]]}'
     (sweep.path / "sweep.json").write_text(text)
-    assert sweep.manifest() == Manifest("lr", ("-m",), (("seed=1", "x=1"), ("seed=2", "x=1")))
+    assert sweep.manifest() == SweepManifest("lr", ("-m",), (("seed=1", "x=1"), ("seed=2", "x=1")))
 
 
-def many(count: int, common: int) -> Manifest:
-    return Manifest("lr", (), tuple(("a=1", f"seed={10**6 + seed}", f"z={'x' * common}") for seed in range(count)))
+def many(count: int, common: int) -> SweepManifest:
+    return SweepManifest("lr", (), tuple(("a=1", f"seed={10**6 + seed}", f"z={'x' * common}") for seed in range(count)))
 
 
 def test_overrides_that_all_points_have_are_written_once() -> None:
@@ -194,7 +196,7 @@ def test_a_manifest_that_was_being_written_is_what_it_was_before(
 
     monkeypatch.setattr(os, "fsync", power_fails)
     with pytest.raises(OSError, match="disk full"):
-        sweep.write(Manifest("other", (), ()))
+        sweep.write(SweepManifest("other", (), ()))
     assert sweep.manifest() == MANIFEST
 
 

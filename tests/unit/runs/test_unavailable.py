@@ -30,7 +30,7 @@ from launcher.runs.event_writer import report_start_failure
 from launcher.runs.events import Stopped
 from launcher.runs.history import journal_events
 from launcher.runs.lookup import all_runs, find
-from launcher.runs.sweep_directory import Manifest, Sweep
+from launcher.runs.sweep_directory import Sweep, SweepManifest
 from launcher.schedulers import executor as executor_module
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import RunExecutor
@@ -279,7 +279,7 @@ def test_a_sweep_that_cannot_be_read_is_not_made_anew(tmp_path: Path, server: Fi
     assert [row["state"] for row in Rows([], tmp_path, everything=False).look().rows] == ["unknown"]
     server.recover()
     assert (sweep.path / "sweep.json").read_bytes() == before
-    assert isinstance(sweep.manifest(), Manifest)
+    assert isinstance(sweep.manifest(), SweepManifest)
 
 
 @pytest.mark.parametrize("part", ["lr-1/cancelled", "lr-1/1/cancelled", "lr-1/points", "sweep.json"])

@@ -10,7 +10,7 @@ import pytest
 
 from launcher import bounds
 from launcher.schedulers.base import QueryError, QueryTimeout
-from launcher.schedulers.run_command import NoAnswer, Request, query, run_submission
+from launcher.schedulers.run_command import NoAnswer, SubmitCommand, query, run_submission
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])
@@ -19,21 +19,21 @@ def test_what_goes_on_printing_is_ended(where: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(QueryError, match="sh printed more than 1 MiB, which is no answer"):
         query("sh", "-c", f"exec yes {where}", timeout=60, environment=os.environ)
     with pytest.raises(NoAnswer, match="sh printed more than 1 MiB, which is no answer"):
-        run_submission(Request(["sh", "-c", f"exec yes {where}"], os.environ), timeout=60)
+        run_submission(SubmitCommand(["sh", "-c", f"exec yes {where}"], os.environ), timeout=60)
 
 
 def test_what_takes_too_long_is_ended() -> None:
     with pytest.raises(QueryTimeout, match=r"sleep did not answer within 0\.01 s"):
         query("sleep", "1000", timeout=0.01, environment=os.environ)
     with pytest.raises(NoAnswer, match=r"sh did not answer within 0\.01 s"):
-        run_submission(Request(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], os.environ), timeout=0.01)
+        run_submission(SubmitCommand(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], os.environ), timeout=0.01)
 
 
 def test_output_errors_code_and_input(tmp_path: Path) -> None:
     text = "größe\n" * 50_000  # more than a pipe holds
-    done = run_submission(Request(["sh", "-c", "cat; umask >&2; exit 3"], os.environ, text, 0o077), timeout=60)
+    done = run_submission(SubmitCommand(["sh", "-c", "cat; umask >&2; exit 3"], os.environ, text, 0o077), timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == (text, "0077\n", 3)
-    assert run_submission(Request(["sh", "-c", "exit 1"], os.environ, text), timeout=60).returncode == 1
+    assert run_submission(SubmitCommand(["sh", "-c", "exit 1"], os.environ, text), timeout=60).returncode == 1
     assert (
         query("sh", "-c", r"printf 'a\377\r\n'", timeout=60, environment=os.environ).stdout
         == "a\N{REPLACEMENT CHARACTER}\n"
@@ -50,7 +50,7 @@ def test_descriptors_are_inherited_by_what_hands_over_alone() -> None:
     try:
         os.set_inheritable(write, True)
         shown = ["sh", "-c", f"test -e /proc/self/fd/{write} && echo there; true"]
-        assert run_submission(Request(shown, os.environ), timeout=60).stdout == "there\n"
+        assert run_submission(SubmitCommand(shown, os.environ), timeout=60).stdout == "there\n"
         assert query(*shown, timeout=60, environment=os.environ).stdout == ""
     finally:
         os.close(read)
@@ -61,7 +61,7 @@ def test_the_line_for_a_shell_gives_the_command_its_environment_and_umask(tmp_pa
     script = tmp_path / "it's a script.sh"
     script.write_text("umask; echo ${A-none} ${B-none}\n")
     shell = {"PATH": os.environ["PATH"], "A": "1", "B": "2"}
-    line = Request(["bash", str(script)], {"PATH": "", "B": "2"}, umask=0o027).line(shell)
+    line = SubmitCommand(["bash", str(script)], {"PATH": "", "B": "2"}, umask=0o027).line(shell)
     done = subprocess.run(["bash", "-c", line], env=shell, capture_output=True, text=True, check=True)
     assert done.stdout == "0027\nnone 2\n"
-    assert Request(["qsub", "a.sh"], shell).line(shell) == "qsub a.sh"
+    assert SubmitCommand(["qsub", "a.sh"], shell).line(shell) == "qsub a.sh"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.detect import Kind, Qsub, detect, judge
+from launcher.schedulers.detect import Qsub, QsubKind, detect, judge
 
 ELF = b"\x7fELF\x02\x01\x01 slurm"  # a program may contain any word
 PERL = b"""\
@@ -36,28 +36,28 @@ def says(version: str, help_text: str = "") -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("beginning", "run", "kind", "version"),
     [
-        (ELF, says("pbs_version = 23.06.06\n\n"), Kind.PBS, "23.06.06"),
-        (ELF, says("pbs_version = 2022.1.3.20230524131519\n"), Kind.PBS, "2022.1.3.20230524131519"),
-        (ELF, says("pbs_version = PBSPro_13.0.1.152173\n"), Kind.PBS, "PBSPro_13.0.1.152173"),
-        (ELF, says("\nWelcome!\npbs_version=19.1.3"), Kind.PBS, "19.1.3"),
-        (WRAPPER, says("pbs_version = 23.06.06\n\n"), Kind.PBS, "23.06.06"),
-        (PERL, says("nobody calls it"), Kind.SLURM, ""),
-        (SBATCH, says("nobody calls it"), Kind.SLURM, ""),
-        (ELF, says(TORQUE), Kind.TORQUE, "6.1.2"),
-        (ELF, says("Version: 4.2.10\nRevision: \n"), Kind.TORQUE, "4.2.10"),
-        (ELF, says(UNREADABLE, "SGE 8.1.9\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "8.1.9"),
-        (ELF, says(UNREADABLE, "UGE 8.6.5\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "8.6.5"),
-        (ELF, says(UNREADABLE, "GE 6.2u5\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "6.2u5"),
-        (ELF, says(UNREADABLE, "OGS/GE 2011.11p1\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "2011.11p1"),
-        (ELF, says("SGE 8.1.9\nqsub: Unknown option --version\n"), Kind.GRID_ENGINE, "8.1.9"),
-        (ELF, says("", ""), Kind.UNKNOWN, ""),
-        (ELF, says("Version: unknown", "Version 3"), Kind.UNKNOWN, ""),
-        (ELF, says("[Errno 8] Exec format error", "[Errno 8] Exec format error"), Kind.UNKNOWN, ""),
-        (b"#!/bin/sh\n", says("qsub: command line of the site", "MERGE 2.0"), Kind.UNKNOWN, ""),
-        (b"", says("", ""), Kind.UNKNOWN, ""),
+        (ELF, says("pbs_version = 23.06.06\n\n"), QsubKind.PBS, "23.06.06"),
+        (ELF, says("pbs_version = 2022.1.3.20230524131519\n"), QsubKind.PBS, "2022.1.3.20230524131519"),
+        (ELF, says("pbs_version = PBSPro_13.0.1.152173\n"), QsubKind.PBS, "PBSPro_13.0.1.152173"),
+        (ELF, says("\nWelcome!\npbs_version=19.1.3"), QsubKind.PBS, "19.1.3"),
+        (WRAPPER, says("pbs_version = 23.06.06\n\n"), QsubKind.PBS, "23.06.06"),
+        (PERL, says("nobody calls it"), QsubKind.SLURM, ""),
+        (SBATCH, says("nobody calls it"), QsubKind.SLURM, ""),
+        (ELF, says(TORQUE), QsubKind.TORQUE, "6.1.2"),
+        (ELF, says("Version: 4.2.10\nRevision: \n"), QsubKind.TORQUE, "4.2.10"),
+        (ELF, says(UNREADABLE, "SGE 8.1.9\nusage: qsub [options]\n"), QsubKind.GRID_ENGINE, "8.1.9"),
+        (ELF, says(UNREADABLE, "UGE 8.6.5\nusage: qsub [options]\n"), QsubKind.GRID_ENGINE, "8.6.5"),
+        (ELF, says(UNREADABLE, "GE 6.2u5\nusage: qsub [options]\n"), QsubKind.GRID_ENGINE, "6.2u5"),
+        (ELF, says(UNREADABLE, "OGS/GE 2011.11p1\nusage: qsub [options]\n"), QsubKind.GRID_ENGINE, "2011.11p1"),
+        (ELF, says("SGE 8.1.9\nqsub: Unknown option --version\n"), QsubKind.GRID_ENGINE, "8.1.9"),
+        (ELF, says("", ""), QsubKind.UNKNOWN, ""),
+        (ELF, says("Version: unknown", "Version 3"), QsubKind.UNKNOWN, ""),
+        (ELF, says("[Errno 8] Exec format error", "[Errno 8] Exec format error"), QsubKind.UNKNOWN, ""),
+        (b"#!/bin/sh\n", says("qsub: command line of the site", "MERGE 2.0"), QsubKind.UNKNOWN, ""),
+        (b"", says("", ""), QsubKind.UNKNOWN, ""),
     ],
 )
-def test_the_table(beginning: bytes, run: Callable[..., str], kind: Kind, version: str) -> None:
+def test_the_table(beginning: bytes, run: Callable[..., str], kind: QsubKind, version: str) -> None:
     found = judge("/opt/bin/qsub", beginning, run)
     assert (found.kind, found.path, found.version) == (kind, "/opt/bin/qsub", version)
     assert found.evidence
@@ -67,7 +67,7 @@ def test_slurms_wrapper_is_not_called() -> None:
     def run(*_: str) -> str:
         raise AssertionError("it would submit a job")
 
-    assert judge("/usr/bin/qsub", PERL, run).kind is Kind.SLURM
+    assert judge("/usr/bin/qsub", PERL, run).kind is QsubKind.SLURM
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def test_slurms_wrapper_is_not_called() -> None:
 def test_a_problem_says_what_was_found_and_what_to_do(
     beginning: bytes, run: Callable[..., str], problem: str | None
 ) -> None:
-    assert judge("/bin/qsub", beginning, run).problem(Kind.PBS) == problem
+    assert judge("/bin/qsub", beginning, run).problem(QsubKind.PBS) == problem
 
 
 def test_without_a_qsub_one_submits_from_elsewhere() -> None:
-    assert Qsub(Kind.NONE).problem(Kind.GRID_ENGINE) == (
+    assert Qsub(QsubKind.NONE).problem(QsubKind.GRID_ENGINE) == (
         "qsub is not on this machine's PATH: submit from a login node of the Grid Engine cluster"
     )
 
 
-@pytest.mark.parametrize("wanted", [Kind.PBS, Kind.GRID_ENGINE])
-@pytest.mark.parametrize("kind", list(Kind))
-def test_only_the_wanted_one_is_no_problem(kind: Kind, wanted: Kind) -> None:
+@pytest.mark.parametrize("wanted", [QsubKind.PBS, QsubKind.GRID_ENGINE])
+@pytest.mark.parametrize("kind", list(QsubKind))
+def test_only_the_wanted_one_is_no_problem(kind: QsubKind, wanted: QsubKind) -> None:
     assert (Qsub(kind).problem(wanted) is None) is (kind is wanted)
 
 
@@ -117,27 +117,27 @@ def put(folder: Path, script: str) -> None:
 
 
 def test_the_qsub_on_path_is_looked_at_once_for_each_version_of_it(commands: Path) -> None:
-    assert detect() == Qsub(Kind.NONE)
+    assert detect() == Qsub(QsubKind.NONE)
     put(commands, f'#!/bin/sh\necho called >>{commands}/calls\n[ "$1" = --version ] && echo "pbs_version = 23.06.06"\n')
-    wanted = Qsub(Kind.PBS, str(commands / "qsub"), "23.06.06", "pbs_version = 23.06.06")
+    wanted = Qsub(QsubKind.PBS, str(commands / "qsub"), "23.06.06", "pbs_version = 23.06.06")
     assert detect() == detect() == wanted
     assert (commands / "calls").read_text() == "called\n"
     (commands / "qsub").unlink()
     put(commands, PERL.decode())
-    assert detect().kind is Kind.SLURM
+    assert detect().kind is QsubKind.SLURM
 
 
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
-        ("#!/bin/sh\necho 'Version: 6.1.2' >&2\n", Kind.TORQUE),  # which prints it there
+        ("#!/bin/sh\necho 'Version: 6.1.2' >&2\n", QsubKind.TORQUE),  # which prints it there
         ("#!/bin/sh\n[ \"$1\" = -help ] && echo 'UGE 8.6.5' && exit 0\necho 'qsub: Unknown option'; exit 1\n",
-         Kind.GRID_ENGINE),
-        ("#!/bin/sh\ncat; exit 3\n", Kind.UNKNOWN),  # it gets no standard input to wait for
-        ("#!/no/such/interpreter\n", Kind.UNKNOWN),
-        ("#!/bin/sh\nprintf '\\377\\376'\n", Kind.UNKNOWN),
+         QsubKind.GRID_ENGINE),
+        ("#!/bin/sh\ncat; exit 3\n", QsubKind.UNKNOWN),  # it gets no standard input to wait for
+        ("#!/no/such/interpreter\n", QsubKind.UNKNOWN),
+        ("#!/bin/sh\nprintf '\\377\\376'\n", QsubKind.UNKNOWN),
     ],
 )  # fmt: skip
-def test_whatever_is_on_path_is_judged(commands: Path, script: str, kind: Kind) -> None:
+def test_whatever_is_on_path_is_judged(commands: Path, script: str, kind: QsubKind) -> None:
     put(commands, script)
     assert detect().kind is kind

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from launcher.errors import SubmissionError
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.run_command import NoAnswer, Refused, submit_once
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, submit_once
 
-SURE = Refused("fatal: no configuration", definite=True)
-REFUSED = Refused("invalid account")
+SURE = SubmissionRefused("fatal: no configuration", definite=True)
+REFUSED = SubmissionRefused("invalid account")
 SILENT = NoAnswer("timed out")
 DOWN = QueryError("squeue failed")
 
@@ -84,11 +84,11 @@ class Scheduler:
     ],
 )
 def test_the_table(
-    clock: Clock, before: bool, sends: list[Any], finds: list[Any], result: str | Refused, asked: str
+    clock: Clock, before: bool, sends: list[Any], finds: list[Any], result: str | SubmissionRefused, asked: str
 ) -> None:
     scheduler = Scheduler(sends, finds)
-    if isinstance(result, Refused):
-        with pytest.raises(Refused) as refusal:
+    if isinstance(result, SubmissionRefused):
+        with pytest.raises(SubmissionRefused) as refusal:
             scheduler.submit(before=before)
         assert refusal.value is result
     else:
@@ -106,7 +106,7 @@ def test_after_the_timeout_nobody_claims_to_know(
         SubmissionError, match="did not answer for 100 s, so it is unknown whether it accepted the job"
     ) as error:
         Scheduler(sends, finds).submit(before=before, timeout=100.0)
-    assert not isinstance(error.value, Refused)
+    assert not isinstance(error.value, SubmissionRefused)
     assert 100 <= sum(clock.pauses) <= 120
     assert clock.pauses[0] <= 0.5 < clock.pauses[-1]  # they grow
     assert max(clock.pauses) <= 20

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
-from launcher.runs.sweep_directory import Journal, SearchSettings, Trial, TrialState
+from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import Rung, described, last_value, progress_of, rung_lines
 
 SPACE = {"lr": Dimension(low=0, high=1)}
@@ -20,11 +20,11 @@ def settings(goal: Goal = Goal.maximize, **changes: object) -> SearchSettings:
 
 JOURNAL = Journal(
     [
-        Trial(0, state=TrialState.COMPLETE, value=0.8, rungs={0: 0.5, 1: 0.7}, seconds=3600, steps=27),
-        Trial(1, state=TrialState.PRUNED, value=0.2, rungs={0: 0.2}, pruned_at=3, seconds=360, steps=3),
-        Trial(2, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6, 1: 0.6}, seconds=3600, steps=27),
-        Trial(3, state=TrialState.FAIL, seconds=36),
-        Trial(4, reports={3: 0.1, 9: 0.4}, rungs={0: 0.1}),
+        TrialRecord(0, state=TrialState.COMPLETE, value=0.8, rungs={0: 0.5, 1: 0.7}, seconds=3600, steps=27),
+        TrialRecord(1, state=TrialState.PRUNED, value=0.2, rungs={0: 0.2}, pruned_at=3, seconds=360, steps=3),
+        TrialRecord(2, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6, 1: 0.6}, seconds=3600, steps=27),
+        TrialRecord(3, state=TrialState.FAIL, seconds=36),
+        TrialRecord(4, reports={3: 0.1, 9: 0.4}, rungs={0: 0.1}),
     ],
     min_steps=3,
 )

@@ -22,7 +22,7 @@ from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.slurm import client as slurm
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, prepare, render
-from launcher.submission.dependencies import Decision, Dependency, decide, jobs_to_wait_for, parse
+from launcher.submission.dependencies import Dependency, StartDecision, decide, jobs_to_wait_for, parse
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sandbox import DRIVER, Sandbox
 
@@ -37,23 +37,27 @@ def other(condition: str, state: str, *jobs: str, scheduler: str | None = "slurm
 @pytest.mark.parametrize(
     ("condition", "state", "word"),
     [
-        ("ok", "done", Decision.START), ("ok", "failed", Decision.NEVER), ("ok", "running", Decision.WAIT),
-        ("ok", "stopped", Decision.NEVER), ("ok", "cancelled", Decision.NEVER), ("ok", "unknown", Decision.WAIT),
-        ("any", "done", Decision.START), ("any", "failed", Decision.START), ("any", "queued", Decision.WAIT),
-        ("failed", "done", Decision.NEVER), ("failed", "failed", Decision.START), ("failed", "lost", Decision.START),
-        ("failed", "queued", Decision.WAIT),
+        ("ok", "done", StartDecision.START), ("ok", "failed", StartDecision.NEVER),
+        ("ok", "running", StartDecision.WAIT),
+        ("ok", "stopped", StartDecision.NEVER), ("ok", "cancelled", StartDecision.NEVER),
+        ("ok", "unknown", StartDecision.WAIT),
+        ("any", "done", StartDecision.START), ("any", "failed", StartDecision.START),
+        ("any", "queued", StartDecision.WAIT),
+        ("failed", "done", StartDecision.NEVER), ("failed", "failed", StartDecision.START),
+        ("failed", "lost", StartDecision.START),
+        ("failed", "queued", StartDecision.WAIT),
     ],
 )  # fmt: skip
-def test_a_condition_comes_about_or_not(condition: str, state: str, word: Decision) -> None:
+def test_a_condition_comes_about_or_not(condition: str, state: str, word: StartDecision) -> None:
     assert other(condition, state).decision is word
     assert decide([other("any", "done"), other(condition, state)])[0] is word
 
 
 def test_what_never_comes_about_counts_before_what_is_waited_for() -> None:
     word, why = decide([other("ok", "running"), other("ok", "failed")])
-    assert word is Decision.NEVER
+    assert word is StartDecision.NEVER
     assert why == "prep is failed, and after=ok:prep was asked for"
-    assert decide([]) == (Decision.START, "")
+    assert decide([]) == (StartDecision.START, "")
 
 
 @pytest.mark.parametrize(

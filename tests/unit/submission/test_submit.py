@@ -22,7 +22,7 @@ from launcher.runs.history import journal_events, read_history
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare
-from launcher.submission.submit import Submitted, submit
+from launcher.submission.submit import SubmittedRun, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
 from tests.unit.plans import make_config
@@ -37,7 +37,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmStandIn:
     return commands
 
 
-def handed_over(folder: Path, scheduler: str = "slurm") -> Submitted:
+def handed_over(folder: Path, scheduler: str = "slurm") -> SubmittedRun:
     cluster = {"check": False, "submit_timeout": 10, "scheduler": scheduler}
     return submit(prepare(make_config(runs_dir=str(folder / "runs"), run_id="a", cluster=cluster)), {})
 
@@ -150,7 +150,7 @@ def test_a_job_more_than_the_profile_allows_is_refused_and_a_repeated_submission
     monkeypatch.setattr(SlurmScheduler, "compare", lambda *_: ())
     monkeypatch.setattr(SlurmScheduler, "count_jobs", lambda *_: {"": 1})
 
-    def submitted(run_id: str, most: int) -> Submitted:
+    def submitted(run_id: str, most: int) -> SubmittedRun:
         cluster = {"submit_timeout": 10, "scheduler": "slurm", "limits": Limits(jobs=most)}
         return submit(prepare(make_config(runs_dir=str(tmp_path / "runs"), run_id=run_id, cluster=cluster)), {})
 

@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import RunError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
-from launcher.runs.claims import Claims, Kind, Manager
+from launcher.runs.claims import Claims, EntryKind, Manager
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep
@@ -127,7 +127,7 @@ def test_a_packed_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep
     tmp_path: Path, chosen: list[int] | None
 ) -> None:
     sweep = packed_sweep(tmp_path, 4)
-    Claims(sweep.path, 0).add(3, 0, Kind.RELEASED, Manager(0, 0, 0, 0))  # it has begun, and waits
+    Claims(sweep.path, 0).add(3, 0, EntryKind.RELEASED, Manager(0, 0, 0, 0))  # it has begun, and waits
     assert control.cancel(sweep, chosen) == dict.fromkeys(chosen or range(4), "waiting")
     pilots.start_again(sweep, [1])
     sweep.mark_cancelled(False)
@@ -180,7 +180,7 @@ def test_a_packed_sweep_is_cancelled_though_its_scheduler_does_not_answer(
 ) -> None:
     """Its slot managers see that; what may stay in the queue is named, and is cancelled by the next try."""
     sweep = packed_sweep(tmp_path, 3)
-    Claims(sweep.path, 0).add(1, 0, Kind.CLAIMED, Manager(0, 0, 0, 0))
+    Claims(sweep.path, 0).add(1, 0, EntryKind.CLAIMED, Manager(0, 0, 0, 0))
     for number in range(5):
         pilot = Run.create(sweep.pilot(number).path)
         pilot.write_record(dataclasses.replace(plan_of(), run_dir=str(pilot.path)), {}, {"token": "t"})

@@ -11,7 +11,7 @@ from launcher.cli import sweep_results, sweep_status
 from launcher.cli.multirun import Multirun
 from launcher.errors import ConfigError
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
-from launcher.runs.claims import Claims, Kind, Manager, left_out
+from launcher.runs.claims import Claims, EntryKind, Manager, left_out
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import control
 from tests.unit.operations import Counted, operations
@@ -77,8 +77,8 @@ def packed(folder: Path, count: int) -> Sweep:
     sweep = packed_sweep(folder, count)
     claims = Claims(sweep.path, 0)
     for point in range(count):
-        claims.add(point, 0, Kind.CLAIMED, MANAGER)
-        claims.add(point, 1, Kind.DONE if point % 2 else Kind.RELEASED, MANAGER)
+        claims.add(point, 0, EntryKind.CLAIMED, MANAGER)
+        claims.add(point, 1, EntryKind.DONE if point % 2 else EntryKind.RELEASED, MANAGER)
     return sweep
 
 
@@ -131,7 +131,7 @@ def test_the_work_of_a_submission_grows_as_the_points_do(site: Site) -> None:
 
 def test_a_node_on_which_many_points_failed_looks_at_the_last_ones_only() -> None:
     few, many = (
-        operations(lambda count=count: left_out([(point, Kind.FAILED) for point in range(count)], True))  # type: ignore[misc]
+        operations(lambda count=count: left_out([(point, EntryKind.FAILED) for point in range(count)], True))  # type: ignore[misc]
         for count in (FEW, 10 * FEW)
     )
     assert few == many

@@ -11,9 +11,9 @@ import pytest
 from launcher.config.schema import Debug, LaunchMode, Method
 from launcher.config.schema import Sweep as Keys
 from launcher.errors import ConfigError
-from launcher.runs.claims import LEASE, Claims, Kind, Manager
+from launcher.runs.claims import LEASE, Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep
-from launcher.submission.submit import Submitted
+from launcher.submission.submit import SubmittedRun
 from launcher.sweeps import pilots
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import make_config, plan_of
@@ -101,12 +101,12 @@ def test_no_more_pilots_are_submitted_than_the_points_that_are_left_can_use(
 ) -> None:  # fmt: skip
     sweep, owner = packed_sweep(tmp_path, 2), Manager(0, 0, 0, 0)
     for point in range(done):
-        Claims(sweep.path, 0).add(point, 0, Kind.CLAIMED, owner)
-        Claims(sweep.path, 0).add(point, 1, Kind.DONE, owner)
+        Claims(sweep.path, 0).add(point, 0, EntryKind.CLAIMED, owner)
+        Claims(sweep.path, 0).add(point, 1, EntryKind.DONE, owner)
     monkeypatch.setattr(pilots, "chooses_more", lambda sweep: more)
     monkeypatch.setattr(
         pilots, "_submit",
-        lambda sweep, plan, number, config, by_hand: Submitted(sweep.pilot(number), f"job {number}"),
+        lambda sweep, plan, number, config, by_hand: SubmittedRun(sweep.pilot(number), f"job {number}"),
     )  # fmt: skip
     shares = sweep.manifest().packing
     assert shares is not None

@@ -12,7 +12,7 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs import lookup
-from launcher.runs.claims import Claims, Kind, Manager, State
+from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
@@ -412,7 +412,7 @@ def test_points_that_a_slot_manager_holds_are_not_freed(site: Site) -> None:
     """It seems dead to a machine whose clock is ahead, and runs them."""
     sweep, mine = packed(site), Manager(0, 0, 0, 0)
     claims = Claims(sweep.path, 2)
-    for point, kinds_ in enumerate(((Kind.CLAIMED,), (Kind.CLAIMED, Kind.FATAL))):
+    for point, kinds_ in enumerate(((EntryKind.CLAIMED,), (EntryKind.CLAIMED, EntryKind.FATAL))):
         (sweep.run(point).path / "lease").write_text("100 0 node1\n")
         for number, kind in enumerate(kinds_):
             assert claims.add(point, number, kind, mine)

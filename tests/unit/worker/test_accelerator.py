@@ -15,7 +15,7 @@ from launcher.runs.events import Observation
 from launcher.schedulers import topology
 from launcher.worker import devices, heartbeat, process_group, rank_objects
 from launcher.worker.devices import BackendError
-from launcher.worker.step_timing import Pace
+from launcher.worker.step_timing import StepTimer
 from tests.fakes import xpu
 from tests.unit.plans import plan_of
 from workloads import bench, roof, training
@@ -104,7 +104,7 @@ def test_calls_are_timed_by_the_events_of_the_device(monkeypatch: pytest.MonkeyP
 
 def test_steps_on_an_xpu_are_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = xpu.install(monkeypatch)
-    pace = Pace[Any](XPU, heartbeat.Pulse(1).slot(0))
+    pace = StepTimer[Any](XPU, heartbeat.Pulse(1).slot(0))
     for _ in range(3):
         pace.begin()
     assert fake.calls == [("record",)] * len(fake.calls)
@@ -128,7 +128,7 @@ def test_generators_of_an_xpu_are_seeded_kept_and_restored(monkeypatch: pytest.M
 def test_a_preflight_takes_the_xpus_that_were_asked_for(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
     xpu.install(monkeypatch, old=old)
     assert checks.device(plan_of(gpus_per_node=2), 1) == XPU
-    with pytest.raises(checks.Problem) as raised:
+    with pytest.raises(checks.CheckProblem) as raised:
         checks.device(plan_of(gpus_per_node=3), 1)
     assert raised.value.found == Observation(code=CheckCode.FEW_GPUS, count=2, of=3)
     assert checks.compute(CPU) == Observation(code=CheckCode.COMPUTES, device="cpu")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from launcher.failures.codes import CollectiveSign
 from launcher.runs.events import BlockedCollective
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker.hangs import Group, Recorder, Recorders, blame_by_collectives, from_json, parse, to_json
+from launcher.worker.hangs import CollectiveGroup, Recorder, Recorders, blame_by_collectives, from_json, parse, to_json
 
 REDUCE, GATHER = "nccl:all_reduce", "nccl:_all_gather_base"
 
@@ -45,16 +45,19 @@ def dump(*entries: dict[str, Any]) -> bytes:
     ("entries", "groups"),
     [
         ([], ()),
-        ([entry(1), entry(2)], (Group("0", 2),)),
-        ([entry(1), entry(2, "started"), entry(3, "scheduled")], (Group("0", 3, 2, REDUCE, True),)),
-        ([entry(3, "scheduled", GATHER), entry(4, "scheduled")], (Group("0", 4, 3, GATHER),)),
-        ([entry(7), entry(1, "scheduled", group="5")], (Group("0", 7), Group("5", 1, 1, REDUCE))),
+        ([entry(1), entry(2)], (CollectiveGroup("0", 2),)),
+        ([entry(1), entry(2, "started"), entry(3, "scheduled")], (CollectiveGroup("0", 3, 2, REDUCE, True),)),
+        ([entry(3, "scheduled", GATHER), entry(4, "scheduled")], (CollectiveGroup("0", 4, 3, GATHER),)),
+        ([entry(7), entry(1, "scheduled", group="5")], (CollectiveGroup("0", 7), CollectiveGroup("5", 1, 1, REDUCE))),
         ([entry(1, "scheduled", "nccl:send 0->1", is_p2p=True)], ()),
-        ([entry(1, "scheduled", "gloo:all_reduce", retired=True)], (Group("0", 1),)),
-        ([entry(1, "started", retired=True)], (Group("0", 1, 1, REDUCE, True),)),  # NCCL retires what has timed out
+        ([entry(1, "scheduled", "gloo:all_reduce", retired=True)], (CollectiveGroup("0", 1),)),
+        (
+            [entry(1, "started", retired=True)],
+            (CollectiveGroup("0", 1, 1, REDUCE, True),),
+        ),  # NCCL retires what has timed out
     ],
 )
-def test_what_is_read_from_a_dump(entries: list[dict[str, Any]], groups: tuple[Group, ...]) -> None:
+def test_what_is_read_from_a_dump(entries: list[dict[str, Any]], groups: tuple[CollectiveGroup, ...]) -> None:
     recorder = parse(3, dump(*entries))
     assert recorder == Recorder(3, groups)
     assert from_json(to_json(recorder)) == recorder
@@ -99,12 +102,12 @@ def test_torchs_own_dump_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (group.enqueued - earlier, group.pending) == (2, None)
 
 
-def at(rank: int, *groups: Group) -> Recorder:
+def at(rank: int, *groups: CollectiveGroup) -> Recorder:
     return Recorder(rank, groups)
 
 
-def waits(number: int, name: str = "0", operation: str = REDUCE, *, started: bool = True) -> Group:
-    return Group(name, number, number, operation, started)
+def waits(number: int, name: str = "0", operation: str = REDUCE, *, started: bool = True) -> CollectiveGroup:
+    return CollectiveGroup(name, number, number, operation, started)
 
 
 def blocked(sign: CollectiveSign, **fields: Any) -> BlockedCollective:
@@ -116,14 +119,14 @@ def blocked(sign: CollectiveSign, **fields: Any) -> BlockedCollective:
     [
         ([], [], None),
         ([at(0), at(1)], [], None),
-        ([at(0, Group("0", 4)), at(1, Group("0", 4))], [], None),  # all ended: it is something else
+        ([at(0, CollectiveGroup("0", 4)), at(1, CollectiveGroup("0", 4))], [], None),  # all ended: it is something else
         # not called
         (
-            [at(0, waits(5)), at(1, Group("0", 4)), at(2, waits(5))],
+            [at(0, waits(5)), at(1, CollectiveGroup("0", 4)), at(2, waits(5))],
             [1], blocked(CollectiveSign.NOT_CALLED, waiting="0,2"),
         ),
         (
-            [at(0, waits(5)), at(1, Group("0", 3)), at(2, Group("0", 4))],
+            [at(0, waits(5)), at(1, CollectiveGroup("0", 3)), at(2, CollectiveGroup("0", 4))],
             [1, 2], blocked(CollectiveSign.NOT_CALLED, waiting="0"),
         ),
         # another operation
@@ -133,9 +136,12 @@ def blocked(sign: CollectiveSign, **fields: Any) -> BlockedCollective:
         ),
         ([at(0, waits(5)), at(1, waits(5, operation=GATHER))], [], None),
         # not ended
-        ([at(0, Group("0", 5)), at(1, waits(5)), at(2, Group("0", 5))], [1], blocked(CollectiveSign.NOT_FINISHED)),
         (
-            [at(0, waits(6)), at(1, Group("0", 6, 5, REDUCE, True)), at(2, waits(6))],
+            [at(0, CollectiveGroup("0", 5)), at(1, waits(5)), at(2, CollectiveGroup("0", 5))], [1],
+            blocked(CollectiveSign.NOT_FINISHED),
+        ),
+        (
+            [at(0, waits(6)), at(1, CollectiveGroup("0", 6, 5, REDUCE, True)), at(2, waits(6))],
             [1], blocked(CollectiveSign.NOT_FINISHED),
         ),
         # not begun: a kernel before it does not end
@@ -147,12 +153,12 @@ def blocked(sign: CollectiveSign, **fields: Any) -> BlockedCollective:
         ([at(0, waits(5, started=False)), at(1, waits(5, started=False))], [], None),
         # a rank that waits for another one in one group is not to blame in the next
         (
-            [at(0, waits(5)), at(1, Group("0", 4), waits(2, "tp")), at(2, Group("tp", 1))],
+            [at(0, waits(5)), at(1, CollectiveGroup("0", 4), waits(2, "tp")), at(2, CollectiveGroup("tp", 1))],
             [2], blocked(CollectiveSign.NOT_CALLED, number=2, group="tp", waiting="1"),
         ),
         # two that wait for each other
         (
-            [at(0, waits(5, "a"), Group("b", 4)), at(1, Group("a", 4), waits(5, "b"))],
+            [at(0, waits(5, "a"), CollectiveGroup("b", 4)), at(1, CollectiveGroup("a", 4), waits(5, "b"))],
             [0, 1], None,
         ),
     ],
@@ -163,7 +169,7 @@ def test_who_is_blamed(recorders: list[Recorder], guilty: list[int], blocked: Bl
     assert blocked is None or all(suspect.collective == blocked for suspect in found), found
 
 
-class Counted(tuple[Group, ...]):
+class Counted(tuple[CollectiveGroup, ...]):
     """The groups of a rank; counts how often they are gone through."""
 
     times = 0
@@ -176,14 +182,16 @@ class Counted(tuple[Group, ...]):
 def test_recorders_are_gone_through_once_however_many_groups_there_are() -> None:
     size = 1000
     recorders = [Recorder(rank, Counted((waits(5, f"pair {rank // 2}"), waits(7)))) for rank in range(size - 1)]
-    last = Recorder(size - 1, Counted((Group(f"pair {size // 2 - 1}", 4), Group("0", 6))))
+    last = Recorder(size - 1, Counted((CollectiveGroup(f"pair {size // 2 - 1}", 4), CollectiveGroup("0", 6))))
     Counted.times = 0
     assert [each.rank for each in blame_by_collectives([*recorders, last])] == [size - 1]
     assert Counted.times == size
 
 
 def test_ranks_that_wait_for_each_other_block_different_collectives() -> None:
-    found = blame_by_collectives([at(0, waits(5, "a"), Group("b", 4)), at(1, Group("a", 4), waits(5, "b"))])
+    found = blame_by_collectives(
+        [at(0, waits(5, "a"), CollectiveGroup("b", 4)), at(1, CollectiveGroup("a", 4), waits(5, "b"))]
+    )
     assert [(each.rank, each.collective.group, each.collective.waiting) for each in found] == [
         (0, "b", "1"),
         (1, "a", "0"),
@@ -234,7 +242,7 @@ def test_ranks_are_asked_and_those_that_do_not_answer_are_not_waited_for_for_eve
     rank.file.write_bytes(dump(entry(9)))  # of an earlier time
     os.mkfifo(tmp_path / "ask-6.pipe")  # nobody reads it: the rank has ended
     found = recorders.take([4, 5, 6], timeout=60)
-    assert from_json(found[0]) == Recorder(4, (Group("0", 1, 1, REDUCE, True),))
+    assert from_json(found[0]) == Recorder(4, (CollectiveGroup("0", 1, 1, REDUCE, True),))
     assert found[1:] == ["", ""]
     rank.join()
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from launcher import errors
 from launcher.schedulers import topology
 from launcher.worker import process_group
-from launcher.worker.process_group import Facts, RanksDiffer, compare, facts_of, gpu_identity
+from launcher.worker.process_group import RankFacts, RanksDiffer, compare, facts_of, gpu_identity
 
 
-def rank(number: int, **changes: Any) -> Facts:
+def rank(number: int, **changes: Any) -> RankFacts:
     """A rank on a node of two, with a GPU of its own."""
-    facts = Facts(number, f"node{number // 2}", "cuda", f"GPU-{number}", "nccl", "2.13.0", "abc", "2.27.3")
+    facts = RankFacts(number, f"node{number // 2}", "cuda", f"GPU-{number}", "nccl", "2.13.0", "abc", "2.27.3")
     return replace(facts, **changes)
 
 
@@ -63,7 +63,7 @@ def rank(number: int, **changes: Any) -> Facts:
         ),
     ],
 )
-def test_what_is_refused(facts: list[Facts], texts: list[str]) -> None:
+def test_what_is_refused(facts: list[RankFacts], texts: list[str]) -> None:
     found = [refusal.text for refusal in compare(facts)]
     assert len(found) == len(texts)
     assert all(text in full for text, full in zip(texts, found, strict=True)), found
@@ -86,7 +86,7 @@ def test_what_tells_gpus_apart(properties: dict[str, Any], index: int, mask: str
 
 def test_the_facts_of_a_rank_on_the_cpu() -> None:
     facts = facts_of(3, "node1", torch.device("cpu"), "gloo", {})
-    assert facts == Facts(3, "node1", "cpu", "", "gloo", torch.__version__, torch.version.git_version, "")
+    assert facts == RankFacts(3, "node1", "cpu", "", "gloo", torch.__version__, torch.version.git_version, "")
 
 
 class CountingStore(dist.Store):
@@ -119,11 +119,11 @@ class CountingStore(dist.Store):
         self.store.wait(*arguments)
 
 
-def joined(facts: list[Facts], store: dist.Store) -> list[Exception | None]:
+def joined(facts: list[RankFacts], store: dist.Store) -> list[Exception | None]:
     """What joining raised on each rank, all of them at once."""
     outcome: list[Exception | None] = [None] * len(facts)
 
-    def join(each: Facts) -> None:
+    def join(each: RankFacts) -> None:
         environ = {
             "RANK": str(each.rank), "WORLD_SIZE": str(len(facts)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "node0", "MASTER_PORT": "1",

@@ -65,7 +65,7 @@ def test_the_stop_group_has_the_timeout_of_the_run(
 ) -> None:
     made: list[object] = []
     monkeypatch.setattr(stop.dist, "new_group", lambda **options: made.append(options))
-    stop.Stop(env_of(2, (0, 0), 2), Settings(timeout=timeout))
+    stop.StopFlag(env_of(2, (0, 0), 2), Settings(timeout=timeout))
     assert made == [{"backend": "gloo", "timeout": made_with}]
 
 

@@ -16,7 +16,7 @@ from launcher.failures import symptoms
 from launcher.worker import rank_report, script
 from launcher.worker.rank_report import (
     LONGEST_LINE,
-    Report,
+    RankReport,
     WorkerError,
     last_words,
     read_last_words,
@@ -69,7 +69,7 @@ def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
 )  # fmt: skip
 def test_what_is_no_report_is_none(report: int, data: bytes) -> None:
     os.pwrite(report, data, 0)
-    assert read_report(report) == Report()
+    assert read_report(report) == RankReport()
 
 
 def test_an_error_with_parts_missing_is_still_an_error(report: int) -> None:
@@ -86,7 +86,7 @@ def test_metrics_are_told_in_jsons_types(report: int) -> None:
 def test_a_rank_that_returns_much_has_done_its_work(report: int) -> None:
     numbers = [0.1 + index for index in range(100_000)]
     assert run_and_report(lambda: {"numbers": numbers}, report) == 0
-    assert read_report(report) == Report(returned={"numbers": numbers})
+    assert read_report(report) == RankReport(returned={"numbers": numbers})
 
 
 def test_a_rank_that_returns_more_than_a_result_holds_has_done_its_work(
@@ -94,7 +94,7 @@ def test_a_rank_that_returns_more_than_a_result_holds_has_done_its_work(
 ) -> None:
     monkeypatch.setattr(bounds, "RESULT_BYTES", 1 << 12)
     assert run_and_report(lambda: {"weights": "x" * (1 << 12), "loss": 1}, report) == 0
-    assert read_report(report) == Report(returned={"loss": 1})
+    assert read_report(report) == RankReport(returned={"loss": 1})
 
 
 def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch
 def test_one_rank_of_a_node_reports_metrics(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert run_and_report(lambda: {"loss": 1}, report) == 0
-    assert read_report(report) == Report(returned={})
+    assert read_report(report) == RankReport(returned={})
 
 
 def test_a_process_that_a_rank_forks_reports_nothing_for_it(report: int, capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_a_process_that_a_rank_forks_reports_nothing_for_it(report: int, capfd: 
         if (pid := os.fork()) == 0:
             raise ValueError("of the child")  # which comes back to where the rank itself was started
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return {"child": code, "silent": read_report(report) == Report()}
+        return {"child": code, "silent": read_report(report) == RankReport()}
 
     me = os.getpid()
     code = run_and_report(forks, report)

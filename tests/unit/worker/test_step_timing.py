@@ -10,7 +10,7 @@ from torch import nn
 
 from launcher.worker import heartbeat, step_timing
 from launcher.worker.heartbeat import Pulse
-from launcher.worker.step_timing import Pace
+from launcher.worker.step_timing import StepTimer
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> Pulse:
     return Pulse(1)
 
 
-def do(steps: str, own: Pace[float], clock: Clock) -> None:
+def do(steps: str, own: StepTimer[float], clock: Clock) -> None:
     """`b`egin, 1 to 9 seconds pass, `c`omputed, `w`aited."""
     for letter in steps:
         if letter.isdecimal():
@@ -60,7 +60,7 @@ def do(steps: str, own: Pace[float], clock: Clock) -> None:
 )
 def test_waiting_does_not_count(signs: Pulse, steps: str, seconds: float, count: int) -> None:
     clock = Clock()
-    do(steps, Pace(CPU, signs.slot(0), clock), clock)
+    do(steps, StepTimer(CPU, signs.slot(0), clock), clock)
     assert signs.paces()[0][1] == count
     if count < 2:
         assert signs.paces()[0][0] == seconds
@@ -68,7 +68,7 @@ def test_waiting_does_not_count(signs: Pulse, steps: str, seconds: float, count:
 
 def test_the_median_of_the_steps_since_the_last_word_is_told(signs: Pulse, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    own = Pace(CPU, signs.slot(0), clock)
+    own = StepTimer(CPU, signs.slot(0), clock)
     do("b9cb", own, clock)
     monkeypatch.setattr(step_timing, "INTERVAL", 3600.0)
     own._next_report = time.monotonic() + 3600
@@ -81,7 +81,7 @@ def test_the_median_of_the_steps_since_the_last_word_is_told(signs: Pulse, monke
 
 def test_nobody_waits_for_a_device(signs: Pulse) -> None:
     clock = Clock()
-    own = Pace(CPU, signs.slot(0), clock)
+    own = StepTimer(CPU, signs.slot(0), clock)
     clock.there = -1.0
     do("b2cb4cb", own, clock)
     assert signs.paces() == [(0.0, 0)]
@@ -96,14 +96,14 @@ def test_nobody_waits_for_a_device(signs: Pulse) -> None:
 def test_a_device_that_never_comes_costs_no_memory(signs: Pulse) -> None:
     clock = Clock()
     clock.there = -1.0
-    own = Pace(CPU, signs.slot(0), clock)
+    own = StepTimer(CPU, signs.slot(0), clock)
     do("b" + "1cb" * 1000, own, clock)
     assert len(own._owed) == step_timing.BEHIND
 
 
 def test_unequal_numbers_of_parts_are_divided_by(signs: Pulse) -> None:
     clock = Clock()
-    own = Pace(CPU, signs.slot(0), clock)
+    own = StepTimer(CPU, signs.slot(0), clock)
     own.units = 4
     do("b8cb", own, clock)
     assert signs.paces() == [(2.0, 1)]
@@ -112,7 +112,7 @@ def test_unequal_numbers_of_parts_are_divided_by(signs: Pulse) -> None:
 def test_without_an_agent_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_mine", None)
     model, clock = nn.Linear(2, 2), Clock()
-    own = Pace(CPU, None, clock)
+    own = StepTimer(CPU, None, clock)
     own.watch_gradients(model)
     do("b1cb", own, clock)
     assert own._mark is None

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from launcher.worker import heartbeat, stop
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.settings import Settings
-from launcher.worker.stop import CONTINUE, Stop, Verdict, interval
+from launcher.worker.stop import CONTINUE, StopFlag, StopVerdict, interval
 from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
 from tests.unit.clock import Clock
 from tests.unit.plans import run_settings
@@ -47,22 +47,22 @@ def test_agreements_are_as_rare_as_they_may_be(step_time: float, steps: int) -> 
     ],
 )
 def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> None:
-    flag = Stop(env_of(), Settings())
+    flag = StopFlag(env_of(), Settings())
     assert flag.boundary(1) == CONTINUE
     for number in numbers:
         os.kill(os.getpid(), number)
-    assert flag.boundary(2) == Verdict(words)
-    assert flag.boundary(3) == Verdict(words)
+    assert flag.boundary(2) == StopVerdict(words)
+    assert flag.boundary(3) == StopVerdict(words)
 
 
 def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, stop)
-    flag = Stop(env_of(), run_settings(deadline=clock.now + 100, lead=10))
+    flag = StopFlag(env_of(), run_settings(deadline=clock.now + 100, lead=10))
     clock.now += 85
     assert flag.boundary(1) == CONTINUE
     flag.save_took(20)
     flag.save_took(1)
-    assert flag.boundary(2) == Verdict("its time is nearly up")  # 2 x 20 s + 5 s
+    assert flag.boundary(2) == StopVerdict("its time is nearly up")  # 2 x 20 s + 5 s
     clock.now -= 30.5
     assert flag.boundary(3) == CONTINUE
 
@@ -71,7 +71,7 @@ def test_saves_that_are_too_long_for_the_attempt_are_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch, stop)
-    flag = Stop(env_of(), run_settings(deadline=clock.now + 60, lead=10))
+    flag = StopFlag(env_of(), run_settings(deadline=clock.now + 60, lead=10))
     flag.save_took(40)
     flag.save_took(41)
     assert capsys.readouterr().out.splitlines() == [
@@ -85,28 +85,28 @@ def test_saves_that_are_too_long_for_the_attempt_are_told_once(
 
 def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, stop)
-    flag = Stop(env_of(), run_settings(deadline=clock.now + 100, lead=10))
+    flag = StopFlag(env_of(), run_settings(deadline=clock.now + 100, lead=10))
     monkeypatch.setattr(stop.time, "time", lambda: 5e9)
     assert flag.boundary(1) == CONTINUE
 
 
 def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "FILES_INTERVAL", 0.0)
-    flag = Stop(env_of(), Settings(run_dir=tmp_path))
-    assert flag.boundary(1, save_due=True) == Verdict(save=True)
+    flag = StopFlag(env_of(), Settings(run_dir=tmp_path))
+    assert flag.boundary(1, save_due=True) == StopVerdict(save=True)
     (tmp_path / "save").touch()
-    assert flag.boundary(2) == Verdict(save=True)
+    assert flag.boundary(2) == StopVerdict(save=True)
     assert not (tmp_path / "save").exists()
     assert flag.boundary(3) == CONTINUE
     (tmp_path / "stop").touch()
-    assert flag.boundary(4) == Verdict("its stop file")
+    assert flag.boundary(4) == StopVerdict("its stop file")
     assert (tmp_path / "stop").exists()  # the job script must know as well
 
 
 def test_the_agent_hears_that_the_rank_listens_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Pulse(2)
     monkeypatch.setattr(heartbeat, "_mine", shared.slot(1))
-    flag = Stop(env_of(), Settings())
+    flag = StopFlag(env_of(), Settings())
     flag.boundary(7)
     idle, mine = shared.signs()
     assert (idle.listens, idle.step, idle.beats) == (False, -1, 0)
@@ -125,12 +125,12 @@ def with_agent(monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> Pulse:
 
 def test_with_an_agent_no_group_is_made_and_the_agent_sees_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = with_agent(monkeypatch)
-    flag = Stop(env_of(2, (0, 0), 2), Settings())  # a group could not be made here
+    flag = StopFlag(env_of(2, (0, 0), 2), Settings())  # a group could not be made here
     assert flag.boundary(1, save_due=True) == CONTINUE
     os.kill(os.getpid(), signal.SIGTERM)  # seen in the middle of a step
     assert shared.stops()[0] == RankState(1, cause=Cause.TERM, save=True)
     shared.show(Proposal(1, 2, Want(Cause.TERM, 1, save=True)), 1)
-    assert flag.boundary(2) == Verdict("asked to stop (rank 1 on here)", save=True)
+    assert flag.boundary(2) == StopVerdict("asked to stop (rank 1 on here)", save=True)
     assert replace(shared.stops()[0], step_time=0.0) == RankState(2, acted=1)
     os.kill(os.getpid(), signal.SIGTERM)  # while it saves
     assert shared.stops()[0].cause is Cause.NONE
@@ -138,18 +138,18 @@ def test_with_an_agent_no_group_is_made_and_the_agent_sees_what_is_wanted(monkey
 
 def test_boundaries_are_counted_on_by_the_next_training_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = with_agent(monkeypatch)
-    first = Stop(env_of(2, (0, 0), 2), Settings())
+    first = StopFlag(env_of(2, (0, 0), 2), Settings())
     first.boundary(1)
     first.close()
     assert shared.stops()[0] == RankState(1, closed=True)
-    second = Stop(env_of(2, (0, 0), 2), Settings())
+    second = StopFlag(env_of(2, (0, 0), 2), Settings())
     second.boundary(1)
     assert shared.stops()[0] == RankState(2)
 
 
 def test_a_forked_process_of_a_rank_wants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = with_agent(monkeypatch)
-    flag = Stop(env_of(2, (0, 0), 2), Settings())
+    flag = StopFlag(env_of(2, (0, 0), 2), Settings())
     if (pid := os.fork()) == 0:
         flag._on_signal(signal.SIGTERM, None)
         os._exit(0)
@@ -161,14 +161,14 @@ def test_a_group_of_some_ranks_agrees_without_the_agents(monkeypatch: pytest.Mon
     groups = []
     monkeypatch.setattr(dist, "new_group", lambda backend, timeout: groups.append(backend))
     with_agent(monkeypatch, world_size=4)
-    Stop(env_of(2, (0, 0), 2), Settings())
+    StopFlag(env_of(2, (0, 0), 2), Settings())
     assert groups == ["gloo"]
 
 
 def test_a_deadline_is_told_a_step_ahead_where_agents_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, stop)
     shared = with_agent(monkeypatch)
-    flag = Stop(env_of(2, (0, 0), 2), run_settings(deadline=clock.now + 100, lead=10))
+    flag = StopFlag(env_of(2, (0, 0), 2), run_settings(deadline=clock.now + 100, lead=10))
     flag._step_time = 20.0
     clock.now += 69
     flag.boundary(1)
@@ -180,6 +180,6 @@ def test_a_deadline_is_told_a_step_ahead_where_agents_agree(monkeypatch: pytest.
 
 
 def test_of_several_causes_one_is_told_by_all() -> None:
-    flag = Stop(env_of(), Settings(deadline=0.0))
+    flag = StopFlag(env_of(), Settings(deadline=0.0))
     os.kill(os.getpid(), signal.SIGTERM)
-    assert flag.boundary(1) == Verdict("asked to stop (rank 0 on here)")
+    assert flag.boundary(1) == StopVerdict("asked to stop (rank 0 on here)")

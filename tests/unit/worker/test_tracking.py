@@ -17,7 +17,7 @@ from launcher.runs.directory import Run
 from launcher.spec import build as tracking_keys
 from launcher.worker import tracking
 from launcher.worker.trackers import keep, kept
-from launcher.worker.tracking import About, Entry, Reporter, Tracking, flat_config, numbers_in
+from launcher.worker.tracking import About, Reporter, TrackerEntry, TrackerQueues, flat_config, numbers_in
 from tests.launch import until
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
 
@@ -26,14 +26,14 @@ class Fake:
     """A tracker that keeps what it gets, fails as often as it is told to, and waits while it is told to."""
 
     def __init__(self, fails: int = 0, *, held: bool = False) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TrackerEntry] = []
         self.done: bool | None = None
         self._fails, self._free = fails, threading.Event()
         self.reached = threading.Event()
         if not held:
             self._free.set()
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
         self.reached.set()
         self._free.wait(30)
         if self._fails:
@@ -48,8 +48,8 @@ class Fake:
         self._free.set()
 
 
-def tracked(**fakes: Fake) -> Tracking:
-    return Tracking({name: (lambda fake=fake: fake) for name, fake in fakes.items()})  # type: ignore[misc]
+def tracked(**fakes: Fake) -> TrackerQueues:
+    return TrackerQueues({name: (lambda fake=fake: fake) for name, fake in fakes.items()})  # type: ignore[misc]
 
 
 # -- what is asked for
@@ -148,7 +148,7 @@ def test_a_tracker_that_keeps_failing_is_given_up(capfd: pytest.CaptureFixture[s
     ]
 
 
-def _settle(both: Tracking) -> None:
+def _settle(both: TrackerQueues) -> None:
     """Waits until all that was logged has been handed on, or given up."""
     give_up = time.monotonic() + 30
     for feed in both._feeds:
@@ -190,7 +190,7 @@ def test_a_missing_package_is_told_once_in_the_job(capfd: pytest.CaptureFixture[
     def missing() -> Fake:
         raise ModuleNotFoundError("No module named 'mlflow'")
 
-    lost = Tracking({"mlflow": missing})
+    lost = TrackerQueues({"mlflow": missing})
     for step in range(3):
         lost.log("train", {"loss": step}, step)
     lost.close()
@@ -214,7 +214,7 @@ def test_one_that_writes_to_files_is_waited_for(monkeypatch: pytest.MonkeyPatch)
         both._feeds[0].ends.wait(30)  # its start lasts until the end of the work
         return fake
 
-    both = Tracking({"wandb": slow}, local=["wandb"])
+    both = TrackerQueues({"wandb": slow}, local=["wandb"])
     both.log("train", {"loss": 1}, 1)
     both.finished()
     both.close()
@@ -227,7 +227,7 @@ def test_what_does_not_arrive_is_kept_and_sent_by_the_next_attempt(
     monkeypatch.setattr(tracking, "CLOSE_TIMEOUT", 0.0)
     monkeypatch.setattr(tracking, "QUEUE", 3)
     hangs, fake, path = Fake(held=True), Fake(), tracking.unsent(tmp_path, "mlflow")
-    first = Tracking({"mlflow": lambda: hangs}, tmp_path)
+    first = TrackerQueues({"mlflow": lambda: hangs}, tmp_path)
     first.log("train", {"loss": 0.0}, 0)
     assert hangs.reached.wait(30)
     for step in range(1, 8):
@@ -235,7 +235,7 @@ def test_what_does_not_arrive_is_kept_and_sent_by_the_next_attempt(
     first.close()
     assert "8 entries did not reach mlflow, and are kept" in capfd.readouterr().err
     assert path.stat().st_mode & 0o777 == 0o600
-    second = Tracking({"mlflow": lambda: fake}, tmp_path)  # which goes on after step 5
+    second = TrackerQueues({"mlflow": lambda: fake}, tmp_path)  # which goes on after step 5
     second.log("train", {"loss": 6.5}, 6)
     _settle(second)
     second.close()
@@ -245,7 +245,7 @@ def test_what_does_not_arrive_is_kept_and_sent_by_the_next_attempt(
 
 
 def test_what_one_that_is_given_up_does_not_get_is_kept(tmp_path: Path) -> None:
-    both = Tracking({"mlflow": lambda: Fake(fails=1000)}, tmp_path)
+    both = TrackerQueues({"mlflow": lambda: Fake(fails=1000)}, tmp_path)
     for step in range(10):
         both.log("train", {"loss": step}, step)
         _settle(both)
@@ -254,9 +254,9 @@ def test_what_one_that_is_given_up_does_not_get_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_bounded_and_read_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry, path = Entry(1, 1000.0, {"train/loss": 0.5}), tmp_path / "unsent"
+    entry, path = TrackerEntry(1, 1000.0, {"train/loss": 0.5}), tmp_path / "unsent"
     monkeypatch.setattr(bounds, "UNSENT_BYTES", 1000)
-    keep(path, [entry, Entry(2, 1001.0, {"train/loss": 0.5})])
+    keep(path, [entry, TrackerEntry(2, 1001.0, {"train/loss": 0.5})])
     with pytest.raises(ValueError, match="MiB"):
         keep(path, [entry] * 100)
     keep(path, [entry])  # once more: it was kept before the end, and again when the tracker was given up
@@ -271,7 +271,7 @@ def test_what_is_kept_is_sent_by_a_command(
 ) -> None:
     fake, path = Fake(), tracking.unsent(run.path, "mlflow")
     monkeypatch.setattr(tracking, "_KNOWN", {"mlflow": lambda about: fake})
-    keep(path, [Entry(2, 1001.0, {"eval/loss": 0.5}), Entry(1, 1000.0, {"train/loss": 0.5})])
+    keep(path, [TrackerEntry(2, 1001.0, {"eval/loss": 0.5}), TrackerEntry(1, 1000.0, {"train/loss": 0.5})])
     fake._fails = 1
     assert tracking.send_unsent(run.path) == 1 and path.exists()
     assert tracking.send_unsent(run.path) == 0 and not path.exists()
@@ -348,7 +348,7 @@ def two_attempts(make: Callable[[About], tracking.Tracker], run: Run) -> None:
     for attempt, steps, done in ((0, range(1, 6), False), (1, range(3, 7), True)):
         tracker = make(about(run, attempt))
         for step in steps:
-            tracker.log([Entry(step, 1000.0 + 10 * attempt + step, {"train/loss": step + attempt / 10})])
+            tracker.log([TrackerEntry(step, 1000.0 + 10 * attempt + step, {"train/loss": step + attempt / 10})])
         tracker.close(done)
 
 
@@ -377,7 +377,7 @@ def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(
     for attempt, entries in enumerate(attempts):
         tracker = TensorBoard(about(run, attempt))
         for step, name in entries:
-            tracker.log([Entry(step, 1000.0 + step, {name: float(step)})])
+            tracker.log([TrackerEntry(step, 1000.0 + step, {name: float(step)})])
         tracker.close(attempt == 1)
     shown = EventAccumulator(str(run.path / "tensorboard"))
     shown.Reload()
@@ -407,5 +407,5 @@ def test_a_run_that_mlflow_has_lost_is_made_again(run: Run) -> None:
 
     (run.path / MLFLOW_RUN).write_text("http://another.server.example 1234\n")
     tracker = MLflow(about(run, 0))
-    tracker.log([Entry(1, 1000.0, {"train/loss": 1.0})])
+    tracker.log([TrackerEntry(1, 1000.0, {"train/loss": 1.0})])
     assert (run.path / MLFLOW_RUN).read_text().startswith("file:///")

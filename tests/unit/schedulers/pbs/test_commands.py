@@ -23,7 +23,7 @@ from launcher.schedulers.pbs.client import (
     LETTERS,
     NEWEST,
     PBS,
-    Queue,
+    PBSQueue,
     array_of,
     parse_counts,
     parse_jobs,
@@ -32,7 +32,7 @@ from launcher.schedulers.pbs.client import (
     section,
     short,
 )
-from launcher.schedulers.run_command import NoAnswer, Refused
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused
 from tests.unit.plans import bare_plan
 
 # -- ids
@@ -650,7 +650,7 @@ usage: qsub [-a date_time] [-A account_string] [-c interval]
 def test_a_refusal_has_the_words_of_qsub_and_where_to_look(commands: Path, code: int, said: str, words: str) -> None:
     (commands / "said").write_text(said)
     put(commands, "qsub", f"/bin/cat {commands}/said >&2; exit {code}")
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(SubmissionRefused) as refusal:
         PBS().submit(SCRIPT, {"PATH": str(commands)})
     assert str(refusal.value) == words
     assert refusal.value.definite == said.startswith("qsub: ")
@@ -678,7 +678,9 @@ def test_a_lost_answer_is_no_refusal(commands: Path, script: str, timeout: float
 
 
 def test_without_qsub_there_is_surely_no_job(commands: Path) -> None:
-    with pytest.raises(Refused, match="qsub is not on this machine's PATH: submit from a login node") as refusal:
+    with pytest.raises(
+        SubmissionRefused, match="qsub is not on this machine's PATH: submit from a login node"
+    ) as refusal:
         PBS().submit(SCRIPT, {"PATH": str(commands)})
     assert refusal.value.definite
 
@@ -982,7 +984,7 @@ def test_an_unauthorized_request_names_queues_only_where_a_queue_is_restricted(
             QUEUES.replace('"route_dest', '"acl_user_enable":"True",\n            "route_dest')
         )
     put(site, "qsub", "echo 'qsub: Unauthorized Request ' >&2; exit 159")
-    with pytest.raises(Refused, match=re.escape(words) + "$"):
+    with pytest.raises(SubmissionRefused, match=re.escape(words) + "$"):
         PBS().submit(SCRIPT, {"PATH": str(site)})
 
 
@@ -998,8 +1000,8 @@ def test_totals_do_not_say_on_how_many_nodes(
 
 def test_queues_are_read(site: Path) -> None:
     assert PBS().queues() == [
-        Queue("workq", True, accepts=True, routes=False, **NO_LIMITS),
-        Queue(
+        PBSQueue("workq", True, accepts=True, routes=False, **NO_LIMITS),
+        PBSQueue(
             "debug",
             False,
             accepts=True,
@@ -1011,8 +1013,8 @@ def test_queues_are_read(site: Path) -> None:
             mem=10 * 1024**3,
             started=False,
         ),
-        Queue("inf", False, accepts=True, routes=True, **NO_LIMITS, destinations=("debug", "workq")),
-        Queue("closed", False, accepts=False, routes=False, **{**NO_LIMITS, "time": 600}),
+        PBSQueue("inf", False, accepts=True, routes=True, **NO_LIMITS, destinations=("debug", "workq")),
+        PBSQueue("closed", False, accepts=False, routes=False, **{**NO_LIMITS, "time": 600}),
     ]
 
 

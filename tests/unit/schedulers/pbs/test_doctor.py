@@ -8,9 +8,9 @@ import pytest
 
 from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
-from launcher.schedulers.detect import Kind, Qsub
+from launcher.schedulers.detect import Qsub, QsubKind
 from launcher.schedulers.pbs import limits, scheduler
-from launcher.schedulers.pbs.client import Queue
+from launcher.schedulers.pbs.client import PBSQueue
 from launcher.schedulers.pbs.scheduler import PBSScheduler
 from tests.unit.plans import make_cluster
 
@@ -20,10 +20,10 @@ OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 @pytest.mark.parametrize(
     ("qsub", "found"),
     [
-        (Qsub(Kind.NONE), ""),
-        (Qsub(Kind.PBS, "/opt/pbs/bin/qsub", "23.06", "pbs_version = 23.06"),
+        (Qsub(QsubKind.NONE), ""),
+        (Qsub(QsubKind.PBS, "/opt/pbs/bin/qsub", "23.06", "pbs_version = 23.06"),
          "PBS 23.06 (/opt/pbs/bin/qsub --version says pbs_version = 23.06)"),
-        (Qsub(Kind.SLURM, "/usr/bin/qsub", evidence="a script that calls Slurm"),
+        (Qsub(QsubKind.SLURM, "/usr/bin/qsub", evidence="a script that calls Slurm"),
          "a qsub that is not PBS's: /usr/bin/qsub, Slurm's wrapper around sbatch (a script that calls Slurm)"),
     ],
 )  # fmt: skip
@@ -31,10 +31,10 @@ def test_whose_qsub_is_found_is_told(monkeypatch: pytest.MonkeyPatch, qsub: Qsub
     monkeypatch.setattr(scheduler, "detect", lambda: qsub)
     monkeypatch.setattr(scheduler, "detect", lambda: qsub)
     assert PBSScheduler().found() == found
-    assert bool(PBSScheduler().problem()) is (qsub.kind is not Kind.PBS)
+    assert bool(PBSScheduler().problem()) is (qsub.kind is not QsubKind.PBS)
 
 
-WORKQ = Queue("workq", True, True, False, 86400, 8, None, None, 64 * 2**30)
+WORKQ = PBSQueue("workq", True, True, False, 86400, 8, None, None, 64 * 2**30)
 SITE = make_cluster("pbs", name="site")
 
 
@@ -72,7 +72,7 @@ SITE = make_cluster("pbs", name="site")
     ],
 )
 def test_queues_are_listed_and_the_profile_is_compared(
-    cluster: Cluster, queues: list[Queue], level: list[Level], words: str
+    cluster: Cluster, queues: list[PBSQueue], level: list[Level], words: str
 ) -> None:
     found = list(limits.compared(cluster, queues))
     lines = limits.lines(queues, limits.wanted(cluster, queues))

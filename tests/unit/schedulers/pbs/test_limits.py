@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.capacity import hosts_of, parse_nodes
-from launcher.schedulers.pbs.client import Queue
+from launcher.schedulers.pbs.client import PBSQueue
 from launcher.schedulers.pbs.limits import check_nodes, check_queue
 from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import plan_of
@@ -16,9 +16,9 @@ from tests.unit.plans import plan_of
 GIB = 1024**3
 
 
-def queue(name: str, *, default: bool = False, accepts: bool = True, routes: bool = False, **limits: Any) -> Queue:
+def queue(name: str, *, default: bool = False, accepts: bool = True, routes: bool = False, **limits: Any) -> PBSQueue:
     none = dict.fromkeys(("time", "nodes", "cpus", "gpus", "mem"))
-    return Queue(name, default, accepts, routes, **{**none, **limits})
+    return PBSQueue(name, default, accepts, routes, **{**none, **limits})
 
 
 PBS_SITE = [
@@ -31,7 +31,7 @@ PBS_SITE = [
 NO_DEFAULT_QUEUE = PBS_SITE[1:]
 
 
-def check_pbs(name: str | None, keys: dict[str, Any], queues: list[Queue]) -> None:
+def check_pbs(name: str | None, keys: dict[str, Any], queues: list[PBSQueue]) -> None:
     check_queue(plan_of(cluster={"scheduler": "pbs", "queue": name}, **keys), queues)
 
 
@@ -129,7 +129,7 @@ def test_nodes_are_those_of_the_queue_that_the_job_stays_in(name: str | None, st
 
 
 @pytest.mark.parametrize("queues", [[], NO_DEFAULT_QUEUE])
-def test_a_server_without_a_default_queue_has_rules_of_its_own(queues: list[Queue]) -> None:
+def test_a_server_without_a_default_queue_has_rules_of_its_own(queues: list[PBSQueue]) -> None:
     check_pbs(None, {"nodes": 999, "time": "99d"}, queues)
 
 

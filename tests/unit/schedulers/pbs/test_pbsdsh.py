@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.diagnose.verdict import Evidence, classify
 from launcher.errors import ConfigError
 from launcher.failures.codes import FaultCode
-from launcher.failures.symptoms import Kind
+from launcher.failures.symptoms import EndKind
 from launcher.files.shared_files import IN_A_JOB
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
@@ -250,14 +250,14 @@ def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_faile
 @pytest.mark.parametrize(
     ("pbsdsh", "kind", "code", "signal"),
     [
-        ("echo 1 >{0}/0.pid; echo 'pbsdsh: task 0x00000000 exit status 265' >&2", Kind.KILLED, FaultCode.SIGNALLED,
+        ("echo 1 >{0}/0.pid; echo 'pbsdsh: task 0x00000000 exit status 265' >&2", EndKind.KILLED, FaultCode.SIGNALLED,
          "SIGKILL"),
-        ("echo 1 >{0}/0.pid", Kind.KILLED, FaultCode.SIGNALLED, None),
-        ("echo 'pbsdsh: error 17002 on spawn' >&2", Kind.NEVER_STARTED, FaultCode.TASK_NOT_STARTED, None),
+        ("echo 1 >{0}/0.pid", EndKind.KILLED, FaultCode.SIGNALLED, None),
+        ("echo 'pbsdsh: error 17002 on spawn' >&2", EndKind.NEVER_STARTED, FaultCode.TASK_NOT_STARTED, None),
     ],
 )  # fmt: skip
 def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pbsdsh: str, kind: Kind, code: FaultCode, signal: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pbsdsh: str, kind: EndKind, code: FaultCode, signal: str | None
 ) -> None:
     monkeypatch.setattr(pbs_task, "SETTLE_TIME", 0.0)
     attempt = Attempt(Run(tmp_path / "run"), 0)
@@ -273,9 +273,9 @@ def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
     assert (event.error or "").startswith("pbsdsh says ")
     assert classify(Evidence(RunState.FAILED, fault=event)).kind is kind
     lost = JobStatus(raw_state="NODE_FAIL")
-    assert classify(Evidence(RunState.FAILED, fault=event, job=lost)).kind is Kind.NODE_LOST
+    assert classify(Evidence(RunState.FAILED, fault=event, job=lost)).kind is EndKind.NODE_LOST
     memory = {"limit": 100, "largest": 99}
-    out_of_memory = classify(Evidence(RunState.FAILED, fault=event, memory=memory)).kind is Kind.OUT_OF_MEMORY
+    out_of_memory = classify(Evidence(RunState.FAILED, fault=event, memory=memory)).kind is EndKind.OUT_OF_MEMORY
     assert out_of_memory == (signal == "SIGKILL")
 
 

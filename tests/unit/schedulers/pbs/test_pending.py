@@ -11,7 +11,7 @@ import pytest
 
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import capacity, pending
-from launcher.schedulers.pbs.capacity import Node
+from launcher.schedulers.pbs.capacity import PBSNode
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.pending import in_words
 from launcher.schedulers.pbs.settings import GpuDirective
@@ -200,9 +200,9 @@ def test_the_estimate_of_a_site_that_makes_one_is_read(record: Mapping[str, Any]
     assert capacity.estimate(record) == starts
 
 
-def node(name: str, *, cpus: int = 8, gpus: int = 2, mem: int = 16, state: str = "free", **others: str) -> Node:
+def node(name: str, *, cpus: int = 8, gpus: int = 2, mem: int = 16, state: str = "free", **others: str) -> PBSNode:
     amounts = {"ncpus": cpus, "ngpus": gpus, "mem": mem * GIB}
-    return Node(name, state, amounts, amounts, others=others)
+    return PBSNode(name, state, amounts, amounts, others=others)
 
 
 def pbs_plan(**keys: Any) -> JobPlan:
@@ -235,7 +235,7 @@ def pbs_plan(**keys: Any) -> JobPlan:
     ],
 )  # fmt: skip
 def test_sizes_that_would_fit_now_are_offered_from_the_smallest_change_on(
-    keys: dict[str, Any], nodes: list[Node], offered: list[str]
+    keys: dict[str, Any], nodes: list[PBSNode], offered: list[str]
 ) -> None:
     found = capacity.options(pbs_plan(**keys), nodes, 100.0)
     assert found[0].overrides == ()
@@ -250,7 +250,7 @@ class Recorded(capacity.ResourceQueries):
         object.__setattr__(self.pbs, "record", lambda job_id: record)
         self._queue = queue
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[PBSNode]:
         return [node("a"), dataclasses.replace(node("b"), free=node("b", cpus=2).free)]
 
     def queue(self, name: str) -> capacity.QueueFacts | None:

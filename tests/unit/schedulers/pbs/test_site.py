@@ -10,7 +10,7 @@ import yaml
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs.client import PBS, Queue
+from launcher.schedulers.pbs.client import PBS, PBSQueue
 from launcher.schedulers.pbs.limits import PBSSite, survey
 from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import make_cluster
@@ -75,7 +75,7 @@ def test_the_default_queue_becomes_a_profile(recorded_pbs: PBSSite) -> None:
 
 
 def test_the_limits_of_a_queue_count_more_than_its_nodes(recorded_pbs: PBSSite) -> None:
-    queue = Queue("short", False, True, False, 360600, 1, 16, 0, None)
+    queue = PBSQueue("short", False, True, False, 360600, 1, 16, 0, None)
     text, values = written(replace(recorded_pbs, queues=(*recorded_pbs.queues, queue)), "short")
     assert (values["queue"], values["limits"]["nodes"], values["limits"]["time"]) == ("short", 1, "100:10:00")
     assert "resources_max.walltime" in text

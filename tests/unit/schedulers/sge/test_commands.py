@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers.base import AnswerLost, JobState, QueryError
-from launcher.schedulers.run_command import NoAnswer, Refused
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused
 from launcher.schedulers.sge import client
 from launcher.schedulers.sge.client import SGE
 
@@ -140,7 +140,7 @@ def test_a_job_is_there_whatever_else_qsub_says(says: Says, output: str, errors:
 )  # fmt: skip
 def test_a_refusal_is_told_in_grid_engines_words(says: Says, errors: str, words: str) -> None:
     says("qsub", "", errors, 1)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(SubmissionRefused) as caught:
         SGE().submit(os.devnull, os.environ)
     assert words in str(caught.value)
     assert caught.value.definite

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.run_command import Refused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.schedulers.slurm.capacity import ResourceQueries
 from launcher.schedulers.slurm.client import (
     STATES,
@@ -216,7 +216,7 @@ def test_a_slurm_that_does_not_answer_is_told_and_never_taken_for_an_empty_one(
 
 def test_no_sbatch_that_can_be_run_is_a_refusal(commands: Path) -> None:
     for _ in range(2):
-        with pytest.raises(Refused, match="sbatch is not on this machine's PATH"):
+        with pytest.raises(SubmissionRefused, match="sbatch is not on this machine's PATH"):
             Slurm().submit("script.sh", {"PATH": str(commands)})
         (commands / "sbatch").touch(0o600)
 

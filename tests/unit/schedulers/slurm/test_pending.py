@@ -11,7 +11,7 @@ import pytest
 from launcher.schedulers.base import QueryError, QueryTimeout
 from launcher.schedulers.pending import Option, Waiting, Why, sooner
 from launcher.schedulers.slurm import capacity, pending
-from launcher.schedulers.slurm.capacity import Nodes, PartitionFacts, Pending, Reservation, Trial
+from launcher.schedulers.slurm.capacity import NodeCounts, PartitionFacts, Pending, Reservation, StartTrial
 from launcher.schedulers.slurm.pending import in_words
 from tests.unit.plans import plan_of, with_fields
 
@@ -169,9 +169,9 @@ def test_partitions_nodes_and_reservations_are_read() -> None:
     assert gpu == PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
     assert debug == PartitionFacts("debug", False, "DOWN", 86400, 2, 1, 2, 8, ("a", "b"), ("c",), "part", 1)
     assert capacity.parse_nodes(NODES) == [
-        Nodes("gpu", 1, "planned", (), "node4"),
-        Nodes("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
-        Nodes("gpu", 1, "down*", ("a100",), "node3", "bad | GPU"),
+        NodeCounts("gpu", 1, "planned", (), "node4"),
+        NodeCounts("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
+        NodeCounts("gpu", 1, "down*", ("a100",), "node3", "bad | GPU"),
     ]
     (window,) = capacity.parse_reservations(RESERVATIONS)
     assert (window.name, window.maintenance, window.nodes, window.who) == ("maint", True, "node[1-4]", "root")
@@ -183,17 +183,17 @@ def test_partitions_nodes_and_reservations_are_read() -> None:
     [
         (
             "sbatch: Job 4 to start at 2026-11-21T21:08:00 using 16 processors on nodes node[1-4] in partition gpu\n",
-            Trial(NOW),
+            StartTrial(NOW),
         ),
         (
             "allocation failure: Requested node configuration is not available\n",
-            Trial(None, "Requested node configuration is not available"),
+            StartTrial(None, "Requested node configuration is not available"),
         ),
-        ("sbatch: error: no such x\nsbatch: error: allocation failure: Invalid", Trial(None, "Invalid")),
-        ("", Trial(None, "sbatch did not say why")),
+        ("sbatch: error: no such x\nsbatch: error: allocation failure: Invalid", StartTrial(None, "Invalid")),
+        ("", StartTrial(None, "sbatch did not say why")),
     ],
 )  # fmt: skip
-def test_a_trial_is_read(text: str, trial: Trial) -> None:
+def test_a_trial_is_read(text: str, trial: StartTrial) -> None:
     assert capacity.parse_trial(text) == trial
 
 
@@ -215,8 +215,8 @@ GPU = PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
 DEBUG = PartitionFacts("debug", False, "UP", 600, None, 0, 2, 8, tier=1)
 LONG = PartitionFacts("long", False, "UP", None, None, 0, 4, 16, tier=1)
 URGENT = PartitionFacts("urgent", False, "UP", 7200, None, 0, 4, 16, tier=9)
-IDLE = [Nodes(name, 3, "idle", ("a100",)) for name in ("gpu", "long", "urgent")] + [Nodes("debug", 2, "idle")]
-BUSY = [Nodes(name, 4, "allocated") for name in ("gpu", "long", "urgent")]
+IDLE = [NodeCounts(name, 3, "idle", ("a100",)) for name in ("gpu", "long", "urgent")] + [NodeCounts("debug", 2, "idle")]
+BUSY = [NodeCounts(name, 4, "allocated") for name in ("gpu", "long", "urgent")]
 WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
 
 
@@ -256,7 +256,7 @@ WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
     ],
 )  # fmt: skip
 def test_changes_are_tried_from_the_smallest_on(
-    keys: dict[str, Any], partitions: list[PartitionFacts], nodes: list[Nodes], windows: list[Reservation],
+    keys: dict[str, Any], partitions: list[PartitionFacts], nodes: list[NodeCounts], windows: list[Reservation],
     tried: list[str],
 ) -> None:  # fmt: skip
     plan = plan_of(**keys)
@@ -338,9 +338,9 @@ class Recorded(capacity.ResourceQueries):
                 return text
         raise QueryTimeout(f"{command[0]} did not answer within 10 s")
 
-    def trial(self, options: object, environment: object) -> Trial:
+    def trial(self, options: object, environment: object) -> StartTrial:
         self.asked += 1
-        return Trial(NOW if "--nodes=2" in options else NOW + 5400)  # type: ignore[operator]
+        return StartTrial(NOW if "--nodes=2" in options else NOW + 5400)  # type: ignore[operator]
 
 
 def explained(**answers: str) -> tuple[pending.Explanation, Recorded]:
