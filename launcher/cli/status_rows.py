@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.find import find_either
-from launcher.cli.text import ending, program
+from launcher.cli.text import ending, program, table
 from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 WIDTH = 80  # where the terminal's width is not known
 
 
-def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
+def runs_table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
     """Returns the lines of `status --json`'s rows as a table, without columns that are empty or do not fit `width`."""
     columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
     shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
@@ -41,9 +41,7 @@ def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
         else:
             del widths[head]
     lines = [list(widths), *([shown[head][number] for head in widths] for number in range(len(rows)))]
-    return [
-        "  ".join(f"{cell:<{widths[head]}}" for head, cell in zip(widths, line, strict=True)).rstrip() for line in lines
-    ]
+    return [line for (line,) in table(lines)]
 
 
 def state(row: Row) -> str:

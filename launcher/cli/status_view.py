@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.status_rows import ORPHANED, WIDTH, Rows, StatusFilter, brief, plain, short_job, table
+from launcher.cli.status_rows import ORPHANED, WIDTH, Rows, StatusFilter, brief, plain, runs_table, short_job
 from launcher.cli.text import cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import format_time, one_line
@@ -55,7 +55,7 @@ def show(arguments: Namespace, folder: Path) -> int:
     if not view.rows:
         print(f"no runs in {folder}" + (" that match" if rows.filter.filters else ""))
         return 0
-    for line in table(view.rows, _width()):
+    for line in runs_table(view.rows, _width()):
         print(line)
     for row in view.rows:
         if waits := breakpoints(row):

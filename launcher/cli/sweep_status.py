@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.progress import bar
-from launcher.cli.text import cause, cut, print_columns, program
+from launcher.cli.text import cause, cut, print_columns, program, table
 from launcher.formatting import format_time, plural, ranges
 from launcher.monitoring import packed
 from launcher.monitoring.state import RunState
@@ -84,7 +84,7 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
     shown = listed if everything else listed[:RECENT]
     if shown:
         print()
-    for line in table(shown, keys):
+    for line in points_table(shown, keys):
         print(line)
     if len(shown) < len(listed):
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
@@ -163,7 +163,7 @@ def _elapsed(each: PointStatus) -> int | None:
     return int((events[-1]["time"] if each.over else time.time()) - events[0]["time"])
 
 
-def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
+def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
     """Returns the lines of a table of points, each at most WIDTH characters wide; empty: there are no points."""
     if not shown:
         return []
@@ -176,13 +176,11 @@ def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
             "-" if values["elapsed"] is None else format_time(values["elapsed"]),
             label(each.point.overrides, keys) or "-",
         ))  # fmt: skip
-    widths = [max(len(line[column]) for line in rows) for column in range(4)]
     lines = []
-    for line, point in zip(rows, (None, *shown), strict=True):
-        text = "  ".join(f"{word:<{width}}" for word, width in zip(line, [*widths, 0], strict=True)).rstrip()
-        lines.append(cut(text, WIDTH))
+    for (line,), point in zip(table(rows), (None, *shown), strict=True):
+        lines.append(cut(line, WIDTH))
         if point is not None and (cause := why(point)):
-            lines += indented(cause, widths[0] + 2)
+            lines += indented(cause, max(len(row[0]) for row in rows) + 2)
     return lines
 
 

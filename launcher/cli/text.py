@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import textwrap
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from launcher.cli.commands import program as program
@@ -12,7 +14,7 @@ from launcher.runs import unreadable
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from launcher.monitoring.run_status import RunStatus
     from launcher.runs.directory import Run
@@ -21,12 +23,37 @@ if TYPE_CHECKING:
 LONGEST_METRIC = 200  # characters of a value; result.json has all of it
 
 
-def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
-    """Prints the headings and rows with aligned columns. No cell is shortened."""
-    lines = [tuple(map(one_line, line)) for line in lines]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+def at_blanks(text: str, width: int) -> list[str]:
+    """Wraps a cell of a `table`."""
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+
+
+def table(
+    rows: Sequence[Sequence[str]], *, wraps: int | None = None, wrap: Callable[[str, int], list[str]] = at_blanks,
+    width: int = 80, indent: int = 0,
+) -> list[list[str]]:  # fmt: skip
+    """Returns the lines of each row, aligned, the headings first. No cell is shortened.
+
+    wraps: column whose cells are wrapped (to 20 characters, if need be) so that a line fits `width`; None: none.
+    """
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if wraps is not None:
+        room = width - indent - sum(widths) + widths[wraps] - 2 * (len(widths) - 1)
+        widths[wraps] = min(widths[wraps], max(room, 20))
+
+    def of(row: list[str]) -> list[str]:
+        parts = [wrap(cell, widths[column]) if column == wraps else [cell] for column, cell in enumerate(row)]
+        lines = zip_longest(*parts, fillvalue="")
+        return [(" " * indent + "  ".join(map(str.ljust, line, widths))).rstrip() for line in lines]
+
+    return [of(row) for row in cells]
+
+
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Prints the headings and rows as a table."""
+    for lines in table(rows):
+        print(*lines, sep="\n")
 
 
 def print_unreadable(run: Run) -> None:

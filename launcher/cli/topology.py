@@ -13,13 +13,14 @@ import socket
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from launcher.binding import hardware, masks
 from launcher.binding.masks import parse
 from launcher.cli.find import find
-from launcher.cli.text import print_unreadable
+from launcher.cli.text import print_unreadable, table
 from launcher.errors import ConfigError, RunError
 from launcher.failures.text import of_unbound
 from launcher.formatting import name_ranks, ranges
@@ -73,7 +74,8 @@ def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None
         far = rank.gpu_numa is not None and bool(rank.numa) and rank.gpu_numa not in parse_ranges(rank.numa)
         gpu = f"{rank.gpu} (NUMA {rank.gpu_numa})" if rank.gpu and far else rank.gpu or "-"
         rows.append((name, str(rank.cores or "-"), rank.cpus, rank.numa or "-", gpu, rank.nic or "-"))
-    lines += _table(rows)
+    of_rows = table(rows, wraps=2, wrap=lambda text, room: _wrapped(text.split(","), room), width=WIDTH, indent=2)
+    lines += chain.from_iterable(of_rows)
     if shared:
         lines.append(f"  local 0 is {name_ranks(each.ranks[0].rank for each in group)}")
     return lines
@@ -141,19 +143,6 @@ def _devices(bound: Bound) -> dict[str, list[str]]:
         if rank.gpu is not None and rank.gpu_numa is not None:
             found.setdefault(str(rank.gpu_numa), []).append(rank.gpu)
     return found
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    widths[2] = min(widths[2], WIDTH - 2 - sum(widths[:2]) - sum(widths[3:]) - 2 * (len(widths) - 1))
-    lines = []
-    for row in rows:
-        for at, part in enumerate(_wrapped(row[2].split(","), widths[2])):
-            cells = [part if column == 2 else cell if not at else "" for column, cell in enumerate(row)]
-            lines.append(
-                ("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))).rstrip()
-            )
-    return lines
 
 
 def devices_of(gpus: Sequence[tuple[str, int | None]], nics: Sequence[tuple[str, int | None]]) -> dict[str, list[str]]:

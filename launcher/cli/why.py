@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from launcher.cli.find import find
-from launcher.cli.text import cause, print_unreadable, program
+from launcher.cli.text import cause, print_unreadable, program, table
 from launcher.diagnose.why import as_json, explain, of_why
 
 if TYPE_CHECKING:
@@ -66,15 +67,8 @@ def _wrapped(name: str, text: str) -> list[str]:
 def _table(found: Explanation, now: float) -> list[str]:
     rows = [("as it is" if not each.overrides else " ".join(each.overrides), _start(each, now), each.note)
             for each in found.tried]  # fmt: skip
-    first = max(len("CHANGE"), *(len(row[0]) for row in rows))
-    second = max(len("WOULD START"), *(len(row[1]) for row in rows))
-    lines = [f"  {'CHANGE':<{first}}  {'WOULD START':<{second}}  NOTE".rstrip()]
-    left = first + second + 6
-    for change, start, note in rows:
-        parts = textwrap.wrap(note, max(WIDTH - left, 20), break_on_hyphens=False) or [""]
-        lines.append(f"  {change:<{first}}  {start:<{second}}  {parts[0]}".rstrip())
-        lines += [" " * left + part for part in parts[1:]]
-    return lines
+    lines = table([("CHANGE", "WOULD START", "NOTE"), *rows], wraps=2, width=WIDTH, indent=2)
+    return list(chain.from_iterable(lines))
 
 
 def _start(option: Option, now: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.status_rows import UNREADABLE, Rows, plain, table
+from launcher.cli.status_rows import UNREADABLE, Rows, plain, runs_table
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import FORMAT, Run
@@ -85,7 +85,7 @@ def changes(size: int, many: int) -> Iterator[Change]:
 def states(folder: Path) -> dict[str, str]:
     """What `status` says, having printed its table and its JSON."""
     view = Rows([], folder, False).look()
-    assert table(view.rows)
+    assert runs_table(view.rows)
     json.dumps([plain(row) for row in view.rows])
     return {row["run"]: row["state"] for row in view.rows}
 

@@ -21,7 +21,7 @@ from launcher import bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
 from launcher.cli.follow import outcome
-from launcher.cli.status_rows import Rows, plain, table
+from launcher.cli.status_rows import Rows, plain, runs_table
 from launcher.cli.text import cause, print_unreadable
 from launcher.diagnose.evidence import of
 from launcher.diagnose.why import as_json, explain
@@ -126,7 +126,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
 
 def a_status(run: Run) -> None:
     view = Rows([], run.path.parent, False).look()
-    assert table(view.rows)
+    assert runs_table(view.rows)
     json.dumps([plain(row) for row in view.rows])
     states = {row["run"]: row["state"] for row in view.rows}
     assert states["whole"] == "running", "a run hides another one"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.cli import commands, status_rows, status_view, watch
-from launcher.cli.status_rows import COLUMNS, Rows, StatusFilter, table
+from launcher.cli.status_rows import COLUMNS, Rows, StatusFilter, runs_table
 from launcher.config.schema import Debug
 from launcher.diagnose.why import explain, of_why
 from launcher.errors import ConfigError, RunError
@@ -171,23 +171,25 @@ FULL = row(
 
 
 def test_a_full_row_fits_a_terminal_80_wide_and_a_wide_one_shows_all() -> None:
-    lines = table([FULL])
+    lines = runs_table([FULL])
     assert re.split(r"\s{2,}", lines[0]) == ["RUN", "STATE", "ATTEMPT", "STEP", "TIME", "TIME LEFT"]
     assert max(map(len, lines)) <= 80
     assert lines[1].split() == [ID, "running", "3", "120000", "30%", "3h00m", "20m"]
-    assert re.split(r"\s{2,}", table([{**FULL, "kind": "hang"}], 200)[0]) == list(COLUMNS)
-    assert "  3  " in table([FULL], 200)[1]
+    assert re.split(r"\s{2,}", runs_table([{**FULL, "kind": "hang"}], 200)[0]) == list(COLUMNS)
+    assert "  3  " in runs_table([FULL], 200)[1]
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    assert table([row()])[0].split() == ["RUN", "STATE", "JOB", "NODES"]
-    assert table([row(job=None, nodes=None)])[0].split() == ["RUN", "STATE"]
+    assert runs_table([row()])[0].split() == ["RUN", "STATE", "JOB", "NODES"]
+    assert runs_table([row(job=None, nodes=None)])[0].split() == ["RUN", "STATE"]
 
 
 @given(st.integers(1, 64), st.integers(20, 200), st.integers(0, 10**9))
 def test_ids_and_states_are_never_cut(length: int, width: int, step: int) -> None:
     name = "x" * length
-    lines = table([{**FULL, "run": name, "step": step}, row(run="y", state="unknown", before="RUNNING (None)")], width)
+    lines = runs_table(
+        [{**FULL, "run": name, "step": step}, row(run="y", state="unknown", before="RUNNING (None)")], width
+    )
     assert lines[1].startswith(f"{name}")
     assert "unknown (running)" in lines[2]
     fixed = max(length, 3) + 2 + len("unknown (running)")
@@ -210,7 +212,7 @@ AT_BREAKPOINTS = [{"rank": 1, "host": "node2", "where": "train.py:10", "seconds"
     ],
 )
 def test_the_table_says_why(values: dict[str, Any], state: str, why: str | None) -> None:
-    head, line = table([row(**values)], 200)
+    head, line = runs_table([row(**values)], 200)
     assert f"  {state}  " in line
     assert ("WHY" in head) is (why is not None)
     assert why is None or f"  {why}  " in line

@@ -199,7 +199,7 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_
 def test_no_line_of_the_table_is_wider_than_a_terminal(values: list[tuple[str, str]]) -> None:
     overrides = tuple(f"{key}={value}" for key, value in values)
     seen = [PointStatus(Point(7, overrides, Sweep(Path("/runs/lr-1")).run(7)), "waiting")]
-    assert all(len(line) <= 80 for line in sweep_status.table(seen, [key for key, _ in values]))
+    assert all(len(line) <= 80 for line in sweep_status.points_table(seen, [key for key, _ in values]))
     assert all(len(line) <= 80 for key, value in values for line in sweep_status.indented(key + value, 7))
 
 
