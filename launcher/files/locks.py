@@ -17,7 +17,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,7 +114,7 @@ class Holder(Struct):
     @classmethod
     def here(cls) -> Holder:
         """Returns this process, with a new token."""
-        return cls(secrets.token_hex(8), _machine(), os.getpid(), _started(os.getpid()) or 0)
+        return cls(os.urandom(8).hex(), _machine(), os.getpid(), _started(os.getpid()) or 0)
 
     @classmethod
     def parse(cls, text: str) -> Holder | None:
