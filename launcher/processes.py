@@ -83,7 +83,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def children() -> set[int]:
-    """Returns the ids of this process's children ([] without CONFIG_PROC_CHILDREN); OSError: unreadable now."""
+    """Returns the ids of this process's children (none without CONFIG_PROC_CHILDREN); OSError: unreadable now."""
     try:
         with os.scandir("/proc/self/task") as threads:
             tasks = [Path(entry.path, "children").read_text() for entry in threads]
@@ -186,12 +186,12 @@ def restore_limit() -> None:
 
 
 T = TypeVar("T")
-NOT_NOW_SECONDS = 5.0  # seconds
+NOT_NOW_SECONDS = 5.0
 NOT_NOW = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
 
 
 def waited_out(call: Callable[[], T]) -> T:
-    """Returns what the call returns. Raises OSError: it fails for another reason, or for PATIENCE seconds."""
+    """Returns what the call returns. Raises OSError: it fails for another reason, or for NOT_NOW_SECONDS."""
     give_up, pause = time.monotonic() + NOT_NOW_SECONDS, 0.01
     while True:
         try:

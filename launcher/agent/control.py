@@ -255,7 +255,7 @@ class Link:
     def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
         """On the leader: returns the members' values for a key, by member index, those that came in `timeout` seconds.
 
-        Raises StopRequested: a signal asks this agent to stop.
+        Raises AskedToStop: a signal asks this agent to stop.
         """
         assert self.coordinator is not None
         self.send({"type": "report", "key": key, "value": value})
@@ -288,7 +288,7 @@ class Link:
         """On other agents: waits at most `timeout` seconds for the leader's value for a key.
 
         Raises LeaderLost: the leader is lost, or has published nothing in time.
-        Raises RendezvousError (the leader has refused this agent) or StopRequested.
+        Raises RendezvousError (the leader has refused this agent) or AskedToStop.
         """
 
         def handle(message: Message) -> tuple[Any] | None:
@@ -375,14 +375,14 @@ class Control(Link):
     def begun(self, number: int) -> bool:
         """Returns whether agents have started this round; retries while its file is unreadable.
 
-        Raises RendezvousError (unreadable for the whole join timeout) or StopRequested.
+        Raises RendezvousError (unreadable for the whole join timeout) or AskedToStop.
         """
         return self._read(lambda: self._rounds.begun(number))
 
     def others_begin(self, number: int) -> bool:
         """Waits as long as others may need to start this round without this agent; returns whether they did.
 
-        Raises RendezvousError (its file was unreadable for the whole join timeout) or StopRequested.
+        Raises RendezvousError (its file was unreadable for the whole join timeout) or AskedToStop.
         """
         give_up = time.monotonic() + self._limits.heartbeat * 2 + EXCHANGE
         while not self.begun(number):
@@ -423,7 +423,7 @@ class Control(Link):
         """Joins round 0, or the next round if round 0 has started already. Returns its history and rendezvous.
 
         Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
-        Raises AttemptOver (the attempt ended first) or StopRequested.
+        Raises AttemptOver (the attempt ended first) or AskedToStop.
         """
         if self._read(self._rounds.latest) is not None:
             if self.elastic:
@@ -436,7 +436,7 @@ class Control(Link):
 
         If the leader is lost, the remaining members are tried as leaders, by index.
         Raises RendezvousError (too few members arrived), Overtaken (the others went on without this agent) or
-            StopRequested.
+            AskedToStop.
         """
         left = sorted(member.index for member in before.members if member.index not in lost)
         leader = before.members[0].index
@@ -474,7 +474,7 @@ class Control(Link):
     def join(self) -> tuple[History, Rendezvous]:
         """Joins the round after the running one, once its leader starts it. Returns its history and rendezvous.
 
-        Raises AttemptOver (the attempt ended, or its leader shows no heartbeat any more) or StopRequested.
+        Raises AttemptOver (the attempt ended, or its leader shows no heartbeat any more) or AskedToStop.
         """
         self._stop_leading()
         seen, since = "", time.monotonic()

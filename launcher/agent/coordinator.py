@@ -7,7 +7,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 | `hello` | the agent has connected: its `member` row |
 | `ready` | its ranks of the last round are gone: it can start round `round` |
 | `heartbeat` | `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace`, ranks `done` (exited with 0) |
-| `failure` | its ranks failed: see `verdicts.RoundFailure` |
+| `failure` | its ranks failed: see `policy.RoundFailure` |
 | `stop` | it was asked to stop: `level` (`end` or `warning`), and the event `stop` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
@@ -27,7 +27,7 @@ The leader sends:
 | `regroup` | the ranks have to save and exit, because the agents `back` came back |
 | `hang` | the agents have to save the stacks of their ranks, and send `stacks` |
 | `question` | a request of an `attach` command: `text` |
-| `verdict` | the first failure, and what all agents do about it: see `verdicts.Verdict` |
+| `verdict` | the first failure, and what all agents do about it: see `policy.RoundVerdict` |
 | `resized` | to itself only: the ranks continue without agents that are lost: the event `resized` |
 | `over` | all ranks of this round have ended; `final`: no other round follows |
 | `answer` | the leader's `value` for `key`: see `Link.publish` |

@@ -26,7 +26,7 @@ class AttemptFailed(Exception):
     ours: whether this agent saw the cause first, so that it is the one that prints it.
     decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
     suspended: an event that is not written yet, because the lost members may be continuing without this agent (see
-        `verdicts.may_be_cut_off`); to be written if they do not. None: no such event.
+        `policy.may_be_cut_off`); to be written if they do not. None: no such event.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ def decide(
     return NextStep.RESUME if max_restarts and progress is None else NextStep.FAIL
 
 
-# -- The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (Verdict)
+# -- The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (RoundVerdict)
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class _Hang:
     silent: tuple[Accused, ...]  # the ranks that were reported as silent; empty: all ranks
     step: int  # highest step of the run when the timeout expired
     deadline: float  # monotonic time at which to decide without the stacks that are missing
-    # the reports (`hangs.Report`) of each agent's ranks, by member index
+    # the reports (`hangs.HangReport`) of each agent's ranks, by member index
     reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -395,7 +395,7 @@ class FailureDetector:
             self._suspect("launch.hang_timeout", self._limits.hang_timeout or 0.0, silent, now)
 
     def stacks(self, index: int, reports: list[dict[str, Any]]) -> None:
-        """Adds the reports (`hangs.Report`) of an agent's ranks. `index`: member index of the agent."""
+        """Adds the reports (`hangs.HangReport`) of an agent's ranks. `index`: member index of the agent."""
         if self._hang is not None:
             self._hang.reports[index] = reports
 

@@ -176,11 +176,11 @@ def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]
             "-" if values["elapsed"] is None else format_time(values["elapsed"]),
             label(each.point.overrides, keys) or "-",
         ))  # fmt: skip
-    lines = []
+    lines, indent = [], max(len(number) for number, *_ in rows) + 2
     for (line,), point in zip(table(rows), (None, *shown), strict=True):
         lines.append(cut(line, WIDTH))
         if point is not None and (cause := why(point)):
-            lines += indented(cause, max(len(row[0]) for row in rows) + 2)
+            lines += indented(cause, indent)
     return lines
 
 

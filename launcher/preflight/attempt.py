@@ -310,9 +310,8 @@ class Preflight:
 
     def _died_together(self, place: int) -> NodeCheck:
         found = self._ended(CheckCode.RANK_ENDED, place)
-        return NodeCheck(
-            "all_reduce", CheckLevel.FAILED, found, symptom=found.signal == "SIGABRT"
-        )  # NCCL aborts on a timeout
+        # NCCL aborts on a timeout
+        return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=found.signal == "SIGABRT")
 
     def _ended(self, code: CheckCode, place: int) -> Observation:
         process = self._children[place][0]

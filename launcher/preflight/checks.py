@@ -85,7 +85,7 @@ class CheckProblem(Exception):
 
 
 def check(name: str, look: Callable[[], Observation]) -> NodeCheck:
-    """Runs a check (returns what it measured, or raises Problem) with its duration; other errors fail it as well."""
+    """Runs a check (returns what it measured, or raises CheckProblem) with its duration; other errors fail it too."""
     began = time.monotonic()
     try:
         outcome = NodeCheck(name, found=look())
@@ -109,7 +109,7 @@ def wants_gpus(plan: JobPlan) -> bool:
 
 
 def require_devices(plan: JobPlan, there: int) -> None:
-    """Raises Problem if a process sees fewer GPUs than asked for (with launch=tasks, perhaps its own only: none)."""
+    """Raises CheckProblem if a process sees fewer GPUs than asked for (with launch=tasks it may see its own only)."""
     if not wants_gpus(plan):
         return
     wanted = 1 if plan.launch.mode == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
@@ -118,7 +118,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
-    """Returns the device that a rank will use, as `process_group.init` chooses it; Problem: there are too few GPUs."""
+    """Returns the device that a rank will use, as `process_group.init` does; CheckProblem: there are too few GPUs."""
     seen = devices.find_accelerators(os.environ)
     count = seen.count if plan.workload.device in (Device.auto.value, seen.kind) else 0
     require_devices(plan, count)
@@ -129,7 +129,8 @@ def compute(where: torch.device) -> Observation:
     """Multiplies two matrices on a device, and returns an Observation of code COMPUTES with the device's name.
 
     The elements are small integers, so the product is exact in any floating-point format.
-    Raises Problem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory (WARNING).
+    Raises CheckProblem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory
+        (WARNING).
     """
     if (there := devices.module(where)) is not None:
         there.set_device(where)
@@ -148,7 +149,7 @@ def compute(where: torch.device) -> Observation:
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
-    """Returns NCCL's network (NETWORK); Problem: it is not what `cluster.expects` says."""
+    """Returns NCCL's network (NETWORK); CheckProblem: it is not what `cluster.expects` says."""
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
         raise CheckProblem(Observation(code=CheckCode.OTHER_NETWORK, mismatch=wrong))
@@ -162,8 +163,8 @@ def judge_space(key: str, folder: str, free: int, files: int, least: int, enough
     """Returns the free space of a directory as an Observation of code SPACE, if there is enough.
 
     key: config key or variable to set if there is too little. files: that can still be created; -1: not counted.
-    Raises Problem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than `enough`
-        bytes are free (WARNING).
+    Raises CheckProblem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than
+        `enough` bytes are free (WARNING).
     """
     little = Observation(code=CheckCode.LITTLE_SPACE, path=folder, key=key, free=free)
     if 0 <= files < 10:
@@ -201,7 +202,7 @@ def _not_written(error: OSError, folder: Path, key: str) -> Observation:
 
 
 def temporary() -> Observation:
-    """Returns the free space of TMPDIR, as `space`, or raises Problem."""
+    """Returns the free space of TMPDIR, as `space`, or raises CheckProblem."""
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
         raise CheckProblem(Observation(code=CheckCode.NO_TMPDIR, path=str(folder)))
@@ -242,7 +243,7 @@ def _newest_size(folder: Path) -> int:
 def write_mine(folder: Path, index: int, text: str) -> Observation:
     """Writes this agent's file `member-INDEX`, for other nodes, to the attempt's private directory `preflight`.
 
-    Raises Problem: the file cannot be written, or the file system does not keep its owner and mode.
+    Raises CheckProblem: the file cannot be written, or the file system does not keep its owner and mode.
     """
     path = folder / f"member-{index}"
     try:
@@ -259,7 +260,7 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
-    """Raises Problem for a file of mode 0600 that now has another owner (mapped ids), or that others can write to."""
+    """Raises CheckProblem for a file of mode 0600 that has another owner now (mapped ids) or is writable by others."""
     if owner != me:
         raise CheckProblem(Observation(code=CheckCode.OTHER_OWNER, path=str(path), owner=owner, user=me))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -267,7 +268,7 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
 
 
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
-    """Waits until the files of other agents have these texts, by index; Problem: accuses agents whose file has not."""
+    """Waits until other agents' files have these texts, by index; CheckProblem: accuses agents whose file has not."""
     deadline, left = time.monotonic() + timeout, dict(texts)
     while True:
         for index in list(left):
@@ -307,7 +308,7 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
     which is between any node's two readings. From the second round on all requests come at almost the same time, so the
     two readings of each node are close. The round with the smallest error counts.
-    Raises Problem: the clocks differ by more than SKEW seconds (WARNING).
+    Raises CheckProblem: the clocks differ by more than SKEW seconds (WARNING).
     Raises DistStoreError: not all nodes took part before the store's timeout.
     """
     mine, theirs = [], []
@@ -327,8 +328,8 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
 def judge_clock(ahead: float, error: float) -> Observation:
     """Returns by how many seconds, with which error, this node's clock is ahead of the first one's (CLOCK).
 
-    Raises Problem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases, timeouts
-        and the time left of an attempt never compare the clocks of two hosts.
+    Raises CheckProblem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases,
+        timeouts and the time left of an attempt never compare the clocks of two hosts.
     """
     found = Observation(code=CheckCode.CLOCK, ahead=ahead, accuracy=error)
     if abs(ahead) > SKEW + error:
@@ -346,7 +347,7 @@ def reduce_together(rank: int, world_size: int, where: torch.device) -> Observat
     number on rank (i modulo world size) and 0 on all others. The sums are exact in float32 in any order, and a wrong
     element shows which rank it came from.
 
-    Raises Problem: elements are wrong; accuses the ranks that they come from.
+    Raises CheckProblem: elements are wrong; accuses the ranks that they come from.
     Raises RuntimeError: from the backend, if ranks are gone, late or cannot be reached.
     """
     places = torch.arange(max(ELEMENTS, world_size))
@@ -378,7 +379,7 @@ def open_port(interface: str) -> tuple[socket.socket | None, str]:
 
 
 def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation:
-    """Connects to `ADDRESS PORT` (empty: none is open) of each other node; Problem: accuses those not reached."""
+    """Connects to `ADDRESS PORT` (empty: none is open) of each other node; CheckProblem: accuses those not reached."""
 
     def call(text: str) -> str | None:
         address, _, port = text.partition(" ")

@@ -126,7 +126,7 @@ def median(row: Row) -> float | None:
 
 
 def measured(row: Row, measure: str) -> float | None:
-    """Returns a measured quantity of a row (a key of `fabric_figures.MEASURES`); None: it was not measured."""
+    """Returns a measured quantity of a row (a key of `fabric_page.MEASURES`); None: it was not measured."""
     return median(row) if measure == "time" else positive(row.get(measure))
 
 

@@ -48,9 +48,7 @@ MEASURES = {
 }
 
 Found = Sequence[tuple[str, list[Line]]]  # name and lines of each run
-Named = Sequence[
-    tuple[str, FabricResults]
-]  # name and results of each run; the first run decides the figures and the roofs
+Named = Sequence[tuple[str, FabricResults]]  # of each run; the first one decides the figures and the roofs
 
 
 def fabric_figures(runs: Named) -> list[Figure]:

@@ -222,9 +222,9 @@ _LOCKED: set[Path] = set()  # directories of which this process holds the lock
 def only_submitter(folder: Path) -> Iterator[None]:
     """Holds the submitter's lock of a run or sweep while the block runs; waits for it first. Reentrant in a process.
 
-    sbatch or qsub inherits the lock (`command.run_submission`). So if a submitter is killed, the next one waits until
-    sbatch has ended too, and then can tell whether there is a job. On a file system without locks nothing is locked; a
-    job that was submitted before is still found by its token.
+    sbatch or qsub inherits the lock (`run_command.run_submission`). So if a submitter is killed, the next one waits
+    until sbatch has ended too, and then can tell whether there is a job. On a file system without locks nothing is
+    locked; a job that was submitted before is still found by its token.
     """
     if folder in _LOCKED:
         yield

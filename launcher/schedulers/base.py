@@ -142,7 +142,7 @@ class Queries(Protocol):
         """Submits a script, and returns the job's id.
 
         environment: environment of the command that submits; on Slurm, of the job too.
-        Raises Refused: the scheduler refused the job.
+        Raises SubmissionRefused: the scheduler refused the job.
         Raises NoAnswer: the reply was lost, so the job may exist.
         """
 

@@ -73,7 +73,7 @@ def run_submission(request: SubmitCommand, *, timeout: float) -> subprocess.Comp
 
     The command inherits the lock of `lease.only_submitter` and holds it until it exits. It has a session of
     its own, to survive Ctrl-C and the end of this process, which could leave a job with an unrecorded id.
-    Raises Refused: the command is not on PATH.
+    Raises SubmissionRefused: the command is not on PATH.
     Raises NoAnswer: it exceeds the timeout (seconds) or the output limit, so there may be a job.
     """
     command = request.command
@@ -193,10 +193,10 @@ def submit_once(
     After a failed `send`, `find` must return None before `send` is repeated. While the scheduler does not answer, both
     are retried with exponential backoff for `timeout` seconds.
 
-    send: submits the job and returns its id. Raises Refused or NoAnswer.
+    send: submits the job and returns its id. Raises SubmissionRefused or NoAnswer.
     find: returns the id of the job if it was submitted earlier, else None. Raises QueryError without an answer.
     before: whether to call `find` first, because an earlier process may have submitted the job.
-    Raises Refused: the scheduler refused the job; the text has its message.
+    Raises SubmissionRefused: the scheduler refused the job; the text has its message.
     Raises SubmissionError: no answer within the timeout, so the job may or may not exist.
     """
     look = before

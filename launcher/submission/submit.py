@@ -110,7 +110,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
 def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
     """Converts errors of the operating system (such as a full disk) that a submission raises inside the `with` block.
 
-    Raises Refused: the scheduler was not called yet, so there is no job.
+    Raises SubmissionRefused: the scheduler was not called yet, so there is no job.
     Raises SubmissionError: the scheduler was called, so there may be a job.
     """
     try:

@@ -284,7 +284,7 @@ def suspects(reports: Sequence[HangReport]) -> tuple[list[HangReport], HangSign,
     | has ended, and all others wait for ranks | it has no process; their stacks |
     | is stopped, or waits for a device or a file server | process state T, t or D |
     | wrote no stacks | its interpreter does not run |
-    | blocks a collective on the GPUs | the flight recorders; see `flight_recorder.blame` |
+    | blocks a collective on the GPUs | the flight recorders; see `blame_by_collectives` |
     | is outside of every collective | its stack; the others wait for it in a collective |
     | has done fewer steps than others | its number of steps |
 

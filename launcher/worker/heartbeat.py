@@ -134,7 +134,7 @@ class Pulse:
         return [words.read() for words in self._stops]
 
     def paces(self) -> list[tuple[float, int]]:
-        """Returns (seconds of a step, steps measured) of each rank (see `Slot.pace`), in order; (0, 0) if unknown."""
+        """Returns (seconds of a step, steps measured) of each rank (`RankSlot.pace`), in order; (0, 0) if unknown."""
         return [_PACE.unpack_from(self._memory, _AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 

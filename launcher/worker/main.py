@@ -100,7 +100,7 @@ def make_checkpoint_folder(path: Path) -> None:
 
 
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
-    """Returns the signals that a rank ignores until it installs handlers (`Stop`).
+    """Returns the signals that a rank ignores until it installs handlers (`StopFlag`).
 
     Warning signals are only for ranks that check for stops. Restarted ranks also ignore stop signals at first: they can
     resume, so ending them must not look like a crash. The agent repeats the signal once they check for stops.

@@ -181,7 +181,7 @@ def end_process(code: int) -> None:
 
 
 def read_report(descriptor: int) -> RankReport:
-    """Reads the report of a rank that has ended; returns an empty Report if there is none, or it is not readable."""
+    """Reads the report of a rank that has ended; returns an empty one if there is none, or it is not readable."""
     try:
         report = json.loads(os.pread(descriptor, bounds.REPORT_BYTES, 0))
     except (OSError, ValueError):

@@ -104,9 +104,9 @@ class RankWords:
 
 # -- The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective
 #
-# Each rank counts its calls of `Stop.boundary`. Until a rank ends or closes (`Stop.close`), it makes the same calls as
-# all others. So "boundary 120" is the same point of the program on every rank, even if a step has several boundaries
-# (evaluations).
+# Each rank counts its calls of `StopFlag.boundary`. Until a rank ends or closes (`StopFlag.close`), it makes the same
+# calls as all others. So "boundary 120" is the same point of the program on every rank, even if a step has several
+# boundaries (evaluations).
 #
 # 1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
 # 2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
@@ -188,7 +188,7 @@ class Proposal:
     """The leader's proposal of what all ranks do at one boundary, if all agents accept."""
 
     number: int  # number of the proposal in this round, from 1
-    at: int  # the boundary, as a count of calls of `Stop.boundary`
+    at: int  # the boundary, as a count of calls of `StopFlag.boundary`
     want: Want  # what to do at the boundary
 
 

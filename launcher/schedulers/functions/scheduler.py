@@ -33,7 +33,7 @@ class FunctionQueries(Queries, Protocol):
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Submits a job script (`-`: `text` through stdin), and returns the job's id.
 
-        Raises Refused: the scheduler refused the job.
+        Raises SubmissionRefused: the scheduler refused the job.
         Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
 

@@ -178,7 +178,7 @@ class PBS:
 
         Without -f, qsub leaves a background process through which later qsubs submit. This is faster, but a submission
         can then succeed after its qsub has exceeded the timeout.
-        Raises Refused: PBS refused the job; the text has its message and a hint.
+        Raises SubmissionRefused: PBS refused the job; the text has its message and a hint.
         Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
         request = self.request(script, environment, *arguments)

@@ -168,11 +168,11 @@ class SGE:
         | `Your job 7 ("name") has been submitted` | 0, or 1 after a warning | the job's id |
         | a message that the qmaster was not reached, or its reply was lost | any | NoAnswer |
         | anything else | 0 | NoAnswer |
-        | anything else | not 0 | Refused |
+        | anything else | not 0 | SubmissionRefused |
 
         script: path of the script; ignored with `text`.
         text: text of the script, which is sent to qsub's stdin.
-        Raises Refused: Grid Engine refused the job; the text has its message and a hint.
+        Raises SubmissionRefused: Grid Engine refused the job; the text has its message and a hint.
         Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
         done = run_submission(self.request(script, environment, *arguments, text=text), timeout=self.timeout)

@@ -47,9 +47,8 @@ def test_what_hangs_is_a_line_and_not_a_hang() -> None:
         raise RuntimeError("odd")
         yield
 
-    fine = DoctorCheck(
-        "fine", lambda: [ok("fine", str(seen.wait(30)))], 60
-    )  # before the other one's limit is looked at
+    # before the other one's limit is looked at
+    fine = DoctorCheck("fine", lambda: [ok("fine", str(seen.wait(30)))], 60)
     checks = [fine, DoctorCheck("disk", hangs, 0.05), DoctorCheck("broken", breaks)]
     found = list(run_all(checks))
     never.set()
