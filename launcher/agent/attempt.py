@@ -48,7 +48,7 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, StartLimit
 from launcher.schedulers import topology
 from launcher.spec.plan import NIC, JobPlan
-from launcher.worker import debugger, devices, hangs
+from launcher.worker import debugger, devices, hangs, rank_report
 from launcher.worker.devices import OWN_CORES, torch_build
 from launcher.worker.hangs import Recorders
 from launcher.worker.heartbeat import Pulse
@@ -77,6 +77,7 @@ def limits(plan: JobPlan, logs: Path) -> RoundLimits:
         max_restarts=plan.launch.max_restarts,
         stacks_in=str(logs),
         independent=plan.independent,
+        most=(plan.nodes - plan.spares) * plan.tasks_per_node if plan.spares else None,
     )
 
 
@@ -238,8 +239,9 @@ class _Agent:
             saved=lambda began: stop_requests.saved(plan, began) if plan.program_resumes else False,
         )
         stacks = hangs.Stacks(self.own.ranks)
+        memory = rank_report.make_memory() if plan.checkpoint.memory != 0 else -1
         self._context = AgentContext(
-            plan, attempt, events, signals, Pulse(self.own.ranks), stacks, RequestHandler(attempt, stacks)
+            plan, attempt, events, signals, Pulse(self.own.ranks), memory, stacks, RequestHandler(attempt, stacks)
         )
         if plan.own_code and plan.gpus_per_node and plan.workload.device != Device.cpu.value:
             self._context.gpus = GpuWatch(self.own.host, plan.gpus_per_node, events)
@@ -312,6 +314,7 @@ class _Agent:
         assert place is not None
         context.pulse.clear(rendezvous.world_size)
         context.stacks.clear()
+        os.environ[rank_report.REACHED] = str(history.best)
         sockets = debugger.private_folder() if plan.debugs else None
         if sockets is not None:
             os.environ[debugger.SOCKETS] = str(sockets)
@@ -350,11 +353,15 @@ class _Agent:
 
     def _files(self, placement: Placement) -> dict[str, int]:
         context = self._context
-        return {"pulse_file": context.pulse.share(), "stacks_file": context.stacks.file(placement.place)}
+        return {
+            "pulse_file": context.pulse.share(), "stacks_file": context.stacks.file(placement.place),
+            "memory_file": context.memory,
+        }  # fmt: skip
 
     def _fresh(self, placement: Placement) -> Fresh:
         files = self._files(placement)
-        return Fresh(fresh_command(placement.place, **files, lives=self._lives), list(files.values()))
+        descriptors = [each for each in files.values() if each >= 0]
+        return Fresh(fresh_command(placement.place, **files, lives=self._lives), descriptors)
 
     def _start(self, rendezvous: Rendezvous, ranks: Sequence[Placement]) -> None:
         # They wait at the gate of `WorkerGroup`
@@ -400,7 +407,7 @@ class _Agent:
         except Overtaken:
             pass
         except RendezvousError as error:
-            enough = len(before.members) - 1 >= self._limits.least  # without this agent
+            enough = len(before.members) + len(before.spares) - 1 >= self._limits.least  # without this agent
             if enough and self._continued_by_others(history.round, wait=True):
                 return self._control.join()
             ours = not error.from_leader

@@ -12,7 +12,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -360,6 +360,7 @@ class Control(Link):
         self._loopback = len(set(hosts)) == 1
         self._store_listener: socket.socket | None = None
         self._round = 0
+        self._spare = False  # whether this agent waits until another one is lost
 
     @property
     def elastic(self) -> bool:
@@ -429,7 +430,12 @@ class Control(Link):
             if self.elastic:
                 return self.join()
             raise RendezvousError(self._late(), final=True)
-        return self._round_of(History(), 0, range(self.size), self._join_timeout)
+        try:
+            return self._round_of(History(), 0, range(self.size), self._join_timeout)
+        except RendezvousError:
+            if self._spare:
+                return self.join()
+            raise
 
     def next(self, history: History, before: Rendezvous, lost: Collection[int]) -> tuple[History, Rendezvous]:
         """Joins the round `history.round`, of the last round's members and of waiting agents.
@@ -439,12 +445,13 @@ class Control(Link):
             AskedToStop.
         """
         left = sorted(member.index for member in before.members if member.index not in lost)
+        seats = [member.index for member in before.members]
         leader = before.members[0].index
         heartbeat = self._limits.heartbeat
         if (self.leads or self._channel is not None) and leader in left:
             try:
                 if self.leads:
-                    return self._lead(history, left, heartbeat)
+                    return self._lead(history, left, heartbeat, seats)
                 self.send({"type": "ready", "round": history.round})
                 return self._await_begin(leader, heartbeat * 2 + EXCHANGE)
             except RendezvousError as error:
@@ -462,7 +469,7 @@ class Control(Link):
         problem = RendezvousError(fault, final=True)
         for place, leader in enumerate(left):
             try:
-                return self._round_of(history, leader, left[place:], heartbeat)
+                return self._round_of(history, leader, [*left[place:], *before.spares], heartbeat, seats)
             except RendezvousError as error:
                 problem = error
                 if self.begun(history.round):
@@ -477,9 +484,10 @@ class Control(Link):
         Raises AttemptOver (the attempt ended, or its leader shows no heartbeat any more) or AskedToStop.
         """
         self._stop_leading()
-        seen, since = "", time.monotonic()
+        seen, since, turn = "", time.monotonic(), -1
         latest: Round | None = None
         while not self._attempt_over():
+            turn += 1
             with contextlib.suppress(OSError):  # an unavailable file server does not mean that the attempt has ended
                 latest = self._rounds.latest()
                 if latest is None:
@@ -489,20 +497,38 @@ class Control(Link):
                 seen, since = alive, time.monotonic()
             elif time.monotonic() - since > self._limits.heartbeat + FILE_DELAY:
                 raise AttemptOver("its leader has shown no sign of life for too long")
-            if latest is not None:
-                with contextlib.suppress(RendezvousError):  # not yet
-                    self._connect(self._address(latest.leader), [latest.port], self._secret, latest.leader, REJOIN)
-                    history, rendezvous = self._await_begin(latest.leader, None)
+            for leader, ports, timeout in () if latest is None else self._leaders(latest, turn):
+                try:
+                    self._connect(self._address(leader), ports, self._secret, leader, timeout)
+                except RendezvousError:  # not yet
+                    continue
+                with contextlib.suppress(RendezvousError):  # the leader is lost
+                    history, rendezvous = self._await_begin(leader, None)
                     return replace(history, listened=True), rendezvous
+                break
             self.poll(LOOK)
             self._signals.require_none()
         raise AttemptOver("it has ended")
 
+    def _leaders(self, latest: Round, turn: int) -> Iterator[tuple[int, Sequence[int], float]]:
+        # Who may lead the next round, its ports, and how long to try. If a leader is lost, the next one needs
+        # the spare nodes to begin, and its round has no file yet. It is nearly always the first of the others
+        if not self._spare:
+            yield latest.leader, [latest.port], REJOIN
+            return
+        others = sorted(index for index in latest.members if index != latest.leader)
+        yield latest.leader, [latest.port], LOOK
+        for index in dict.fromkeys([*others[:2], others[turn % len(others)]] if others else []):
+            yield index, self._ports_of(latest.number + 1), LOOK
+
+    def _ports_of(self, number: int) -> list[int]:
+        return candidate_ports(secret_of(self._secret, f"{number}"), self._port_range)
+
     def _round_of(
-        self, history: History, leader: int, wanted: Collection[int], timeout: float
+        self, history: History, leader: int, wanted: Collection[int], timeout: float, before: Sequence[int] = ()
     ) -> tuple[History, Rendezvous]:
         # Returns the history and the rendezvous of the round
-        ports = candidate_ports(secret_of(self._secret, f"{history.round}"), self._port_range)
+        ports = self._ports_of(history.round)
         if leader == self.own.index:
             if self._hub is None:
                 address = LOOPBACK if self._loopback else protocol.address_of(self._hosts[leader])
@@ -513,7 +539,7 @@ class Control(Link):
                     self._limits, self._places, self.own, claim=self._claim, listen=self._listen_for_ranks,
                     blame=self._blame, saved=lambda: None if self._began is None else self._saved(self._began),
                 )  # fmt: skip
-            return self._lead(history, wanted, timeout)
+            return self._lead(history, wanted, timeout, before)
         deadline = time.monotonic() + timeout
         # Give up before the leader does: this agent can tell why it did not reach the leader, and the leader cannot.
         self._connect(self._address(leader), ports, self._secret, leader, timeout - min(3.0, timeout / 5))
@@ -522,11 +548,13 @@ class Control(Link):
     def _address(self, leader: int) -> str:
         return LOOPBACK if self._loopback else self._hosts[leader]
 
-    def _lead(self, history: History, wanted: Collection[int], timeout: float) -> tuple[History, Rendezvous]:
+    def _lead(
+        self, history: History, wanted: Collection[int], timeout: float, before: Sequence[int]
+    ) -> tuple[History, Rendezvous]:
         assert self._hub is not None and self.coordinator is not None
         self._store_listener = None
         try:
-            self.coordinator.gather(history, wanted, timeout, time.monotonic())
+            self.coordinator.gather(history, wanted, timeout, time.monotonic(), before)
             self._deliver()
             history, rendezvous = self._await_begin(self.own.index, None)
         except BaseException:
@@ -566,6 +594,10 @@ class Control(Link):
             )
 
         def handle(message: Message) -> tuple[History, Rendezvous] | None:
+            nonlocal timeout
+            if message["type"] == "spare":
+                self._spare, timeout = True, None
+                log_line(f"{self.own.host} stands ready to take the place of a lost node (spares)")
             if message["type"] == "refused":
                 raise refusal(message, from_leader=not self.leads)
             if message["type"] == "leader_lost":
@@ -584,10 +616,12 @@ class Control(Link):
 
     def _begin(self, message: Message) -> tuple[History, Rendezvous]:
         history = History(**message["history"])
-        self._round = history.round
+        self._round, self._spare = history.round, False
         self.status = {}
         if self.leads:
-            return history, leaders_rendezvous(message["port"], [*map(Member.of, message["members"])])
+            return history, leaders_rendezvous(
+                message["port"], [*map(Member.of, message["members"])], spares=message["spares"]
+            )
         rendezvous = rendezvous_of(dict(message), self._mine)
         if rendezvous.place_of(self.own.index) is None:
             raise RendezvousError(self._late())

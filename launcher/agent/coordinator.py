@@ -20,7 +20,8 @@ The leader sends:
 
 | type | content |
 |---|---|
-| `begin` | a round starts: `round`, `members`, `port` of the store, `history` |
+| `begin` | a round starts: `round`, `members`, `port` of the store, `history`, indices of the `spares` |
+| `spare` | a round has started without this agent, which waits until another one is lost |
 | `refused` | the round does not start, or not with this agent: `fault` |
 | `heartbeat` | nothing: the leader is alive |
 | `stop`, `warning` | the ranks have to save and exit: the event `stop` |
@@ -90,6 +91,8 @@ class Coordinator:
         self.reports: dict[str, dict[int, Any]] = {}
         self._paces: list[Any] = []
         self._ready: dict[int, Member] = {}  # members that wait for the next round, by index
+        self._heard: dict[int, float] = {}  # when each of them has sent something
+        self._silent: dict[int, Member] = {}  # those that have sent nothing for launch.heartbeat
         self._outbox: list[tuple[tuple[int, ...], Message]] = []
         self._announced: set[str] = set()  # of stop, warning, regroup: those that were broadcast
         self._watch = self._new_watch(())
@@ -119,9 +122,12 @@ class Coordinator:
         """Returns the indices of the members of the running round that are not lost."""
         return {index for index, agent in self._watch.agents.items() if not agent.gone}
 
-    def gather(self, history: History, wanted: Collection[int], timeout: float, now: float) -> None:
+    def gather(
+        self, history: History, wanted: Collection[int], timeout: float, now: float, before: Sequence[int] = ()
+    ) -> None:
         """Starts waiting for the members (with or without the leader) of the round `history.round`.
 
+        before: indices of the members of the round before, in rank order.
         timeout: seconds in which they have to arrive; now: monotonic seconds, as in the other methods.
         """
         self.history, agents = history, self._watch.agents
@@ -130,7 +136,10 @@ class Coordinator:
         if history.round:  # members lost since the verdict are not waited for; waiting agents are included
             wanted = {index for index in wanted if index not in agents or not agents[index].gone}
             wanted |= self._ready.keys()
-        self.arrivals = Arrivals(self._places, self._own.index, self.limits.least, wanted, now + timeout)
+        self.arrivals = Arrivals(
+            self._places, self._own.index, self.limits.least, wanted, now + timeout, most=self.limits.most,
+            before=before,
+        )  # fmt: skip
         self.arrivals.arrived.update(self._ready)
         self.tick(now)
 
@@ -168,7 +177,8 @@ class Coordinator:
         self.reports.clear()
         rows = [member.row() for member in members]
         begin = {"type": "begin", "round": self.history.round, "port": port, "history": asdict(self.history)}
-        self.broadcast({**begin, "members": rows})
+        self.broadcast({**begin, "members": rows, "spares": self.waiting})
+        self._send(self.waiting, {"type": "spare"})
 
     # -- events
 
@@ -177,9 +187,14 @@ class Coordinator:
         agent = self._watch.agents.get(index)
         if agent is not None:
             agent.last_message = now
+        self._heard[index] = now
+        if (back := self._silent.pop(index, None)) is not None:
+            self._ready[index] = back
         kind = message.get("type")
         if kind == "hello":
             self._ready[index] = Member.of(message["member"])
+            if self.limits.most is not None and self._watching and self.arrivals is None:
+                self._send([index], {"type": "spare"})
             if self.arrivals is not None:
                 self.arrivals.arrived[index] = self._ready[index]
         elif kind == "report":
@@ -190,6 +205,7 @@ class Coordinator:
     def disconnected(self, index: int, now: float) -> None:
         """Handles the closed connection of the agent with this index: it has ended, or the network is broken."""
         self._ready.pop(index, None)
+        self._silent.pop(index, None)
         if self.arrivals is not None:
             self.arrivals.arrived.pop(index, None)
             if self.history.round:
@@ -211,7 +227,11 @@ class Coordinator:
         """
         if self._last_tick is not None and now - self._last_tick > self.limits.heartbeat / 2:
             self._watch.present(now)
+            self._heard = dict.fromkeys(self._heard, now)
         self._last_tick = now
+        for index in self.waiting:
+            if self.arrivals is None and now - self._heard.get(index, now) > self.limits.heartbeat:
+                self._silent[index] = self._ready.pop(index)
         if self.arrivals is not None and self.arrivals.decided(now):
             self._begin(self.arrivals, now)
         if not self._watching or self._over or self.verdict is not None:
@@ -331,7 +351,7 @@ class Coordinator:
                 failure,
                 self.history,
                 stopping="stop" in self._announced,
-                members=len(left) + len(lost),
+                members=len(left) + len(lost) + len(self.waiting),
                 least=self.limits.least,
                 max_restarts=self.limits.max_restarts,
                 saved=self._saved,
@@ -350,6 +370,8 @@ class Coordinator:
 
     def _look_at_waiting(self) -> None:
         if self._announced & {"stop", "regroup"} or not self._watch.all_resumable:
+            return
+        if self.limits.most is not None and len(self.present()) >= self.limits.most:
             return
         if self._watch.step > self.history.best and (waiting := self.waiting):
             self._announced.add("regroup")

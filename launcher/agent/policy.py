@@ -304,6 +304,7 @@ class RoundLimits:
     max_restarts: int  # maximum number of restarts in a row without progress
     stacks_in: str = ""  # directory in which agents save the stacks of ranks that hang
     independent: bool = False  # whether ranks continue when another node is lost
+    most: int | None = None  # maximum number of agents in a round; the others are spares; None: all take part
 
 
 @dataclass

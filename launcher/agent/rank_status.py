@@ -22,6 +22,7 @@ from launcher.agent.forks import uses_gpu
 from launcher.agent.output import log_name
 from launcher.agent.stop_requests import Signals
 from launcher.attach.requests import GONE, RankProcess, RequestHandler
+from launcher.binding import node_memory
 from launcher.failures import text
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
@@ -35,26 +36,13 @@ from launcher.worker import hangs
 from launcher.worker.hangs import RankActivity, Recorders, StepWatch
 from launcher.worker.heartbeat import Pulse, Sign
 
-ROOT = Path("/")
-
-
-@dataclass(frozen=True)
-class MemoryCgroup:
-    """Memory of the cgroup that limits this process."""
-
-    limit: int | None  # memory limit in bytes; None: no limit
-    peak: int | None  # highest memory use in bytes; None: the kernel does not report it
-    # number of processes of this process's own cgroup that the kernel killed for lack of memory, since the cgroup was
-    # created
-    kills: int
-
 
 class Watch:
     """Reads memory use, and counts the out-of-memory kills since this object was made. `root`: for tests."""
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path = node_memory.ROOT) -> None:
         self._root = root
-        self._kills, self._host_kills = memory_cgroup(root).kills, host_kills(root)
+        self._kills, self._host_kills = node_memory.of_cgroup(root).kills, node_memory.host_kills(root)
 
     def read(self) -> dict[str, int]:
         """Returns memory use in bytes and counts of out-of-memory kills. Values that are zero or unknown are missing.
@@ -66,65 +54,15 @@ class Watch:
         | `kills` | out-of-memory kills in this process's own cgroup since this object was made |
         | `host_kills` | out-of-memory kills on the whole host since this object was made |
         """
-        now = memory_cgroup(self._root)
+        now = node_memory.of_cgroup(self._root)
         values = {
             "largest": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
             "limit": now.limit,
             "peak": now.peak,
             "kills": now.kills - self._kills,
-            "host_kills": host_kills(self._root) - self._host_kills,
+            "host_kills": node_memory.host_kills(self._root) - self._host_kills,
         }
         return {name: value for name, value in values.items() if value}
-
-
-def host_kills(root: Path = ROOT) -> int:
-    """Returns how many processes the kernel has killed for lack of memory since boot (/proc/vmstat, Linux 4.13)."""
-    return _kills(root / "proc/vmstat")
-
-
-def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
-    """Returns the memory of the nearest cgroup with a memory limit, upwards from this process's own cgroup.
-
-    Supports versions 2 and 1 (man 7 cgroups).
-
-    root: directory with the `proc` and `sys` to read; tests replace it.
-    """
-    lines = _text(root / "proc/self/cgroup").splitlines()
-    for line in lines:
-        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
-        if "memory" in controllers.split(","):
-            names = "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"
-            return _read(root / "sys/fs/cgroup/memory", path, *names)
-    for line in lines:
-        if line.startswith("0::"):
-            return _read(root / "sys/fs/cgroup", line[3:], "memory.max", "memory.peak", "memory.events")
-    return MemoryCgroup(None, None, 0)
-
-
-def _read(mount: Path, path: str, limit: str, peak: str, events: str) -> MemoryCgroup:
-    folder = own = mount / path.lstrip("/")
-    while True:
-        bytes_ = _text(folder / limit).strip()
-        if bytes_.isdecimal() and int(bytes_) < 1 << 60:  # version 1 has a huge number for no limit
-            text = _text(folder / peak).strip()
-            return MemoryCgroup(int(bytes_), int(text) if text.isdecimal() else None, _kills(own / events))
-        if folder in (mount, folder.parent):
-            return MemoryCgroup(None, None, _kills(own / events))
-        folder = folder.parent
-
-
-def _kills(path: Path) -> int:
-    for line in _text(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == "oom_kill" and value.strip().isdecimal():
-            return int(value)
-    return 0
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""
 
 
 # -- Step times of ranks: each agent writes them to the attempt's directory `pace`, and sends them to the leader
@@ -219,6 +157,7 @@ class AgentContext:
     events: Events  # writes the agent's events
     signals: Signals  # the signals of the agent's process
     pulse: Pulse  # shared memory in which ranks write heartbeats, steps and stop requests
+    memory: int  # descriptor of the file for copies of states; -1: none
     stacks: hangs.Stacks  # files in memory to which ranks write their stacks
     request_handler: RequestHandler  # serves requests of `attach` commands
     # environment variables of each rank of this agent, for `attach` commands

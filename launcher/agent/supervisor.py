@@ -411,7 +411,7 @@ class Supervisor:
             failure,
             self._history,
             stopping=self._ending,
-            members=len(self._rendezvous.members),
+            members=len(self._rendezvous.members) + len(self._rendezvous.spares),
             least=self._least,
             max_restarts=self._plan.launch.max_restarts,
             saved=lambda: None if self._plan.program_resumes else False,  # all agents decide the same

@@ -13,6 +13,8 @@ names does.
 - `files`: writes a checkpoint's files with checksums; reads them without executing anything; does a state fit them
 - `reading`: reads with retries; tells a damaged file from one that cannot be read now
 - `state`: splits a state into tensors by name and all other values; refuses tensors that differ between ranks
+- `memory`: copies of the state in memory that outlives the ranks: making and loading them, on all ranks
+- `copies`: the format of these copies; which of them are loaded
 - `agreement`: collective calls of the ranks; an error on one rank is raised on all
 - `storage`: our checkpoints for code that calls torch.distributed.checkpoint; folders that it wrote become our own
 - `inspect`: lists tensors and shards, and extracts a state or a shard, also as safetensors, without a process group

@@ -16,6 +16,7 @@ on all ranks is written by one of them. Small state without sharded tensors is o
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import threading
@@ -35,12 +36,13 @@ from launcher.checkpoint.agreement import Peers, SavesFail
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
 from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, expanded
+from launcher.checkpoint.memory import MemoryCheckpoints
 from launcher.checkpoint.saving import Save, SaveOutcome, Staging, Writer
 from launcher.checkpoint.state import Content, facts, merge, named_part, plain, step_number
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.worker import devices, heartbeat
+from launcher.worker import devices, heartbeat, rank_report
 from launcher.worker.process_group import Env
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
@@ -72,6 +74,8 @@ class Checkpointer:
         timeout: float = 3600.0,
         max_failures: int = 5,
         check_replicas: bool = True,
+        memory: int | None = 0,
+        peers: bool = True,
     ) -> None:
         """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
 
@@ -94,6 +98,9 @@ class Checkpointer:
             max_failures: how many saves in a row may fail before SavesFail is raised; 0: any number.
             check_replicas: whether to compare, at the first save, the tensors that ranks have under the same name, and
                 to refuse differences.
+            memory: steps between two copies in the memory of the nodes (`keep`), from which ranks that start again in
+                the same attempt continue; None: as often as they cost at most 1 % of the time; 0: none.
+            peers: whether what only one rank has is copied to the next node too.
 
         Raises:
             CheckpointError: the folder cannot be made or written to, or others can write to it.
@@ -119,6 +126,14 @@ class Checkpointer:
         self._staging = Staging()
         self._save: Save | None = None
         self._final: str | None = None  # why all later saves would fail
+        self._memory: MemoryCheckpoints | None = None
+        if memory != 0 and env.backend != "mpi":
+            lineage = hashlib.sha256(
+                json.dumps([str(self.folder), self._identity], sort_keys=True).encode()
+            ).hexdigest()
+            self._memory = MemoryCheckpoints(
+                env, lineage[:32], memory, peers=peers, timeout=timeout, check=check_replicas
+            )
         self._hook = register_optimizer_step_pre_hook(_before_optimizers(self))
         self._peers.on_first(self._folder.prepare)
 
@@ -194,16 +209,37 @@ class Checkpointer:
         save.blocked += time.perf_counter() - began
         return time.perf_counter() - began
 
+    def keep(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        rank_state: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Copies the current state into the memory of the nodes, if a copy is due; arguments: as of `save`.
+
+        All ranks call it after each step. It never fails: an error ends the copies, and is logged.
+        """
+        if self._memory is not None and self._memory.due(step):
+            self._memory.keep(step_number(step), state, rank_state, extra or {}, metrics or {})
+
+    def keeps(self, step: int) -> bool:
+        """Returns whether `keep` would make a copy; the same on all ranks."""
+        return self._memory is not None and self._memory.due(step)
+
     def staged(self) -> float:
         """Waits until the last save has copied the state, so that it may change; returns the seconds waited."""
+        kept = 0.0 if self._memory is None else self._memory.staged()
         save = self._save
         if save is None or save.staged.is_set():
-            return 0.0
+            return kept
         began = time.perf_counter()
         save.staged.wait()
         waited = time.perf_counter() - began
         save.blocked += waited
-        return waited
+        return kept + waited
 
     def wait(self) -> None:
         """Waits until the last save is published or has failed, and old checkpoints are removed.
@@ -230,6 +266,8 @@ class Checkpointer:
             self.wait()
         finally:
             self._hook.remove()
+            if self._memory is not None:
+                self._memory.close()
             self._staging.forget_all_but(())
             self._peers.close()
 
@@ -319,6 +357,8 @@ class Checkpointer:
         self.wait()
         self._settle()
         with heartbeat.alive():
+            if self._memory is not None:
+                self._memory.wait()
             wanted, fault = None, None
             try:
                 wanted = LoadTarget(state, only)
@@ -354,8 +394,20 @@ class Checkpointer:
             return path, manifest, problems
 
         everyone = self._names(wanted.tensors)
+        began = time.perf_counter()
         passed_over += self._peers.on_first(begin)
-        while (chosen := self._peers.on_first(choose)) is not None:
+        while True:
+            chosen = self._peers.on_first(choose)
+            if self._memory is not None and self._memory.loads and not strict:
+                least = 0 if chosen is None else chosen[1].step + 1
+                found, filled = self._from_memory(self._memory, wanted, everyone, least, accept, passed_over)
+                changed = changed or filled
+                if found is not None:
+                    if chosen is not None:
+                        self._folder.continue_from(chosen[1])
+                    return found
+            if chosen is None:
+                break
             path, manifest, problems = chosen
             opened = Opened(path, manifest, wanted, everyone, self._peers, self._read_timeout)
             problems = problems or self._damages(path, manifest)
@@ -380,10 +432,66 @@ class Checkpointer:
                 if wanted.only and self._first:
                     log_line(f"only {', '.join(wanted.only)} loaded from {path.name}: all else is left out", sys.stdout)
                 self._folder.continue_from(manifest)
+                if self._memory is not None:
+                    self._memory.keep_only(None)
+                self._report_restored(loaded, began)
                 return loaded
             passed_over.append(self._peers.on_first(partial(self._pass_over, path, problems, manifest)))
         self._peers.on_first(partial(self._require_nothing_lost, passed_over, changed))
         return None
+
+    def _from_memory(
+        self, memory: MemoryCheckpoints, wanted: LoadTarget, everyone: Collection[str], least: int,
+        accept: Callable[[Loaded], None], passed_over: list[str],
+    ) -> tuple[Loaded | None, bool]:  # fmt: skip
+        # Returns None if there are no sound copies of the step `least` or a later one; and whether tensors may have
+        # changed nevertheless
+        began, changed = time.perf_counter(), False
+        while True:
+            source, problems = memory.find(least)
+            self._report_copies(problems)
+            if source is None:
+                return None, changed
+            if problems := memory.fetch(source):
+                self._report_copies(problems, source.step)
+                continue
+            opened = memory.opened(source, wanted, everyone)
+            try:
+                problems = self._problems(opened.open)
+                if not problems:
+                    self._problems(partial(opened.require_fit, self._names([*opened.tensors, *wanted.roots])))
+                    loaded = Loaded(
+                        source.step, None, opened.extra, opened.metrics, opened.rank_state, source.world_size,
+                        named_part(opened.values, wanted.only), tuple(passed_over),
+                    )  # fmt: skip
+                    self._peers.on_all(partial(accept, loaded))
+                    changed = True
+                    problems = self._problems(opened.read)
+            except CheckpointError as error:  # the same on all ranks; the disk may be of use
+                problems = [str(error)]
+            if not problems:
+                self._peers.on_all(opened.restore)
+                memory.keep_only(source)
+                moved = sum(each.sender != each.to for each in source.transfers)
+                self._report_restored(loaded, began, received=moved)
+                return loaded, changed
+            self._report_copies(problems, source.step)
+            memory.reject(source)
+
+    def _report_restored(self, loaded: Loaded, began: float, *, received: int = 0) -> None:
+        reached = int(os.environ.get(rank_report.REACHED, "-1"))
+        redone = max(0, reached - loaded.step) if reached >= 0 else None
+        self._events(
+            events.Restored(
+                step=loaded.step, memory=loaded.path is None, redone=redone,
+                seconds=round(time.perf_counter() - began, 4), received=received,
+            )
+        )  # fmt: skip
+
+    def _report_copies(self, problems: Sequence[str], step: int | None = None) -> None:
+        if problems and self._first:
+            log_line(f"copies in memory are passed over: {'; '.join(problems)}", sys.stdout)
+            self._events(events.PassedOver(checkpoint="memory", step=step, problems=tuple(problems)))
 
     def _names(self, own: Collection[str]) -> set[str]:
         digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()

@@ -42,6 +42,7 @@ FORMAT = 2  # version of the format; version 1 had no lineage
 BLOCK = 1 << 26  # bytes that share a checksum
 MANIFEST = "manifest.json"
 SINGLE, SHARDED, DCP = "single", "sharded", "dcp"
+MEMORY = "memory"  # of copies in memory, which are no checkpoint on disk; see memory.py
 STATE_FILE, RANKS_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "ranks.pt", "values.pt", ".metadata"
 _NAME = re.compile(r"step-(\d{9,})")
 _TEMPORARY = re.compile(r"\.(saving|old|gone)-step-(\d+)-attempt-(\d+)-[0-9a-f]+")

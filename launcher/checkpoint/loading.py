@@ -225,7 +225,7 @@ class Loaded:
     """What `Checkpointer.load` returns: all of a checkpoint but its tensors, which `load` has filled in place."""
 
     step: int  # steps of the run that were done when the checkpoint was saved
-    path: Path  # folder of the checkpoint. extra, metrics: as given to `save`
+    path: Path | None  # folder of the checkpoint; None: copies in memory. extra, metrics: as given to `save`
     extra: dict[str, Any]
     metrics: dict[str, float]
     # this rank's `rank_state`, as given to `save`; None: another number of ranks saved the checkpoint
@@ -283,17 +283,24 @@ class Opened:
                 rest = files.load_file(path / VALUES_FILE, self._timeout)
             if same and f"rank-{rank}.pt" in self._manifest.files:
                 self.rank_state = files.load_file(path / f"rank-{rank}.pt", self._timeout)
-        try:
-            if self._manifest.kind == SINGLE:
+        if self._manifest.kind == SINGLE:
+            try:
                 self._whole = rest["tensors"]
                 saved = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in rest["tensors"].items()}
+            except (KeyError, TypeError, AttributeError) as error:
+                raise Damaged(f"{path} holds no state: {error}") from None
+        self._choose(rest, saved)
+        return []
+
+    def _choose(self, rest: Mapping[str, Any], saved: Mapping[str, Kind]) -> None:
+        # rest: `values`, `paths` and `lists` of a `Content`; saved: type and shape of each tensor
+        try:
             self.values, self._lists = rest["values"], rest.get("lists", {})
             self._paths = {name: rest["paths"][name] for name in saved if is_named(name, self._wanted.only)}
             self._saved = {name: saved[name] for name in self._paths}
         except (KeyError, TypeError, AttributeError) as error:
-            raise Damaged(f"{path} holds no state: {error}") from None
+            raise Damaged(f"{self._path} holds no state: {error}") from None
         self.tensors = self._wanted.to_fill(self._saved, self._paths, self._everyone)
-        return []
 
     def require_fit(self, everyone: Collection[str]) -> list[str]:
         """Raises Misfit, which lists all that would not be restored; returns [].

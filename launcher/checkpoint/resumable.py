@@ -221,6 +221,7 @@ class Resumable:
             attempt=self.run.attempt, fence=lease.require, read_timeout=keys.read_timeout,
             start_over=keys.start_over, timeout=keys.timeout,
             max_failures=keys.max_failures, check_replicas=keys.check_replicas,
+            memory=keys.memory if self.run.run_dir else 0, peers=keys.peers,
         )  # fmt: skip
         self._stop = StopFlag(env, self.run)
 
@@ -264,8 +265,8 @@ class Resumable:
         _, changed = self._changes(loaded)
         if changed and self.run.resume.strict:
             raise Misfit(
-                f"resume.strict=true refuses {loaded.path}: the result could differ from that of an undisturbed run, "
-                f"because of {', '.join(changed)}. Continue as before, or set resume.strict=false"
+                f"resume.strict=true refuses {_where(loaded)}: the result could differ from that of an undisturbed "
+                f"run, because of {', '.join(changed)}. Continue as before, or set resume.strict=false"
             )
         if loaded.rank_state is None:
             if wanted:
@@ -276,7 +277,7 @@ class Resumable:
                         "continue at that size, give what fits any number of ranks to `state`, or "
                     )
                 raise Misfit(
-                    f"{loaded.path}: {', '.join(wanted)} of each rank cannot be restored, since {why}leave it out: "
+                    f"{_where(loaded)}: {', '.join(wanted)} of each rank cannot be restored, since {why}leave it out: "
                     "load(only=[...])"
                 )
             return
@@ -284,7 +285,7 @@ class Resumable:
         lacking = [path for path in objects_in(wanted) if found_in(saved, path) is None]
         if lacking or (whole and saved.keys() - wanted.keys()):
             raise Misfit(
-                f"{loaded.path} has {', '.join(saved) or 'nothing'} of each rank, and `rank_state` is "
+                f"{_where(loaded)} has {', '.join(saved) or 'nothing'} of each rank, and `rank_state` is "
                 f"{', '.join(wanted) or 'empty'} now: give the same, or name what is to be loaded: load(only=[...])"
             )
 
@@ -324,6 +325,8 @@ class Resumable:
         steps = self.run.checkpoint.every_steps  # ranks need no agreement on this
         if (verdict.save or (steps is not None and step % steps == 0)) and step != self._saved_step:
             self._save(step)
+        if self._checkpointer.keeps(step):
+            self._checkpointer.keep(step, self._state, **self._own(step))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the model after `step` steps. If the metric that checkpoint.best names is better than
@@ -373,14 +376,17 @@ class Resumable:
 
     def _save(self, step: int, wait: bool = False) -> None:
         assert self._checkpointer is not None
-        known = self._metrics
-        own = {"state": self._rank_state, "generators": generators(self._env.device)}
-        seconds = self._checkpointer.save(
-            step, self._state, rank_state=own, extra={"conditions": self._conditions, "best": self._best},
-            metrics=known[1] if known is not None and known[0] == step else {}, wait=wait,
-        )  # fmt: skip
+        seconds = self._checkpointer.save(step, self._state, **self._own(step), wait=wait)
         self._blocked = max(self._blocked, seconds)
         self._saved_step, self._last_save = step, time.monotonic()
+
+    def _own(self, step: int) -> dict[str, Any]:
+        known = self._metrics
+        return {
+            "rank_state": {"state": self._rank_state, "generators": generators(self._env.device)},
+            "extra": {"conditions": self._conditions, "best": self._best},
+            "metrics": known[1] if known is not None and known[0] == step else {},
+        }
 
     def _leave(self, step: int, cause: str) -> None:
         began = time.monotonic()
@@ -406,11 +412,16 @@ class Resumable:
         if self._env.rank != 0:
             return
         same_bits, changed = self._changes(loaded)
-        _say(f"continues after step {loaded.step} ({loaded.path.name}, saved by {plural(loaded.world_size, 'rank')})")
+        where = _where(loaded).rpartition("/")[2]
+        _say(f"continues after step {loaded.step} ({where}, saved by {plural(loaded.world_size, 'rank')})")
         for change in same_bits:
             _say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
         for change in changed:
             _say(f"{change}: {_consequence(change)}")
+
+
+def _where(loaded: Loaded) -> str:
+    return "copies in memory" if loaded.path is None else str(loaded.path)
 
 
 def _say(text: str) -> None:

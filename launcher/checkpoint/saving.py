@@ -45,8 +45,8 @@ AT_ONCE_ALL = 1 << 24  # bytes; but not more than this in total
 class Staging:
     """Buffers in CPU memory for copies of tensors. The next save reuses them, so the kernel need not find new pages."""
 
-    def __init__(self) -> None:
-        self._copies: dict[str, Tensor] = {}
+    def __init__(self, buffers: Mapping[str, Tensor] | None = None) -> None:
+        self._copies: dict[str, Tensor] = dict(buffers or {})
 
     def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
         """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.

@@ -357,7 +357,7 @@ class ReplicaTable:
                     continue
                 places[name] = index, count
             if name.rpartition(".")[2] not in STATISTICS:
-                parts[name] = {_offset(tensor): hash_of(local_part(copies.get(name, tensor)))}
+                parts[name] = {offset_of(tensor): hash_of(local_part(copies.get(name, tensor)))}
         return cls(kinds, parts, places)
 
     def differences(self, index: int, count: int) -> dict[int, int]:
@@ -394,7 +394,8 @@ def unequal_buckets(sums: Mapping[int, int], total: Callable[[Tensor], Tensor]) 
     return total(mine).nonzero().flatten().tolist()[:LOOKED_AT]
 
 
-def _offset(tensor: Tensor) -> Offset:
+def offset_of(tensor: Tensor) -> Offset:
+    """Returns where this rank's part of a tensor begins in the whole tensor, by dimension."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.ndim
     return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])

@@ -21,7 +21,7 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, done, not_begun, point_statuses
 from launcher.runs import live_index, sweep_directory
 from launcher.runs.directory import Run
-from launcher.runs.events import Resized, Saved
+from launcher.runs.events import Resized, Restored, Saved
 from launcher.runs.lookup import may_have, newest
 from launcher.runs.sweep_directory import Sweep
 
@@ -95,7 +95,8 @@ OTHERS = ("STEP", "TIME LEFT", "TIME", "WHY", "CHECKPOINT", "ATTEMPT", "NODES", 
 RECENT = 20  # runs that are over and are shown without --all
 KEYS = (
     "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
-    "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "reason", "cause", "kind", "code", "stop",
+    "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "restored", "reason", "cause", "kind", "code",
+    "stop",
     "stays", "unanswered", "answer_age", "before",
     "updated", "directory",
 )  # fmt: skip
@@ -258,6 +259,10 @@ def _at(path: str) -> Run | Sweep | None:
     return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
 
 
+def _restored(event: Restored) -> dict[str, Any]:
+    return {"step": event.step, "memory": event.memory, "redone": event.redone}
+
+
 def _row_of(seen: RunStatus) -> dict[str, Any]:
     now = time.time()
     before = None
@@ -268,6 +273,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
     without = seen.state.value in WITHOUT_CAUSE and not again
     why, codes = (None, dict.fromkeys(CODES)) if without else ending(seen)
     nodes, ranks = _size(seen)
+    restored = seen.history.last(Restored)
     return {
         "run": seen.run.id,
         "state": _state(seen),
@@ -289,6 +295,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
         ],
         "checkpoint": far.saved,
         "checkpoint_age": far.saved_ago,
+        "restored": None if restored is None else _restored(restored),
         "reason": seen.job.text or None,
         "cause": why,
         **codes,

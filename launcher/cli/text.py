@@ -67,7 +67,8 @@ def plan_table(plan: JobPlan) -> str:
     from launcher.spec import limits
 
     pools = [f"{key} {name}" for key, name in limits.pools_by_key(plan).items()]
-    where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
+    working = plan.nodes - plan.spares
+    where = f"{plan.procs_per_node} on each of {working} nodes" if working > 1 else "on 1 node"
     ranks = f"{plan.world_size} ({where})"
     rows = [
         ("run", plan.run_id),
@@ -75,7 +76,8 @@ def plan_table(plan: JobPlan) -> str:
         ("cluster", ", ".join([plan.cluster.name, *pools])),
         *(("after", each.replace(":", ": ", 1)) for each in plan.after),
         ("workload", f"{plan.workload.name} ({plan.workload.entry})"),
-        ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),
+        ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < working else "")),
+        *([("spares", plural(plan.spares, "node"))] if plan.spares else []),
         *([("code", f"a copy of {plan.code.repository}, in {plan.code.snapshot}")] if plan.code.snapshot else []),
         *((name, value) for name, value in (
             ("template", plan.cluster.template), ("python", plan.env.activate), ("archive", plan.env.archive),

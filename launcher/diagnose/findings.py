@@ -30,7 +30,7 @@ from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt
-from launcher.runs.events import Ended, Fault, Restart, Started, Stop, every, first, last
+from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan, keys_of
 
@@ -164,7 +164,13 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Returns why ranks were restarted within an attempt, one line of text for each restart, the first one first."""
-    return tuple(text.of_fault(event) for event in every(events, Restart))
+    lines: list[str] = []
+    for entry in events:
+        if (restart := as_kind(entry, Restart)) is not None:
+            lines.append(text.of_fault(restart))
+        elif lines and (restored := as_kind(entry, Restored)) is not None:
+            lines[-1] += f"; {text.of_restored(restored)}"
+    return tuple(lines)
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
@@ -390,11 +396,12 @@ def _node(case: Case) -> Steps:
     cluster = case.plan.cluster
     if case.host and (override := registry.scheduler(cluster.scheduler).without(case.host, cluster.settings)):
         more = [Step("or without that node", case.resume(override))]
-    spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
+    working = case.plan.nodes - case.plan.spares
+    fewer = f"min_nodes={working - 1}" if working > 1 else ""
     return [
         Step("continue, on the nodes that the scheduler gives it", case.resume()),
         *more,
-        *([Step("let it continue with one node less next time", case.resume(spare))] if spare else []),
+        *([Step("let it continue with one node less next time", case.resume(fewer))] if fewer else []),
     ]
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Place,
         PreflightFailure,
         Resized,
+        Restored,
         SaveFailure,
         Stays,
         Stop,
@@ -617,6 +618,12 @@ def of_save_failed(event: SaveFailure) -> str:
 
 def of_passed_over(event: PassedOver) -> str:
     return f"a checkpoint is passed over: {event.checkpoint}: {'; '.join(event.problems)}"
+
+
+def of_restored(event: Restored) -> str:
+    where = "copies in memory" if event.memory else "the checkpoint on disk"
+    redone = "" if event.redone is None else f", {plural(event.redone, 'step')} to be done again"
+    return f"continues after step {event.step}, from {where}{redone}"
 
 
 _SETUP = {

@@ -19,7 +19,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,10 +44,14 @@ class Arrivals:
     wanted: set[int]  # member indices of the agents to wait for. Others take part if they arrive before these
     deadline: float  # monotonic time at which to stop waiting
     arrived: dict[int, Member] = field(default_factory=dict)  # the members that have arrived, by index
+    most: int | None = None  # maximum number of members of the round; None: all
+    before: Sequence[int] = ()  # member indices in the round before, in rank order
 
     def members(self) -> tuple[Member, ...]:
-        """Returns the members that have arrived, in rank order: the leader first, since it hosts the ranks' store."""
-        return tuple(sorted(self.arrived.values(), key=lambda member: (member.index != self.leader, member.index)))
+        """Returns the members of the round, in rank order: the leader first, since it hosts the ranks' store."""
+        if self.most is None:
+            return tuple(sorted(self.arrived.values(), key=lambda member: (member.index != self.leader, member.index)))
+        return tuple(self.arrived[index] for index in seats(self.before, self.arrived, self.leader, self.most))
 
     def decided(self, now: float) -> bool:
         """Returns whether all wanted members have arrived, or the deadline has passed. now: monotonic seconds."""
@@ -64,6 +68,19 @@ class Arrivals:
             accused=tuple(map(accuse, missing)),
             agents=AgentCount(arrived=len(self.arrived), expected=len(self.wanted) if missing else self.least),
         )  # fmt: skip
+
+
+def seats(before: Sequence[int], there: Collection[int], leader: int, most: int) -> list[int]:
+    """Returns the member indices of a round in rank order: those of the round before keep their ranks where they can.
+
+    An agent that was not in it takes the place of one that is gone. The leader changes places with the first one.
+    """
+    new = sorted(set(there) - set(before))
+    chosen = [index if index in there else new.pop(0) if new else None for index in before]
+    found = [index for index in [*chosen, *new] if index is not None]
+    first = found.index(leader)
+    found[0], found[first] = found[first], found[0]
+    return found[:most]
 
 
 def join_rendezvous(
@@ -92,7 +109,7 @@ def join_rendezvous(
         if problem is None:
             listener = listen(ports, address_reached(members))
             port = listener.getsockname()[1]
-            answer = {"type": "begin", "port": port, "members": [member.row() for member in members]}
+            answer = {"type": "begin", "port": port, "members": [member.row() for member in members], "spares": []}
         else:
             answer = refused(problem)
         hub.broadcast(others, answer)
@@ -162,14 +179,18 @@ def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
     """Returns the rendezvous of a round from its leader's `begin`, on a member with these addresses."""
     members = tuple(map(Member.of, begin["members"]))
     address = LOOPBACK if len({member.host for member in members}) == 1 else own.local_address
-    return Rendezvous(own.master_address, begin["port"], members, interface_with(address))
+    return Rendezvous(
+        own.master_address, begin["port"], members, interface_with(address), spares=tuple(begin["spares"])
+    )
 
 
-def leaders_rendezvous(port: int, members: Sequence[Member], listener: socket.socket | None = None) -> Rendezvous:
+def leaders_rendezvous(
+    port: int, members: Sequence[Member], listener: socket.socket | None = None, spares: Sequence[int] = ()
+) -> Rendezvous:
     """Returns the rendezvous of a round, on its leader. members: all members, the leader first."""
     reached = (member.master_address for member in members if member.host != members[0].host)
     interface = interface_with(next(reached, LOOPBACK))
-    return Rendezvous(address_reached(members) or LOOPBACK, port, tuple(members), interface, listener)
+    return Rendezvous(address_reached(members) or LOOPBACK, port, tuple(members), interface, listener, tuple(spares))
 
 
 # -- The leader's ports and its secret

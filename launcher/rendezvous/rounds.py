@@ -81,6 +81,7 @@ class Rendezvous:
     interface: str | None  # name of this agent's network interface to the others; None: unknown
     # on the leader, the listening socket of the store; None on others
     listener: socket.socket | None = field(default=None, compare=False)
+    spares: tuple[int, ...] = ()  # `Member.index` of the agents that wait to take the place of a lost one
 
     @property
     def hosts(self) -> tuple[str, ...]:

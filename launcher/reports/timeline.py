@@ -21,6 +21,7 @@ from launcher.runs.events import (
     Progress,
     Resized,
     Restart,
+    Restored,
     Saved,
     SaveFailure,
     SetupFailed,
@@ -258,6 +259,8 @@ def _mark(event: Event) -> tuple[str, str] | None:
         return "warning", texts.of_save_failed(event)
     if isinstance(event, PassedOver):
         return "warning", texts.of_passed_over(event)
+    if isinstance(event, Restored):
+        return "restart", texts.of_restored(event)
     if isinstance(event, Continues):
         return "end", f"continues: {texts.of_next(event)}"
     if isinstance(event, Stays):

@@ -223,6 +223,16 @@ class SaveFailure(Event, kind="save_failed"):
     final: bool = False  # whether later saves of this training cannot succeed either
 
 
+class Restored(Event, kind="restored"):
+    """A training continues from a saved state."""
+
+    step: int  # steps of the run that were done when the state was saved
+    memory: bool = False  # whether copies in the memory of nodes were loaded, instead of a checkpoint
+    redone: int | None = None  # steps after it that the attempt had done already; None: it is the first round
+    seconds: float = 0.0
+    received: int = 0  # copies that were sent from one rank to another one
+
+
 class PassedOver(Event, kind="passed_over"):
     """A checkpoint is damaged or does not match the training, and was renamed so that it is not read again."""
 

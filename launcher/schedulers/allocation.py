@@ -56,7 +56,8 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
     """
     if plan.nodes > held.nodes:
         raise ConfigError(
-            f"nodes={plan.nodes}: the allocation that this shell is in holds {held.nodes}: use nodes={held.nodes}"
+            f"{plan.nodes_key}={plan.nodes}: the allocation that this shell is in holds {held.nodes}: "
+            f"use {plan.nodes_key}={held.nodes}"
         )
     wanted = plan.nodes if plan.min_nodes == plan.nodes else held.nodes  # an elastic run takes all nodes
     if len(held.cpus) < wanted:

@@ -136,6 +136,8 @@ def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
 
     A min_nodes equal to the plan's nodes counts only if the user has set min_nodes (`fixed`).
     """
+    if plan.spares:  # the user wants this number, whatever happens
+        return False
     least = plan.min_nodes if fixed or plan.min_nodes < plan.nodes else 1
     return least <= nodes < plan.nodes and nodes * plan.procs_per_node >= int(
         plan.workload.params.get("min_ranks") or 1

@@ -166,6 +166,16 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
     min_nodes = resolved_value(config, "min_nodes") or nodes
     if min_nodes > nodes:
         raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
+    if config.spares < 0:
+        raise ConfigError(f"spares={config.spares}: it is a number of nodes; 0: none")
+    if config.spares and config.preflight:
+        raise ConfigError(
+            f"spares={config.spares}: preflight=true checks the nodes that begin, and no spare ones: use one"
+        )
+    if config.spares and launch.mode is LaunchMode.tasks:
+        raise ConfigError(
+            f"spares={config.spares}: with launch=tasks the scheduler starts the ranks, and none can wait"
+        )
     fewest = -(-workload.min_ranks // nodes)  # ranks per node that the workload needs
     procs = resolved_value(config, "procs_per_node") or config.gpus_per_node or fewest
     environment = _environment(cluster.environment)
@@ -178,6 +188,7 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         config,
         **{each.name: getattr(site, each.name) for each in dataclasses.fields(site)} | {"starter": starter},
         name=check_name("name", config.name),
+        nodes=nodes + config.spares,
         min_nodes=min_nodes,
         procs_per_node=procs,
         track=trackers(config.track),

@@ -102,7 +102,7 @@ def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
 
 
 def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
-    _at_most("nodes", plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", f"{source}.nodes")
+    _at_most(plan.nodes_key, plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", f"{source}.nodes")
     _at_least("nodes", plan.nodes, limits.min_nodes, where)
     _at_most(
         "gpus_per_node", plan.gpus_per_node, limits.gpus_per_node, f"{where} has {limits.gpus_per_node} on a node",
@@ -112,7 +112,7 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
     gpus = plan.gpus_per_node * plan.nodes
     if limits.gpus is not None and gpus > limits.gpus:
         raise ConfigError(
-            f"gpus_per_node={plan.gpus_per_node} x nodes={plan.nodes} is {gpus} GPUs, and {where} allows "
+            f"gpus_per_node={plan.gpus_per_node} x {plan.nodes_key}={plan.nodes} is {gpus} GPUs, and {where} allows "
             f"{limits.gpus}: lower one of the two"
         )
     cpus = f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} is {plan.cpus_per_node} CPUs"
@@ -144,8 +144,8 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
     hours = plan.nodes * plan.time / 3600
     if limits.node_hours is not None and hours > limits.node_hours:
         raise ConfigError(
-            f"nodes={plan.nodes} x {time} is {hours:g} node-hours, and {where} allows {limits.node_hours:g}: "
-            "lower one of the two"
+            f"{plan.nodes_key}={plan.nodes} x {time} is {hours:g} node-hours, and {where} allows "
+            f"{limits.node_hours:g}: lower one of the two"
         )
 
 
@@ -193,8 +193,8 @@ def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str 
                 best=best, size=format_size(best)
             )
         if count < plan.nodes:
-            few = plural(count, "node")
-            return f"{key}: {where} has only {few} with that much, and nodes={plan.nodes}: use nodes={count}"
+            few, nodes = plural(count, "node"), plan.nodes_key
+            return f"{key}: {where} has only {few} with that much, and {nodes}={plan.nodes}: use {nodes}={count}"
     return None
 
 

@@ -46,7 +46,7 @@ class JobPlan:
     run_id: str
     name: str
     run_dir: str  # run_dir, python, code_root, workdir, umask, secrets_dir, code, archive: see `build.Site`
-    nodes: int
+    nodes: int  # that the job gets, `spares` included
     min_nodes: int
     gpus_per_node: int
     procs_per_node: int
@@ -79,6 +79,7 @@ class JobPlan:
     # its script does not contain them
     secret_variables: tuple[str, ...]
     secrets_dir: str | None
+    spares: int = 0
 
     @property
     def no_workdir(self) -> str:
@@ -105,7 +106,12 @@ class JobPlan:
     @property
     def world_size(self) -> int:
         """The number of ranks if the run gets all its nodes."""
-        return self.nodes * self.procs_per_node
+        return (self.nodes - self.spares) * self.procs_per_node
+
+    @property
+    def nodes_key(self) -> str:
+        """What messages call the number of the job's nodes: the keys that it comes from."""
+        return "nodes + spares" if self.spares else "nodes"
 
     @property
     def tasks_per_node(self) -> int:

@@ -93,6 +93,8 @@ class Checkpoint:
     max_failures: int
     check_replicas: bool
     start_over: bool
+    memory: int | None = 0  # steps; None: from the cost of a copy
+    peers: bool = True
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,14 @@ def _natural(key: str, value: int) -> int:
     return value
 
 
+def _steps(key: str, value: str) -> int | None:
+    if value == "auto":
+        return None
+    if not value.isdecimal():
+        raise ConfigError(f"{key}={value}: it must be a number of steps (0: off) or auto")
+    return int(value)
+
+
 def _above_one(key: str, value: float) -> float:
     if not 1 < value < float("inf"):
         raise ConfigError(f"{key}={value:g}: it must be more than 1")
@@ -244,5 +254,6 @@ def _flat(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 _FORMS: Mapping[Form, Callable[[str, Any], Any]] = {
     Form.time: _time, Form.memory: _memory, Form.natural: _natural, Form.above_one: _above_one, Form.ports: _ports,
+    Form.steps: _steps,
     Form.flat: _flat,
 }  # fmt: skip

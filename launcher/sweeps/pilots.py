@@ -68,7 +68,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
             "array, on nodes of its own"
         )
         kind = "sweep.search" if sweep.search is not None else "sweep.slots, sweep.pack"
-        raise ConfigError(f"nodes={plan.nodes}: a point in a pilot ({kind}) runs on one node. {fix}")
+        raise ConfigError(f"{plan.nodes_key}={plan.nodes}: a point in a pilot ({kind}) runs on one node. {fix}")
     if plan.launch.mode == LaunchMode.tasks.value:
         raise ConfigError("launch=tasks: points in pilots (sweep.slots, sweep.pack) are started by agents")
     if plan.debugs:

@@ -3,7 +3,7 @@
 The agent forks a process for each rank, and calls `run_rank` in it. If the agent cannot fork safely, it starts the rank
 in a new interpreter:
 
-    python -m launcher.worker.main '{"place": 0, "pulse": 5, "stacks": 6, "lives": 0}'
+    python -m launcher.worker.main '{"place": 0, "lives": 0, "files": {"pulse_file": 5, "stacks_file": 6, ...}}'
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, pr
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
 
-def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, lives: int) -> dict[str, Any]:
+def run_rank(
+    plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, memory_file: int, lives: int
+) -> dict[str, Any]:
     """Runs the workload in this process. The agent has set the rank's environment.
 
     place: index of this rank among its agent's; lives: how often the attempt's ranks were started before.
-    pulse_file, stacks_file: descriptors of `Pulse.share` and `Stacks.file`.
+    pulse_file, stacks_file, memory_file: descriptors of `Pulse.share`, `Stacks.file`, `rank_report.make_memory`.
     Raises SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
@@ -47,6 +49,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     slot = heartbeat.RankSlot(mmap.mmap(pulse_file, 0), place)
     heartbeat.take(slot)
     hangs.serve(stacks_file)
+    rank_report.share_memory(memory_file, place)
     os.umask(plan.umask)
     devices.limit_threads(os.environ)
     os.environ.update(devices.variables(plan, os.environ))
@@ -62,7 +65,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
             if plan.workload.kind == "Program":
                 agents.wait(plan.launch.rendezvous_timeout)
                 attempt = int(os.environ["LAUNCHER_ATTEMPT"])
-                shared = program.Shared(pulse=pulse_file, stacks=stacks_file, report=agents.report, place=place)
+                shared = program.Shared(pulse_file, stacks_file, agents.report, memory_file, place)
                 return program.main(plan, shared, attempt, lives)
             return _run_workload(plan, agents)
     except Exception as error:
@@ -167,9 +170,9 @@ def workload_config(plan: JobPlan) -> schema.Workload:
     return kind(**values)
 
 
-def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) -> list[str]:
-    """Returns the command that starts a rank in a new interpreter, which must inherit both descriptors (`run_rank`)."""
-    arguments = {"place": place, "pulse": pulse_file, "stacks": stacks_file, "lives": lives}
+def fresh_command(place: int, *, lives: int, **files: int) -> list[str]:
+    """Returns the command that starts a rank in a new interpreter, which must inherit the files (`run_rank`)."""
+    arguments = {"place": place, "lives": lives, "files": files}
     return [sys.executable, *own_module("launcher.worker.main"), json.dumps(arguments)]
 
 
@@ -177,16 +180,14 @@ def main(arguments: str) -> int:
     """Runs a rank that `fresh_command` started, with its last argument (JSON); returns the exit code."""
     given = json.loads(arguments)
     report = int(os.environ[rank_report.REPORT])
-    for descriptor in (given["pulse"], given["stacks"], report, int(os.environ[rank_report.GATE])):
-        os.set_inheritable(descriptor, False)
+    for descriptor in (*given["files"].values(), report, int(os.environ[rank_report.GATE])):
+        if descriptor >= 0:
+            os.set_inheritable(descriptor, False)
 
     def run() -> dict[str, Any]:
         attempt = current_attempt()
         assert attempt is not None, "an agent has started this"
-        return run_rank(
-            attempt.run.plan(), given["place"], pulse_file=given["pulse"], stacks_file=given["stacks"],
-            lives=given["lives"],
-        )  # fmt: skip
+        return run_rank(attempt.run.plan(), given["place"], **given["files"], lives=given["lives"])
 
     return rank_report.run_and_report(run, report)
 

@@ -37,6 +37,7 @@ class Shared:
     pulse: int  # descriptor of the memory with the heartbeats of all ranks of the agent
     stacks: int  # descriptor of the file for this rank's stacks
     report: int  # descriptor of the file for the report of how this rank ends; see `rank_report`
+    memory: int  # descriptor of the file for copies of the state; -1: there is none
     place: int  # index of this rank among the agent's ranks
 
 
@@ -52,7 +53,7 @@ def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, A
 
 def _execute(plan: JobPlan, shared: Shared) -> NoReturn:
     words = command(plan.workload.params, sys.executable, executable=is_executable(plan.workload.params["script"]))
-    descriptors = [shared.pulse, shared.stacks, shared.report]
+    descriptors = [each for each in (shared.pulse, shared.stacks, shared.report, shared.memory) if each >= 0]
     os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{shared.pulse}:{shared.place}"
     settings: dict[str, Any] = {
         "stacks": shared.stacks, "report": shared.report, "descriptors": descriptors,

@@ -1,11 +1,12 @@
-"""The two channels between an agent and its rank: a gate that the rank waits at to join, and a report of how it ended.
+"""What a rank shares with its agent: a gate that it waits at to join, a report of how it ended, and memory.
 
-The agent passes two descriptors in the rank's environment. The rank first of all removes them from there:
+The agent passes descriptors in the rank's environment. The rank first of all removes the first two from there:
 
 | variable | descriptor of |
 |---|---|
 | `LAUNCHER_GATE` | a pipe that becomes readable when the rank may use the store; its content is not read |
 | `LAUNCHER_REPORT` | a file in memory, in which the rank writes how it ended: one JSON object, never a pickle |
+| `LAUNCHER_MEMORY` | a file in memory for copies of the state, which outlive the rank; see `checkpoint.memory` |
 
 A report is `{"returned": METRICS}` or `{"error": ...}` (`script.error_report`). A rank that is killed, or ends by
 os._exit, writes none.
@@ -31,10 +32,13 @@ from typing import Any
 
 from launcher import bounds, errors, formatting
 from launcher.failures.symptoms import LOG_LINES, LOST_PEER, last_error
-from launcher.files import run_files
+from launcher.files import memory_file, run_files
 from launcher.worker import script
 
-GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"
+GATE, REPORT, MEMORY = "LAUNCHER_GATE", "LAUNCHER_REPORT", "LAUNCHER_MEMORY"
+REACHED = "LAUNCHER_REACHED"  # variable: highest step of the run that an earlier round of the attempt has done
+_MEMORY_NAME = "launcher-memory"
+_MEMORY_SIZE = 1 << 62  # bytes; pages that nobody writes take no memory
 BOX = " \t─│╭╮╰╯"  # around the lines of an error of typer
 LONGEST_LINE = 1000  # most characters of a line that is taken for the error
 SYMPTOM_DELAY = 2.0  # seconds by which a rank that lost a peer delays its own failure, so that the cause comes first
@@ -76,6 +80,38 @@ class AgentChannels:
 def take() -> AgentChannels:
     """Removes this rank's descriptors from the environment, so that child processes do not get them; returns them."""
     return AgentChannels(int(os.environ.pop(GATE)), int(os.environ.pop(REPORT)))
+
+
+def make_memory() -> int:
+    """In an agent: makes the file for copies of its ranks' states; returns its descriptor, -1: there is none."""
+    file = -1
+    try:
+        file = memory_file.make(_MEMORY_NAME)
+        os.ftruncate(file, _MEMORY_SIZE)
+        return file
+    except OSError as error:  # it may be a file in a file system, which has a limit of its own
+        formatting.log_line(f"no memory for copies of states (checkpoint.memory): {error}")
+        if file >= 0:
+            os.close(file)
+        return -1
+
+
+def share_memory(file: int, place: int) -> None:
+    """In a rank: lets this process find that file, also as the program that it executes.
+
+    place: index of this rank among its agent's.
+    """
+    if file >= 0:
+        os.environ[MEMORY] = f"{os.getpid()}:{file}:{place}"
+
+
+def shared_memory() -> tuple[int, int] | None:
+    """Returns that file and this rank's place; None: there is none, or this is a child process of a rank."""
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        pid, file, place = map(int, os.environ[MEMORY].split(":"))
+        if pid == os.getpid() and memory_file.is_named(file, _MEMORY_NAME):
+            return file, place
+    return None
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,15 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Control] = []
     key = f"test/{random.randrange(2**60)}"
 
-    def agent(index: int, *, least: int = 2, heartbeat: float = 30, size: int = 3, join: float = ENOUGH) -> Control:
+    def agent(
+        index: int, *, least: int = 2, heartbeat: float = 30, size: int = 3, join: float = ENOUGH,
+        most: int | None = None,
+    ) -> Control:  # fmt: skip
         places = [Place(host=f"node{number}", node=number) for number in range(size)]
         control = Control(
             Member(index, index, places[index].host, 1), attempt=tmp_path,
-            limits=RoundLimits(least, None, None, None, None, heartbeat, 3), places=places, hosts=["localhost"] * size,
+            limits=RoundLimits(least, None, None, None, None, heartbeat, 3, most=most), places=places,
+            hosts=["localhost"] * size,
             secret=b"the run's", key=key, port_range=(LOW, LOW + 2000), join_timeout=join, signals=FakeSignals(),
             blame=lambda _: Blamed((), HangSign.ALL),
         )  # fmt: skip
@@ -237,6 +241,34 @@ def test_a_leader_that_was_lost_while_something_was_sent_is_not_lost_again(make:
         assert agents[index]._inbox, "the leader's end was found while something was sent"
     second = continued(*(lambda index=index: agents[index].next(R1, first[index], (0,)) for index in (1, 2)))
     assert [indices(rendezvous) for rendezvous in second] == [[1, 2], [1, 2]], second
+
+
+def test_spare_nodes_replace_one_leader_after_the_other_at_once(make: Make) -> None:
+    agents = [make(index, size=4, most=2) for index in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        spares = [pool.submit(agents[index].first) for index in (2, 3)]
+        first = met(*agents[:2])
+        assert [(indices(each), each.spares) for each in first] == [([0, 1], (2, 3))] * 2
+        lose_leader(agents[0])
+        began = time.monotonic()
+        ((_, second),) = together(lambda: agents[1].next(R1, first[1], (0,)))
+        assert second.listener is not None
+        second.listener.close()
+        assert (indices(second), second.spares) == ([1, 2], (3,))
+        assert indices(spares[0].result(ENOUGH)[1]) == [1, 2]
+        assert not spares[1].done()
+        lose_leader(agents[1])
+        ((history, third),) = together(lambda: agents[2].next(History(round=2), second, (1,)))
+        third.listener.close()
+        assert (history.round, indices(third), third.spares) == (2, [2, 3], ())
+        assert indices(spares[1].result(ENOUGH)[1]) == [2, 3]
+        assert time.monotonic() - began < 30  # less than launch.heartbeat: nobody was waited for in vain
+
+
+def lose_leader(agent: Control) -> None:
+    assert agent._hub is not None
+    agent._hub.close()
+    agent._hub = agent.coordinator = None
 
 
 def test_one_who_was_away_waits_and_is_let_in(make: Make) -> None:

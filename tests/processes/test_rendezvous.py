@@ -27,6 +27,7 @@ from launcher.rendezvous.protocol import (
     interface_with,
     join_rendezvous,
     listen,
+    seats,
     secret_of,
 )
 from launcher.rendezvous.rounds import LOOPBACK, Member, Rendezvous, RendezvousError, address_reached
@@ -465,6 +466,29 @@ def test_the_leader_comes_first_and_the_others_in_order() -> None:
     came = {index: MEMBERS[index] for index in (3, 0, 2, 1)}
     members = Arrivals(places(4), 2, 1, set(), 0.0, came).members()
     assert [member.index for member in members] == [2, 0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("before", "there", "leader", "most", "wanted"),
+    [
+        ((), (0, 1, 2), 0, 2, [0, 1]),
+        ((), (1, 2, 3), 2, 2, [2, 1]),
+        ((0, 1, 2), (0, 1, 2, 3), 0, 3, [0, 1, 2]),
+        ((0, 1, 2), (0, 2, 3), 0, 3, [0, 3, 2]),  # the spare has the place of the lost one
+        ((0, 1, 2), (1, 2, 3), 1, 3, [1, 3, 2]),  # the next leader changes places with it
+        ((0, 1, 2), (0, 3, 4), 0, 3, [0, 3, 4]),
+        ((0, 1, 2), (0, 2), 0, 3, [0, 2]),  # no spare is left
+        ((0, 2), (0, 1, 2), 0, 3, [0, 2, 1]),  # a node comes back
+    ],
+)
+def test_members_keep_their_ranks_when_a_spare_node_replaces_another_one(
+    before: tuple[int, ...], there: tuple[int, ...], leader: int, most: int, wanted: list[int]
+) -> None:
+    assert seats(before, there, leader, most) == wanted
+    came = {index: MEMBERS[index] for index in there if index < len(MEMBERS)}
+    if len(came) == len(there):
+        found = Arrivals(places(4), leader, 1, set(), 0.0, came, most, before).members()
+        assert [member.index for member in found] == wanted
 
 
 def test_a_member_travels_as_a_row() -> None:

@@ -85,7 +85,7 @@ class Agent:
         self.group = WorkerGroup(self.logs, fresh=self._fresh)
 
     def _shared(self, place: int) -> dict[str, int]:
-        return {"pulse_file": self.pulse.share(), "stacks_file": self.stacks.file(place), "lives": 0}
+        return {"pulse_file": self.pulse.share(), "stacks_file": self.stacks.file(place), "lives": 0, "memory_file": -1}
 
     def _fresh(self, me: Placement) -> Fresh:
         shared = self._shared(me.place)

@@ -84,7 +84,7 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
         return None
     if plan.nodes > total and settings.place is None:
         has = plural(total, "node")
-        return f"nodes={plan.nodes}: {where} has {has} in all: use nodes={total} or less"
+        return f"{plan.nodes_key}={plan.nodes}: {where} has {has} in all: use {plan.nodes_key}={total} or less"
     problem = too_much_for(plan if settings.place is None else dataclasses.replace(plan, nodes=1), groups, where)
     if problem and plan.gpus_per_node and not any(group.gpus for group in groups):
         problem += "; where GPUs are not counted as ngpus, cluster.gpu_directive=none"
@@ -119,9 +119,9 @@ def _refusals(plan: JobPlan, queue: PBSQueue, where: str) -> list[str]:
     gpus, cpus = plural(plan.gpus_per_node, "GPU"), plural(plan.cpus_per_node, "CPU")
     all_gpus = plan.gpus_per_node * plan.nodes
     for what, wanted, least, limit, unit in (
-        (f"nodes={plan.nodes}", plan.nodes, queue.least_nodes, queue.nodes, "node"),
-        (f"{gpus} on nodes={plan.nodes}", all_gpus, queue.least_gpus, queue.gpus, "GPU"),
-        (f"{cpus} on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, 0, queue.cpus, "CPU"),
+        (f"{plan.nodes_key}={plan.nodes}", plan.nodes, queue.least_nodes, queue.nodes, "node"),
+        (f"{gpus} on {plan.nodes_key}={plan.nodes}", all_gpus, queue.least_gpus, queue.gpus, "GPU"),
+        (f"{cpus} on {plan.nodes_key}={plan.nodes}", plan.cpus_per_node * plan.nodes, 0, queue.cpus, "CPU"),
     ):
         if limit is not None and wanted > limit:
             found.append(f"{what}: {where} gives a job at most {plural(limit, unit)}: ask for less")
@@ -130,7 +130,8 @@ def _refusals(plan: JobPlan, queue: PBSQueue, where: str) -> list[str]:
     if queue.mem is not None and plan.mem is not None and plan.mem * plan.nodes > queue.mem:
         most = format_size(queue.mem)
         found.append(
-            f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"
+            f"mem={format_size(plan.mem)} on {plan.nodes_key}={plan.nodes}: {where} gives a job at most {most}: "
+            "ask for less"
         )
     return found
 
@@ -160,8 +161,8 @@ def _of_totals(plan: JobPlan) -> tuple[str, ...]:
     if not settings_of(plan, PBSSettings).totals or plan.nodes == 1:
         return ()
     return (
-        f"cluster.totals=true does not say on how many nodes: where PBS gives fewer than nodes={plan.nodes}, the "
-        "attempt ends with 93",
+        f"cluster.totals=true does not say on how many nodes: where PBS gives fewer than {plan.nodes_key}="
+        f"{plan.nodes}, the attempt ends with 93",
     )
 
 

@@ -89,7 +89,8 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
     if most == 0:
         return f"cluster.partition={partition.name}: {where} gives nobody any nodes: choose another"
     if plan.nodes > most:
-        return f"nodes={plan.nodes}: {where} gives a job at most {plural(most, 'node')}: use nodes={most} or less"
+        key = plan.nodes_key
+        return f"{key}={plan.nodes}: {where} gives a job at most {plural(most, 'node')}: use {key}={most} or less"
     if partition.time is not None and plan.time > partition.time:
         limit = format_time(partition.time)
         return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"

@@ -23,7 +23,7 @@ from launcher.agent.policy import History
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
 from launcher.attach import requests
 from launcher.binding.node import Gpu, Nic
-from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import (
@@ -61,6 +61,7 @@ from launcher.runs.events import (
     Stop,
 )
 from launcher.spec.plan import JobPlan
+from launcher.worker import rank_report
 from launcher.worker.tracking import Reporter
 from tests.golden.golden import check
 from tests.unit.agent import test_attempt as agents
@@ -266,6 +267,8 @@ def test_checkpoints(environment: directory.Attempt, tmp_path: Path, monkeypatch
         other.save(3, state, wait=True)
     with pytest.raises(CheckpointError):
         other.close()
+    monkeypatch.setenv(rank_report.REACHED, "4")
+    other._report_restored(Loaded(3, None, {}, {}, None, 1, {}), 0.0, received=2)
     frozen("checkpoints", tmp_path)
 
 

@@ -1077,3 +1077,58 @@ def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None
     fault = cluster.coordinator.verdict.failure.fault
     assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, bounds.ACCUSED)
     assert len(json.dumps(event_file.entry(fault))) < bounds.EVENT_BYTES
+
+
+# -- spare nodes
+
+
+def test_a_spare_waits_takes_the_place_of_a_lost_node_and_no_round_ends_for_it() -> None:
+    cluster = Cluster(4, least=3, most=3)
+    cluster.gather()
+    cluster.hello(1, 2, 3)
+    cluster.tick()
+    begin = cluster.one("begin", to=[0, 1, 2])
+    assert begin["spares"] == [3]
+    cluster.one("spare", to=[3])
+    cluster.coordinator.watch(cluster.now)
+    for index in range(3):
+        cluster.receive(index, "heartbeat", step=5, resumable=True, joined=True)
+    cluster.tick(1.0)
+    cluster.none("regroup")  # it waits for a loss only
+    cluster.lose(1)
+    assert cluster.one("verdict", to=[0, 1, 2])["then"] == NextStep.RESTART.value  # three are left, with the spare
+    cluster.receive(2, "ready", round=1)
+    cluster.coordinator.gather(cluster.coordinator.history, [0, 2], 60, cluster.now, [0, 1, 2])
+    cluster.tick()
+    begin = cluster.one("begin", to=[0, 3, 2])
+    assert [Member.of(row).index for row in begin["members"]] == [0, 3, 2]
+    assert begin["spares"] == []
+
+
+def test_without_a_spare_that_is_left_the_attempt_ends() -> None:
+    cluster = Cluster(4, least=3, most=3)
+    cluster.gather()
+    cluster.hello(1, 2, 3)
+    cluster.tick()
+    cluster.coordinator.watch(cluster.now)
+    for index in range(3):
+        cluster.receive(index, "heartbeat", step=5, resumable=True, joined=True)
+    cluster.take("begin")
+    cluster.lose(3)  # the spare itself: nobody notices
+    cluster.none("verdict")
+    cluster.lose(1)
+    assert cluster.one("verdict", to=[0, 1, 2])["then"] == NextStep.RESUME.value
+
+
+def test_a_round_with_too_few_nodes_takes_one_that_comes_back() -> None:
+    cluster = Cluster(4, least=2, most=3)
+    cluster.gather(wanted=[0, 1])
+    cluster.hello(1)
+    cluster.tick()
+    cluster.one("begin", to=[0, 1])
+    cluster.coordinator.watch(cluster.now)
+    cluster.hello(2)
+    for index in range(2):
+        cluster.receive(index, "heartbeat", step=5, resumable=True, joined=True)
+    cluster.tick(1.0)
+    assert cluster.one("regroup", to=[0, 1])["back"] == [{"host": "node2", "node": 2, "task": None}]

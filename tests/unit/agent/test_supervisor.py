@@ -128,7 +128,7 @@ class Agent:
         stacks = hangs.Stacks(member.ranks)
         self.events = attempt.events_file(f"node-{index}")
         self.context = AgentContext(
-            job.plan, attempt, Events(attempt, f"node-{index}"), self.signals, self.pulse, stacks,
+            job.plan, attempt, Events(attempt, f"node-{index}"), self.signals, self.pulse, -1, stacks,
             RequestHandler(attempt, stacks), [{}] * member.ranks,
         )  # fmt: skip
         self.slots: list[RankSlot] = [self.pulse.slot(place) for place in range(member.ranks)]

@@ -218,7 +218,8 @@ def test_status_as_json(call: Call, tmp_path: Path) -> None:
     assert row == {
         "run": "a", "state": "done", "job": "7", "cluster": "here", "nodes": 1, "ranks": 1, "attempt": 0, "step": None,
         "steps": None, "percent": None, "rate": None, "needs": None, "elapsed": 0, "left": None, "checkpoint": None,
-        "checkpoint_age": None, "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
+        "checkpoint_age": None, "restored": None,
+        "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
         "kind": None, "code": None, "stop": None, "stays": None, "updated": row["updated"], "directory": str(run.path),
         "breakpoints": [],
     }  # fmt: skip

@@ -20,7 +20,8 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 # Large numbers of launcher/ that bound neither what is written nor what is read, by what they are.
 NO_BOUNDS = {
     "how much is read, written, copied or hashed at once; the rest follows": {
-        "agent/output.READ", "agent/output.MOST", "checkpoint/files._PIECE", "checkpoint/format.BLOCK",
+        "agent/output.READ", "agent/output.MOST", "checkpoint/copies.BLOCK", "checkpoint/files._PIECE",
+        "checkpoint/format.BLOCK", "checkpoint/memory.PIECE",
         "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
         "checkpoint/saving.AT_ONCE_ALL", "environment/unpack_on_node.PIECE", "files/checksum.PIECE",
         "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
@@ -34,11 +35,13 @@ NO_BOUNDS = {
         "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/nccl_report.MOST",
     },
     "where one way is chosen, or a warning given, instead of another": {
-        "checkpoint/saving.SMALL", "checkpoint/saving.SLACK", "diagnose/machine.FEW_INODES",
+        "checkpoint/copies.MOST_SHARED", "checkpoint/saving.SMALL", "checkpoint/saving.SLACK",
+        "diagnose/machine.FEW_INODES",
         "diagnose/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
         "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
+        "checkpoint/copies.AREA", "checkpoint/copies.HEADER", "worker/rank_report._MEMORY_SIZE",
         "diagnose/machine.MIB", "diagnose/machine.GIB",
         "diagnose/findings.GIB", "failures/text.MIB", "failures/text.GIB",
         "preflight/checks.MIB", "preflight/checks.WRITTEN", "preflight/checks.ELEMENTS",
@@ -116,7 +119,7 @@ def test_a_bound_has_a_name() -> None:
     found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(path.read_text())}
     # how the kernel says that there is no limit
     assert {each.partition(":")[0] for each in found} == {
-        "agent/rank_status"
+        "binding/node_memory"
     }  # how the kernel says that there is no limit
 
 

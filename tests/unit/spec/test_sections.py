@@ -24,7 +24,7 @@ BEFORE = {
 }
 FORMS: dict[Form, Any] = {
     Form.time: int, Form.memory: int, Form.natural: int, Form.above_one: float, Form.ports: tuple[int, int],
-    Form.flat: Mapping[str, Any],
+    Form.flat: Mapping[str, Any], Form.steps: int | None,
 }  # fmt: skip
 # What several keys decide together, so that it is never empty, or is written in a way of its own.
 RICHER = {"checkpoint.dir": str, "resume.lead": int, "tracking.experiment": str,

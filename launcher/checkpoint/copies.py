@@ -1,0 +1,368 @@
+"""Copies of states in the memory of agents: their format, and which of them are loaded.
+
+An agent with n ranks has one file in memory, with room for 2 + 4n slots. A slot holds one copy of something:
+
+| slots | content | written by |
+|---|---|---|
+| 0, 1 | replica: state that is the same on all ranks | the agent's first rank |
+| 2+4p, 3+4p | own: rank_state, and shards of tensors, of rank p of the agent | that rank |
+| 4+4p, 5+4p | peer: a copy of the `own` slot of a rank of another node | rank p, which has received it |
+
+Copies go to the two slots of a pair in turn. A slot is a header, the bytes of the tensors, and an index (a dict, by
+torch.save) with a CRC-32 for each block of what is before it. The header is erased first and written last: a slot that
+is half written does not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import math
+import mmap
+import struct
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher import torch_compat_dcp
+from launcher.checkpoint.files import one_line
+from launcher.checkpoint.format import Damaged
+from launcher.checkpoint.state import local_part, offset_of, size_of
+from launcher.formatting import long_size
+
+AREA = 1 << 46  # bytes of the file for each slot; pages that nobody writes take no memory
+HEADER = 1 << 12  # bytes for the header of a slot
+ALIGN = 64  # bytes; tensors start at multiples of it
+BLOCK = 1 << 26  # bytes that share a checksum
+MOST_SHARED = 1 << 37  # bytes of shards that are divided anew from memory rather than from disk
+SHARE = 0.01  # of the time of a step: what copies may cost with checkpoint.memory=auto
+LEFT_FREE = 0.1  # share of the free memory that copies leave free
+_MAGIC = b"launcher"
+_START = struct.Struct("<8sII")  # magic, length and CRC-32 of the header's JSON
+WHOLE, SHARDS, SINGLE = "whole", "shards", "single"  # modes: how tensors are divided over ranks
+REPLICA, OWN, PEER = "replica", "own", "peer"
+
+
+@dataclass(frozen=True)
+class Header:
+    """The description of a complete slot."""
+
+    lineage: str  # digest of the checkpoint folder and the training's identity
+    # how tensors are divided: `whole` (the same on all ranks), `shards` (DTensors) or `single` (all are a rank's own)
+    mode: str
+    layout: str  # digest of names, types and shapes of the tensors and, for `whole`, of all other values
+    round: int  # of the attempt, in which it was written
+    step: int  # steps of the run that were done
+    rank: int  # whose state it is
+    world_size: int
+    size: int = 0  # bytes behind the header
+    index: int = 0  # of these, bytes before the index
+    crc32: int = 0  # of the index
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Round and step, by which copies are sorted."""
+        return self.round, self.step
+
+    @property
+    def about(self) -> list[Any]:
+        """What the index repeats."""
+        return [self.lineage, self.round, self.step, self.rank]
+
+    def data(self) -> bytes:
+        """Returns the header as it is written: HEADER bytes."""
+        text = json.dumps(asdict(self)).encode()
+        return (_START.pack(_MAGIC, len(text), zlib.crc32(text)) + text).ljust(HEADER, b"\0")
+
+    @classmethod
+    def of(cls, data: bytes) -> Header | None:
+        """Returns the header in the first HEADER bytes of a slot; None: nothing complete is there; raises Damaged."""
+        if not any(data):
+            return None
+        magic, size, crc32 = _START.unpack_from(data)
+        text = data[_START.size : _START.size + size]
+        if magic != _MAGIC or size > HEADER - _START.size or zlib.crc32(text) != crc32:
+            raise Damaged("its header has changed since it was written")
+        return cls(**json.loads(text))
+
+
+class MemorySlot:
+    """One slot, as any rank of its agent uses it."""
+
+    def __init__(self, file: int, number: int) -> None:
+        self._file, self._number = file, number
+        self._memory = self._mapped(HEADER)
+
+    def _mapped(self, size: int) -> Tensor:
+        self._map = mmap.mmap(self._file, size, offset=self._number * AREA)
+        return torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def free(self) -> None:
+        """Makes the slot empty, and gives its memory back."""
+        self.erase()
+        self._map.madvise(mmap.MADV_REMOVE)
+
+    def body(self, size: int) -> Tensor:
+        """Returns `size` bytes behind the header, as uint8 [size]."""
+        if HEADER + size > AREA:
+            raise ValueError(f"{size} bytes are more than a slot can hold ({AREA - HEADER})")
+        if len(self._memory) < HEADER + size:  # a larger mapping of the same memory
+            self._memory = self._mapped(HEADER + size + min(size, BLOCK))
+        return self._memory[HEADER : HEADER + size]
+
+    def header(self) -> Header | None:
+        """Returns the header; None: the slot is empty, or was being written; raises Damaged."""
+        return Header.of(bytes(buffer(self._memory[:HEADER])))
+
+    def write_header(self, data: bytes) -> None:
+        """Completes the slot."""
+        buffer(self._memory[:HEADER])[:] = data
+
+    def erase(self) -> None:
+        """Makes the slot empty."""
+        self.write_header(bytes(HEADER))
+
+    def buffers(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns room for copies of the tensors (of DTensors: of this rank's shards), by name."""
+        offsets, end = _offsets(tensors)
+        body = self.body(end)
+        return {name: _view(body, offsets[name], local_part(tensor)) for name, tensor in tensors.items()}
+
+    def seal(self, header: Header, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> Header:
+        """Completes a slot whose `buffers` are filled: adds the index with `rest`, and the header, which it returns."""
+        offsets, end = _offsets(tensors)
+        where = {
+            name: (offsets[name], tensor.dtype, tuple(local_part(tensor).shape), tuple(tensor.shape), offset_of(tensor))
+            for name, tensor in tensors.items()
+        }
+        blob = io.BytesIO()
+        torch.save({**rest, "about": header.about, "where": where, "blocks": _checksums(self.body(end))}, blob)
+        index = blob.getvalue()
+        buffer(self.body(end + len(index))[end:])[:] = index
+        header = replace(header, size=end + len(index), index=end, crc32=zlib.crc32(index))
+        self.write_header(header.data())
+        return header
+
+
+def index_of(body: Tensor, header: Header) -> dict[str, Any]:
+    """Returns the index of a copy, without a look at its tensors. body: uint8 [header.size]; raises Damaged."""
+    index = bytes(buffer(body[header.index :]))
+    if zlib.crc32(index) != header.crc32:
+        raise Damaged("its index has changed since it was written")
+    try:
+        found = torch_compat_dcp.load_saved(io.BytesIO(index))
+    except Exception as error:
+        raise Damaged(f"its index cannot be read: {one_line(error)}") from None
+    if found["about"] != header.about:
+        raise Damaged(f"its index is of another copy: {found['about']}")
+    return dict(found)
+
+
+def require_sound(body: Tensor, header: Header) -> None:
+    """Compares all checksums of a copy; raises Damaged."""
+    if index_of(body, header)["blocks"] != _checksums(body[: header.index]):
+        raise Damaged("its tensors have changed since they were written")
+
+
+def tensors_in(body: Tensor, index: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of a copy, by name, as views of its body. index: of `verified`."""
+    return {
+        name: _view(body, offset, torch.empty(shape, dtype=dtype, device="meta"))
+        for name, (offset, dtype, shape, _, _) in index["where"].items()
+    }
+
+
+def _offsets(tensors: Mapping[str, Tensor]) -> tuple[dict[str, int], int]:
+    offsets, end = {}, 0
+    for name, tensor in tensors.items():
+        offsets[name] = end
+        end += -(-size_of(local_part(tensor)) // ALIGN) * ALIGN
+    return offsets, end
+
+
+def _view(body: Tensor, offset: int, like: Tensor) -> Tensor:
+    return body[offset : offset + size_of(like)].view(like.dtype).view(like.shape)
+
+
+def buffer(memory: Tensor) -> memoryview:
+    """Returns the bytes of a tensor (uint8 [n], contiguous, in CPU memory), to be read and written."""
+    size = len(memory)
+    return memoryview((ctypes.c_ubyte * size).from_address(memory.data_ptr()) if size else bytearray()).cast("B")
+
+
+def _checksums(body: Tensor) -> list[int]:
+    return [zlib.crc32(buffer(piece)) for piece in body.split(BLOCK)] if len(body) else []
+
+
+@dataclass
+class Pair:
+    """The two slots that take copies of the same thing in turn."""
+
+    slots: tuple[MemorySlot, MemorySlot]
+    last: int = 0  # the slot that was written last
+
+    @classmethod
+    def of(cls, file: int, number: int) -> Pair:
+        """Returns the pair of slots that begins with slot `number`; the one with the newer copy was written last."""
+        pair = cls((MemorySlot(file, number), MemorySlot(file, number + 1)))
+        ages = [age_of(slot) for slot in pair.slots]
+        pair.last = int(ages[1] > ages[0])
+        return pair
+
+    def turn(self) -> MemorySlot:
+        """Returns the slot for the next copy, which is empty now."""
+        self.last = 1 - self.last
+        self.slots[self.last].erase()
+        return self.slots[self.last]
+
+    def find(self, header: Header) -> MemorySlot:
+        """Returns the slot with a copy; raises Damaged: it is not there."""
+        for slot in self.slots:
+            with contextlib.suppress(Damaged):
+                if slot.header() == header:
+                    return slot
+        raise Damaged("its header has changed since it was written")
+
+    def keep_only(self, age: tuple[int, int] | None) -> None:
+        """Erases what is not of this round and step; the next copy goes to the other slot."""
+        for number, slot in enumerate(self.slots):
+            if age is not None and age_of(slot) == age:
+                self.last = number
+            else:
+                slot.erase()
+
+
+def age_of(slot: MemorySlot) -> tuple[int, int]:
+    """Returns round and step of the copy in a slot; (-1, -1): there is none."""
+    with contextlib.suppress(Damaged):
+        if (header := slot.header()) is not None:
+            return header.age
+    return -1, -1
+
+
+# -- Which copies are loaded
+
+
+@dataclass(frozen=True)
+class Held:
+    """A copy in the memory of an agent that still runs."""
+
+    holder: int  # rank that can read it
+    kind: str  # replica, own or peer
+    header: Header
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy that one rank needs, unless it holds it already."""
+
+    held: Held
+    to: int  # rank
+    kind: str  # replica or own: the pair that takes it
+    sender: int  # its holder, or a rank that has received it in an earlier transfer
+
+    @property
+    def moves(self) -> bool:
+        return self.sender != self.to or self.held.kind != self.kind
+
+
+@dataclass(frozen=True)
+class Source:
+    """A step that can be loaded from memory, and the copies that make it up."""
+
+    mode: str
+    round: int
+    step: int
+    world_size: int  # number of ranks that had made the copies
+    transfers: tuple[Transfer, ...]
+
+
+def choose(held: Sequence[Held], first_ranks: Sequence[int], least: int) -> Source | None:
+    """Returns what to load from memory; None: no step there is complete, or all are older than the disk.
+
+    The newest round's copies come first, and of these the highest step. A step counts if all copies of it have the same
+    mode and number of ranks, and
+
+    | mode | number of ranks | copies that must be there |
+    |---|---|---|
+    | whole | as before | a replica anywhere, and each rank's own; all with the same layout |
+    | whole | another one | a replica anywhere; all with the same layout |
+    | shards | as before | each rank's own |
+    | shards | another one | each rank's own; all with the same layout, and not too many (MOST_SHARED) |
+    | single | as before | each rank's own |
+    | single | another one | it does not count |
+
+    Args:
+        held: all copies that can be read.
+        first_ranks: for each rank the first rank of its agent; the ranks of an agent share replicas.
+        least: steps that are done in the newest checkpoint on disk; a step before that does not count.
+    """
+    now = len(first_ranks)
+    steps: dict[tuple[int, int], list[Held]] = {}
+    for each in held:
+        if each.header.step >= least:
+            steps.setdefault(each.header.age, []).append(each)
+    for (number, step), there in sorted(steps.items(), reverse=True):
+        replicas = {each.holder: each for each in there if each.kind == REPLICA}
+        parts: dict[int, list[Held]] = {}
+        for each in there:
+            if each.kind != REPLICA:
+                parts.setdefault(each.header.rank, []).append(each)
+        if not _is_complete(there, parts, replicas, now):
+            continue
+        mode, before = there[0].header.mode, there[0].header.world_size
+        size = sum(copies[0].header.size for copies in parts.values())
+        if mode == SHARDS and before != now and least and size > MOST_SHARED:  # each rank would get all of it
+            continue
+        transfers = _spread(replicas, sorted(set(first_ranks))) if mode == WHOLE else []
+        if before == now or mode != WHOLE:
+            for rank, copies in sorted(parts.items()):
+                best = min(copies, key=lambda each: (each.holder != rank, each.kind != OWN, each.holder))
+                transfers.append(Transfer(best, rank, OWN, best.holder))
+        return Source(mode, number, step, before, tuple(transfers))
+    return None
+
+
+def _is_complete(there: Sequence[Held], parts: Collection[int], replicas: Collection[int], now: int) -> bool:
+    if len({(each.header.mode, each.header.world_size) for each in there}) > 1:
+        return False
+    mode, before = there[0].header.mode, there[0].header.world_size
+    alike = len({each.header.layout for each in there}) == 1
+    if mode == WHOLE:
+        return alike and bool(replicas) and (before != now or len(parts) == before)
+    return len(parts) == before and (before == now or (mode == SHARDS and alike))
+
+
+def _spread(replicas: Mapping[int, Held], agents: Sequence[int]) -> list[Transfer]:
+    # Who has a replica by then sends it on: the time grows with the logarithm of the number of agents that lack it
+    transfers = [Transfer(replicas[rank], rank, REPLICA, rank) for rank in agents if rank in replicas]
+    first = len(transfers)
+    for rank in agents:
+        if rank not in replicas:
+            sender = transfers[len(transfers) - first * 2 ** int(math.log2(len(transfers) / first))]
+            transfers.append(Transfer(sender.held, rank, REPLICA, sender.to))
+    return transfers
+
+
+def interval(blocked: float, whole: float, step: float) -> int:
+    """Returns the smallest number of steps between two copies that cost at most SHARE of the time.
+
+    Args:
+        blocked: seconds for which a copy blocks training, without the wait for the one before it.
+        whole: seconds from the start of a copy until it is complete on all ranks; the next one waits for that.
+        step: seconds of a step, without the time for which copies block it.
+    """
+    return max(1, math.ceil(blocked / (SHARE * step)), math.ceil(whole / step)) if step > 0 else 1
+
+
+def shortage(needed: int, free: int | None) -> str:
+    """Returns why copies of `needed` bytes on a node do not fit; empty: they do, or what is free is unknown."""
+    if free is None or needed <= free * (1 - LEFT_FREE):
+        return ""
+    return f"they need {long_size(needed)} on a node, and {long_size(free)} are free"

@@ -1,0 +1,586 @@
+"""Checkpoints in memory: every few steps ranks copy their state into memory of their agent, which outlives them.
+
+No rank starts a copy before all ranks have completed the last one: of the last two steps one is complete on all of them
+whenever ranks die. `copies` describes the format, and chooses what is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher.binding import node_memory
+from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.copies import (
+    HEADER,
+    OWN,
+    PEER,
+    REPLICA,
+    SHARDS,
+    SINGLE,
+    WHOLE,
+    Header,
+    Held,
+    MemorySlot,
+    Pair,
+    Source,
+    Transfer,
+    buffer,
+    choose,
+    index_of,
+    interval,
+    require_sound,
+    shortage,
+    tensors_in,
+)
+from launcher.checkpoint.files import one_line
+from launcher.checkpoint.format import MEMORY, Damaged, Manifest
+from launcher.checkpoint.loading import LoadTarget, Opened, expanded
+from launcher.checkpoint.saving import Copying, Staging
+from launcher.checkpoint.state import Content, ReplicaTable, facts, fill, local_part, offset_of, plain, size_of
+from launcher.formatting import log_line
+from launcher.worker import heartbeat, rank_report
+from launcher.worker.process_group import Env
+
+PIECE = 1 << 30  # most bytes that are sent at once
+MEASURED = 5  # copies from which the cost is taken; as many are made at every step first
+
+
+@dataclass
+class _Copy:
+    # One copy on this rank, while it is made
+
+    step: int
+    extra: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    content: Content | None = None
+    rank_state: dict[str, Any] | None = None
+    copying: Copying | None = None  # of the tensors that this rank copies
+    kept: list[str] = field(default_factory=list)  # names of these tensors
+    layout: str = ""
+    fault: str | None = None  # why this rank cannot make its copy
+    staged: threading.Event = field(default_factory=threading.Event)  # set as soon as the state may change
+    thread: threading.Thread | None = None
+    blocked: float = 0.0  # seconds for which training was blocked so far
+    whole: float = 0.0  # seconds until it was complete on all ranks
+    every: int = 0  # what the ranks have agreed on: steps until the next copy,
+    single: bool = False  # whether they have different tensors,
+    end: str = ""  # and why there are no more copies
+
+
+@dataclass
+class _Needs:
+    # What a rank needs for its copies, before the first one
+
+    fault: str | None  # why it cannot make one
+    node: int  # index of its node
+    free: int | None  # bytes that its node can give it
+    held: int  # bytes that the agent's file has already; 0: another rank tells them
+    size: int = 0  # bytes of its tensors
+    sharded: bool = False  # whether a tensor is sharded
+    difference: int = 0  # the sum over all ranks is 0 if none has other tensors than others under one name
+
+
+_in_use = False  # whether an object of this process has the memory
+
+
+class MemoryCheckpoints:
+    """The checkpoints in memory of one training. All ranks make one, and call its methods in the same order.
+
+    Attributes:
+        every: steps between two copies; 0: no more copies are made.
+    """
+
+    def __init__(self, env: Env, lineage: str, every: int | None, *, peers: bool, timeout: float, check: bool) -> None:
+        """
+        Args:
+            env: this rank's position in the job.
+            lineage: digest of what must be equal for a copy to fit.
+            every: steps between two copies, 1 or more; None: as many as their cost allows.
+            peers: whether each rank sends what only it has to a rank of the next node.
+            timeout: seconds to wait for the slowest rank.
+            check: whether to look, at the first copy, whether ranks have the same tensors under the same names.
+        """
+        global _in_use
+        self._env, self._lineage, self._auto = env, lineage, every is None
+        self.every = every or 1
+        self._group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1)
+        self._round = int(os.environ.get("LAUNCHER_ROUND", "0"))
+        self._check, self._first = check, True
+        self._mode = WHOLE  # how tensors are divided over ranks
+        self._copy: _Copy | None = None
+        self._costs: deque[tuple[float, float]] = deque(maxlen=MEASURED)  # `blocked` and `whole` of the last copies
+        self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of the steps between them
+        self._last: tuple[int, float] | None = None  # step of the last copy, and when it was made
+        self._bad: set[Held] = set()
+        self._uses = False  # whether it has the memory; one object of a process has
+        here = None if _in_use else rank_report.shared_memory()
+        firsts = self._group.on_all(lambda: None if here is None else env.rank - here[1])
+        if here is None or None in firsts:
+            if env.rank == 0:
+                log_line(
+                    "no checkpoints in memory: another Checkpointer of this process makes them, or the agents have no "
+                    "memory for them",
+                    sys.stdout,
+                )  # fmt: skip
+            self.every = 0
+            self._pairs: dict[str, Pair] = {}
+            return
+        self._first_ranks = [first for first in firsts if first is not None]
+        _in_use = self._uses = True
+        self._file, place = here
+        self._leads = place == 0
+        # The same shift on all ranks, also where nodes have different numbers of ranks
+        of_nodes = Counter(env.node_ranks)
+        self._peer = max(of_nodes.values()) if peers and len(of_nodes) > 1 else 0
+        numbers = {REPLICA: 0, OWN: 2 + 4 * place, PEER: 4 + 4 * place}
+        self._pairs = {kind: Pair.of(self._file, number) for kind, number in numbers.items()}
+
+    # -- making a copy
+
+    def due(self, step: int) -> bool:
+        """Returns whether to make a copy after this step; the same on all ranks."""
+        if not self.every:
+            return False
+        return self._last is None or step >= self._last[0] + self.every
+
+    def keep(
+        self, step: int, state: Mapping[str, Any], rank_state: Mapping[str, Any] | None, extra: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> None:  # fmt: skip
+        """Copies the current state. Large tensors may still be being copied on return; see `staged`."""
+        asked = time.perf_counter()
+        self.wait()
+        if not self.every:
+            return
+        began = time.perf_counter()
+        if self._last is not None:
+            done, at = self._last
+            self._steps.append((asked - at - self._costs[-1][0]) / max(1, step - done))
+        self._last = step, began
+        copy = _Copy(step)
+        try:
+            copy.extra, copy.metrics = facts(extra, "extra"), facts(metrics, "metrics")
+            content = copy.content = Content.of(expanded(state)[0])
+            copy.rank_state = None if rank_state is None else plain(expanded(rank_state)[0], "rank_state")
+        except Exception as error:  # the other ranks must not wait for this one
+            copy.fault = one_line(error)
+        if self._first and not self._begins(copy):
+            return
+        if copy.fault is None:
+            try:
+                self._pairs[OWN].turn()
+                pair, kept = self._pairs[OWN], content.tensors
+                if self._mode == WHOLE:
+                    pair, kept = self._pairs[REPLICA], content.tensors if self._leads else {}
+                    if self._leads:
+                        pair.turn()
+                buffers = pair.slots[pair.last].buffers(kept) if kept else {}
+                copy.kept, copy.copying = list(kept), Staging(buffers).start(kept)
+            except Exception as error:
+                copy.fault = one_line(error)
+        self._copy = copy
+        copy.thread = threading.Thread(target=self._run, args=(copy,), name="memory-checkpoint")
+        copy.thread.start()
+        copy.blocked += time.perf_counter() - began
+
+    def _begins(self, copy: _Copy) -> bool:
+        # Before the first copy: how the tensors are divided over ranks, and whether there is memory for the copies
+        self._first = False
+        content = copy.content
+        mine = _Needs(copy.fault, self._env.node_rank, free=self._free(), held=self._held_bytes() if self._leads else 0)
+        try:
+            if content is not None and copy.fault is None:
+                mine.sharded = content.sharded
+                mine.size = sum(size_of(local_part(tensor)) for tensor in content.tensors.values())
+                if self._check and self._group.many and self._mode != SINGLE:
+                    table = ReplicaTable.of(content.tensors, {})
+                    mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
+        except Exception as error:
+            mine.fault = one_line(error)
+        ranks = self._group.on_all(lambda: mine)
+        if self._mode == SINGLE or sum(each.difference for each in ranks) % (1 << 64):
+            self._mode = SINGLE
+        else:
+            self._mode = SHARDS if any(each.sharded for each in ranks) else WHOLE
+        faults = {rank: each.fault for rank, each in enumerate(ranks) if each.fault is not None}
+        why = "; ".join(f"rank {rank}: {fault}" for rank, fault in list(faults.items())[:4])
+        nodes: dict[int, list[_Needs]] = {}
+        for rank, each in enumerate(ranks):
+            if self._mode != WHOLE:
+                each.size *= 2 if self._peer else 1
+            elif self._first_ranks[rank] != rank:
+                each.size = 0
+            nodes.setdefault(each.node, []).append(each)
+        for on_node in nodes.values():
+            free = min((each.free for each in on_node if each.free is not None), default=None)
+            held = sum(each.held for each in on_node)
+            why = why or shortage(2 * sum(each.size for each in on_node), None if free is None else free + held)
+        if why:
+            self._end(why)
+        elif self._mode == SINGLE and self._leads:
+            for slot in self._pairs[REPLICA].slots:
+                slot.free()
+        return not why
+
+    def _free(self) -> int | None:
+        # Bytes; where the file is not in anonymous memory its file system is a limit, too
+        found = node_memory.free()
+        system = os.fstatvfs(self._file)
+        there = [system.f_bavail * system.f_frsize] if system.f_blocks else []
+        return min([*there, *([] if found is None else [found])], default=None)
+
+    def _held_bytes(self) -> int:
+        return os.fstat(self._file).st_blocks * 512
+
+    def _end(self, why: str) -> None:
+        self.every = 0
+        if self._env.rank == 0:
+            log_line(f"no checkpoints in memory from here on, only on disk: {why}", sys.stdout)
+
+    def _run(self, copy: _Copy) -> None:
+        began = time.perf_counter()
+        try:
+            if copy.fault is None:
+                self._write(copy)
+        except Exception as error:
+            copy.fault = one_line(error)
+        finally:
+            copy.staged.set()
+        try:
+            if self._peer:
+                self._exchange()
+            self._agree(copy)
+        except Exception as error:  # the group failed: a rank is gone, and the round ends
+            copy.end = f"rank {self._env.rank}: {one_line(error)}"
+            self._group.close()  # so that the others do not wait for this rank
+        copy.whole = time.perf_counter() - began
+
+    def _write(self, copy: _Copy) -> None:
+        content = copy.content
+        assert content is not None
+        assert copy.copying is not None
+        tensors = copy.copying.finish(copy.kept)
+        copy.staged.set()
+        mode = self._mode
+        digest = hashlib.sha256(content.digest().encode())
+        if mode == WHOLE:
+            digest.update(repr(content.values).encode())
+        copy.layout = digest.hexdigest()[:15]
+        header = Header(
+            self._lineage, mode, copy.layout, self._round, copy.step, self._env.rank, self._env.world_size
+        )  # fmt: skip
+        rest = {
+            "paths": content.paths, "values": content.values, "lists": content.lists, "extra": copy.extra,
+            "metrics": copy.metrics,
+        }  # fmt: skip
+        own = {"rank_state": copy.rank_state}
+        if mode != WHOLE:
+            self._newest(OWN).seal(header, tensors, {**rest, **own})
+            return
+        if self._leads:
+            self._newest(REPLICA).seal(header, tensors, rest)
+        self._newest(OWN).seal(header, {}, own)
+
+    def _newest(self, kind: str) -> MemorySlot:
+        pair = self._pairs[kind]
+        return pair.slots[pair.last]
+
+    def _exchange(self) -> None:
+        # Sends this rank's own copy to a rank of the next node, and receives one from the node before
+        own, slot = self._newest(OWN), self._pairs[PEER].turn()
+        rank, size = self._env.rank, self._env.world_size
+        to, source = (rank + self._peer) % size, (rank - self._peer) % size
+        header = own.header()
+        mine, others = torch.zeros(2, HEADER, dtype=torch.uint8)
+        if header is not None:
+            buffer(mine)[:] = header.data()
+        self._pass(mine, to, others, source)
+        data = bytes(buffer(others))
+        received = Header.of(data)
+        self._pass(
+            own.body(0 if header is None else header.size), to,
+            slot.body(0 if received is None else received.size), source,
+        )  # fmt: skip
+        slot.write_header(data)
+
+    def _pass(self, mine: Tensor, to: int, others: Tensor, source: int) -> None:
+        works = [dist.irecv(piece, source, self._group.group) for piece in others.split(PIECE) if len(piece)]
+        works += [dist.isend(piece, to, self._group.group) for piece in mine.split(PIECE) if len(piece)]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    def _agree(self, copy: _Copy) -> None:
+        # Also makes sure that all ranks have completed this copy before any begins the next one
+        layout = int(copy.layout or "0", 16)
+        votes = torch.tensor([copy.fault is not None, self._proposal(), layout, -layout])
+        if self._group.many:
+            dist.all_reduce(votes, dist.ReduceOp.MAX, self._group.group)
+        fault, every, high, low = votes.tolist()
+        if fault:
+            copy.end = copy.fault or "another rank could not make its copy"
+        elif high != -low and self._mode == WHOLE:
+            copy.single = True
+        copy.every = every
+
+    def _proposal(self) -> int:
+        if not self._auto or len(self._costs) < MEASURED:
+            return self.every if not self._auto else 1
+        blocked, whole = (statistics.median(each) for each in zip(*self._costs, strict=True))
+        return interval(blocked, whole, statistics.median(self._steps))
+
+    def staged(self) -> float:
+        """Waits until the last copy is made, so that the state may change; returns the seconds waited."""
+        copy = self._copy
+        if copy is None or copy.staged.is_set():
+            return 0.0
+        began = time.perf_counter()
+        copy.staged.wait()
+        copy.blocked += time.perf_counter() - began
+        return time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Waits until the last copy is complete on all ranks, or one of them has failed."""
+        copy, self._copy = self._copy, None
+        if copy is None or copy.thread is None:
+            return
+        if copy.thread.is_alive():
+            with heartbeat.alive():
+                copy.thread.join()
+        self._costs.append((copy.blocked, copy.whole))
+        if copy.single:  # which needs more memory
+            self._mode, self._first = SINGLE, True
+        self.every = copy.every or self.every
+        if copy.end:
+            self._end(copy.end)
+
+    def close(self) -> None:
+        """Waits for the last copy, and releases the memory and the process group."""
+        global _in_use
+        try:
+            self.wait()
+        finally:
+            _in_use = _in_use and not self._uses
+            self._uses = False
+            self._group.close()
+
+    # -- loading
+
+    @property
+    def loads(self) -> bool:
+        """Whether there may be something to load: a training that goes back in the same round wants the disk."""
+        return bool(self._pairs) and self._last is None
+
+    def find(self, least: int) -> tuple[Source | None, list[str]]:
+        """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""
+        found = self._group.gather(self._held())
+        lines = [line for _, lines in found for line in lines]
+        held = [each for there, _ in found for each in there if each not in self._bad]
+
+        def newest() -> tuple[Source | None, list[str]]:
+            source = choose(held, self._first_ranks, least) if self._pairs else None
+            chosen = (-1, -1) if source is None else (source.round, source.step)
+            there = {each.header.step for each in held if each.header.age > chosen}
+            for step in sorted(step for step in there if step >= least):
+                log_line(f"the copies of step {step} in memory are not complete, and are not loaded", sys.stdout)
+            return source, lines
+
+        return self._group.on_first(newest)
+
+    def _held(self) -> tuple[list[Held], list[str]]:
+        held, lines = [], []
+        for kind, pair in self._pairs.items():
+            for slot in pair.slots if self._leads or kind != REPLICA else ():
+                try:
+                    header = slot.header()
+                    if header is not None and header.lineage != self._lineage:
+                        raise Damaged("it is of another training")
+                    if header is not None:
+                        held.append(Held(self._env.rank, kind, header))
+                except Damaged as error:
+                    lines.append(f"a copy in memory ({kind}, held by rank {self._env.rank}): {error}")
+                    slot.erase()
+        return held, lines
+
+    def fetch(self, source: Source) -> list[str]:
+        """Brings what each rank needs to its own agent; returns a line for each damaged copy."""
+        rank = self._env.rank
+        mine = {each.held for each in source.transfers if each.held.holder == rank}
+        if lines := self._reject(lambda: [(each, why) for each in mine if (why := self._damage(each.kind, each))]):
+            return lines
+        if source.mode != WHOLE and source.world_size != self._env.world_size:
+            return []
+        sent = {each.held.header for each in source.transfers if each.moves and each.sender == rank}
+        received = []
+        for each in source.transfers:
+            if each.moves and rank in (each.sender, each.to):
+                self._move(each, sent)
+                received += [each] if each.to == rank else []
+        wrong = [(each.held, why) for each in received if (why := self._damage(each.kind, each.held))]
+        return self._reject(lambda: wrong)
+
+    def reject(self, source: Source) -> None:
+        """Makes a source count no more, on all ranks."""
+        self._bad |= {each.held for each in source.transfers}
+
+    def _reject(self, look: Callable[[], list[tuple[Held, str]]]) -> list[str]:
+        wrong = [each for found in self._group.on_all(look) for each in found]
+        self._bad |= {held for held, _ in wrong}
+        return [
+            f"a copy of step {held.header.step} in memory ({held.kind} of rank {held.header.rank}, held by rank "
+            f"{held.holder}): {why}"
+            for held, why in wrong
+        ]
+
+    def _damage(self, kind: str, held: Held) -> str:
+        try:
+            require_sound(self._pairs[kind].find(held.header).body(held.header.size), held.header)
+        except Damaged as error:
+            return str(error)
+        return ""
+
+    def _move(self, transfer: Transfer, sent: Collection[Header]) -> None:
+        # sent: the copies that other ranks get from this one, which stay where they are
+        held, rank = transfer.held, self._env.rank
+        header, pair = held.header, self._pairs[transfer.kind]
+        body = torch.empty(0)
+        if transfer.sender == rank:
+            kind = held.kind if held.holder == rank else transfer.kind
+            body = self._pairs[kind].find(header).body(header.size)
+        if transfer.to != rank:
+            for piece in body.split(PIECE):
+                dist.send(piece, transfer.to, self._group.group)
+            return
+        slot = next((each for each in pair.slots if each.header() not in sent), pair.slots[0])
+        slot.erase()
+        target = slot.body(header.size)
+        if transfer.sender == rank:
+            target.copy_(body)
+        else:
+            for piece in target.split(PIECE):
+                dist.recv(piece, transfer.sender, self._group.group)
+        slot.write_header(header.data())
+
+    def opened(self, source: Source, wanted: LoadTarget, everyone: Collection[str]) -> InMemory:
+        """Returns what `fetch` has brought, to be loaded."""
+        return InMemory(self, source, wanted, everyone, self._group)
+
+    def keep_only(self, source: Source | None) -> None:
+        """Erases all copies but those of a step: the one that was loaded from memory; None: from disk."""
+        for kind, pair in self._pairs.items():
+            if self._leads or kind != REPLICA:
+                pair.keep_only(None if source is None else (source.round, source.step))
+        self._last = None
+
+    def part(self, kind: str, rank: int | None, source: Source) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Returns index and tensors of a copy of this agent, which was verified; rank: whose it is, if that matters."""
+        for slot in self._pairs[kind].slots:
+            header = slot.header()
+            if header is None or header.age != (source.round, source.step):
+                continue
+            if rank is None or header.rank == rank:
+                body = slot.body(header.size)
+                index = index_of(body, header)
+                return index, tensors_in(body, index)
+        raise Damaged(f"the copy of step {source.step} is gone")
+
+    def first_index(self, source: Source) -> dict[str, Any]:
+        """Returns on all ranks the index of one rank's copy."""
+        held = source.transfers[0].held
+
+        def index() -> dict[str, Any] | None:
+            if held.holder != self._env.rank:
+                return None
+            return index_of(self._pairs[held.kind].find(held.header).body(held.header.size), held.header)
+
+        return next(each for each in self._group.on_all(index) if each is not None)
+
+    def pieces(self, source: Source) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+        """Yields index and tensors of the copies of all ranks, one after the other, on all ranks."""
+        for each in source.transfers:
+            header = each.held.header
+            body = torch.empty(header.size, dtype=torch.uint8)
+            if each.held.holder == self._env.rank:
+                body = self._pairs[each.held.kind].find(header).body(header.size)
+            for piece in body.split(PIECE) if self._group.many else ():
+                dist.broadcast(piece, each.held.holder, self._group.group)
+            index = index_of(body, header)
+            yield index, tensors_in(body, index)
+
+
+class InMemory(Opened):
+    """Copies in memory while they are loaded."""
+
+    def __init__(
+        self, memory: MemoryCheckpoints, source: Source, wanted: LoadTarget, everyone: Collection[str], peers: Peers
+    ) -> None:
+        manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
+        super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, everyone, peers, 0.0)
+        self._memory, self._source = memory, source
+        self._index: dict[str, Any] = {}
+        self._there: dict[str, Tensor] = {}
+        self.extra: dict[str, Any] = {}
+        self.metrics: dict[str, float] = {}
+
+    def open(self) -> list[str]:
+        source, rank = self._source, self._peers.rank
+        same = source.world_size == self._peers.world_size
+        if source.mode == WHOLE:
+            self._index, self._there = self._memory.part(REPLICA, None, source)
+            if same:
+                self.rank_state = self._memory.part(OWN, rank, source)[0]["rank_state"]
+        elif same:
+            self._index, self._there = self._memory.part(OWN, rank, source)
+            self.rank_state = self._index["rank_state"]
+        else:
+            self._index = self._memory.first_index(source)
+        self.extra, self.metrics = self._index["extra"], self._index["metrics"]
+        kinds = {name: (dtype, shape) for name, (_, dtype, _, shape, _) in self._index["where"].items()}
+        self._choose(self._index, kinds)
+        return []
+
+    def read(self) -> list[str]:
+        source = self._source
+        with torch.no_grad():
+            if source.mode == WHOLE:
+                for name, tensor in self.tensors.items():
+                    fill(tensor, self._there[name])
+                return []
+            parts = iter([(self._index, self._there)])
+            if source.world_size != self._peers.world_size:
+                parts = self._memory.pieces(source)
+            filled: dict[str, set[tuple[int, ...]]] = {name: set() for name in self.tensors}
+            left = {name: local_part(tensor).numel() for name, tensor in self.tensors.items()}
+            for index, tensors in parts:
+                for name, (_, _, _, _, offset) in index["where"].items():
+                    if name in filled and offset not in filled[name]:
+                        filled[name].add(offset)
+                        left[name] -= fill_overlap(self.tensors[name], tensors[name], offset)
+        return [f"{name} is not all there" for name, count in left.items() if count]
+
+
+def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:
+    """Copies what a piece at `offset` of a tensor has of `target`'s local part; returns the number of elements."""
+    local, start = local_part(target), offset_of(target)
+    lows = [max(a, b) for a, b in zip(start, offset, strict=True)]
+    highs = [min(a + n, b + m) for a, n, b, m in zip(start, local.shape, offset, piece.shape, strict=True)]
+    if any(low >= high for low, high in zip(lows, highs, strict=True)):
+        return 0
+    here = tuple(slice(low - a, high - a) for low, high, a in zip(lows, highs, start, strict=True))
+    there = tuple(slice(low - b, high - b) for low, high, b in zip(lows, highs, offset, strict=True))
+    local[here].copy_(piece[there])
+    return int(local[here].numel())

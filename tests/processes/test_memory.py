@@ -1,0 +1,273 @@
+"""Copies of states in memory, in real ranks: what the next round loads after ranks, nodes or bytes were lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from launcher import Env
+from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.checkpoint.copies import HEADER, OWN, PEER, REPLICA, SINGLE, Pair
+from launcher.checkpoint.memory import MemoryCheckpoints
+from launcher.torch_compat import DTensor, Shard, distribute_tensor
+from launcher.worker import rank_report
+from tests.processes.workload_ranks import run_ranks
+
+SIZE = 30  # elements of the large tensor; divides by no number of ranks but 2, 3 and 5
+
+
+@dataclass(frozen=True)
+class Life:
+    """One round of a training: it loads, does steps up to `last`, and makes a copy after each."""
+
+    folder: Path
+    memories: tuple[str, ...]  # the file of each node's agent
+    round: int = 0
+    last: int = 5
+    kind: str = "whole"
+    save_at: int = -1  # step at which it saves to disk
+    peers: bool = True
+    every: int | None = 1
+
+
+def life(it: Life, env: Env) -> dict[str, Any]:
+    file = os.open(it.memories[env.node_rank], os.O_RDWR)
+    os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
+    rank_report.share_memory(file, env.local_rank)
+    saved = Checkpointer(it.folder, env, identity={}, memory=it.every, peers=it.peers, check_replicas=True, timeout=20)
+    counter = {"steps": 0}
+    large: Any = torch.zeros(SIZE)
+    if it.kind == "shards":
+        large = distribute_tensor(large, init_device_mesh("cpu", (env.world_size,)), [Shard(0)])
+    state: dict[str, Any] = {"large": large, "small": torch.zeros((), dtype=torch.float64), "counter": counter}
+    if it.kind == "single":
+        state["large"] = large + 1000 * env.rank
+    loaded = saved.load(state)
+    own = None if loaded is None or loaded.rank_state is None else dict(loaded.rank_state)
+    if own and "noise" in own:
+        own["noise"] = own["noise"].tolist()
+    before = _facts(state)
+    step = 0 if loaded is None else loaded.step
+    start = step
+    while step < it.last:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        saved.staged()
+        step += 1
+        with torch.no_grad():
+            state["large"] += step
+            state["small"] += step
+        counter["steps"] = step
+        saved.keep(step, state, rank_state={"rank": env.rank, "noise": torch.full((3,), env.rank + step)})
+        if step == it.save_at:
+            saved.save(step, state, rank_state={"rank": env.rank}, wait=True)
+    memory = saved._memory
+    assert memory is not None
+    memory.wait()
+    return {
+        "start": start, "own": own, "before": before, "memory": loaded is not None and loaded.path is None,
+        "values": None if loaded is None else loaded.values, "every": memory.every, "single": memory._mode == SINGLE,
+    }  # fmt: skip
+
+
+def _facts(state: dict[str, Any]) -> dict[str, Any]:
+    large = state["large"].full_tensor() if isinstance(state["large"], DTensor) else state["large"]
+    return {"large": large.tolist(), "small": float(state["small"])}
+
+
+def memory() -> str:
+    return f"/proc/{os.getpid()}/fd/{rank_report.make_memory()}"
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Life:
+    return Life(tmp_path / "checkpoints", (memory(), memory()))
+
+
+def total(step: int) -> int:
+    return sum(range(step + 1))
+
+
+def rounds(first: Life, then: Life, ranks: int = 4, nodes: int = 2) -> list[dict[str, Any]]:
+    """What each rank found in the second of two rounds of which the first has four ranks on two nodes."""
+    run_ranks(life, first, 4, 2)
+    return [each.metrics for each in run_ranks(life, then, ranks, nodes)]
+
+
+@pytest.mark.parametrize("kind", ["whole", "shards", "single"])
+def test_ranks_that_start_again_continue_at_the_same_step_with_what_is_their_own(first: Life, kind: str) -> None:
+    first = replace(first, kind=kind)
+    for rank, found in enumerate(rounds(first, replace(first, round=1, last=7))):
+        assert (found["start"], found["memory"], found["single"]) == (5, True, kind == "single")
+        assert found["own"]["rank"] == rank
+        assert found["own"]["noise"] == [rank + 5] * 3
+        assert found["values"] == {"counter": {"steps": 5}}
+        assert found["before"]["small"] == total(5)
+        assert found["before"]["large"] == [total(5) + (1000 * rank if kind == "single" else 0)] * SIZE
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("kind", ["whole", "shards", "single"])
+def test_a_node_that_takes_the_place_of_a_lost_one_gets_everything_from_the_other(
+    first: Life, kind: str, lost: int
+) -> None:
+    first = replace(first, kind=kind)
+    memories = tuple(memory() if node == lost else path for node, path in enumerate(first.memories))
+    for rank, found in enumerate(rounds(first, replace(first, memories=memories, round=1))):
+        assert (found["start"], found["memory"]) == (5, True)
+        assert found["own"]["rank"] == rank
+        assert found["before"]["large"] == [total(5) + (1000 * rank if kind == "single" else 0)] * SIZE
+
+
+def test_nodes_that_change_places_send_each_other_what_is_theirs(first: Life) -> None:
+    first = replace(first, kind="single")
+    for rank, found in enumerate(rounds(first, replace(first, memories=first.memories[::-1], round=1))):
+        assert (found["start"], found["memory"], found["own"]["rank"]) == (5, True, rank)
+        assert found["before"]["large"] == [total(5) + 1000 * rank] * SIZE
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (3, 1), (6, 2)])
+@pytest.mark.parametrize("kind", ["whole", "shards"])
+def test_another_number_of_ranks_continues_as_well(first: Life, kind: str, ranks: int, nodes: int) -> None:
+    first = replace(first, kind=kind)
+    then = replace(first, memories=first.memories[:nodes] if kind == "whole" else first.memories, round=1)
+    if kind == "shards" and nodes == 1:  # the peers' copies are on the node that is left
+        then = replace(then, memories=first.memories[:1])
+    for found in rounds(first, then, ranks, nodes):
+        assert (found["start"], found["memory"], found["own"]) == (5, True, None)
+        assert found["before"] == {"large": [total(5)] * SIZE, "small": total(5)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "peers", "memory_left"), [("whole", False, False), ("shards", False, False), ("shards", True, False)]
+)
+def test_without_all_copies_the_disk_is_used(first: Life, kind: str, peers: bool, memory_left: bool) -> None:
+    first = replace(first, kind=kind, peers=peers, save_at=3)
+    memories = (memory(), memory() if peers else first.memories[1])  # with peers both copies are lost
+    for found in rounds(first, replace(first, memories=memories, round=1)):
+        assert (found["start"], found["memory"]) == (3, memory_left)
+
+
+def test_a_newer_checkpoint_on_disk_comes_before_copies(first: Life) -> None:
+    first = replace(first, save_at=5, every=3)  # copies at steps 1 and 4
+    for found in rounds(first, replace(first, round=1)):
+        assert (found["start"], found["memory"]) == (5, False)
+
+
+def test_a_failed_round_without_steps_loses_nothing_and_a_third_round_continues(first: Life) -> None:
+    run_ranks(life, first, 4, 2)
+    run_ranks(life, replace(first, round=1, last=5), 4, 2)  # makes no step
+    run_ranks(life, replace(first, round=2, last=6), 4, 2)
+    for found in run_ranks(life, replace(first, round=3), 4, 2):
+        assert found.metrics["start"] == 6
+
+
+def test_half_a_copy_and_older_ones_do_not_count(first: Life) -> None:
+    # Of step 5 rank 2 has erased its own copy, as if it had died while it was being made
+    run_ranks(life, first, 4, 2)
+    file = os.open(first.memories[1], os.O_RDWR)
+    own = Pair.of(file, 2)
+    own.slots[own.last].erase()
+    peer = Pair.of(os.open(first.memories[0], os.O_RDWR), 4)
+    peer.slots[peer.last].erase()
+    for found in run_ranks(life, replace(first, round=1, last=8), 4, 2):
+        assert (found.metrics["start"], found.metrics["memory"]) == (4, True)
+    for found in run_ranks(life, replace(first, round=2), 4, 2):  # copies of the abandoned step 5 are gone
+        assert found.metrics["start"] == 8
+
+
+@pytest.mark.parametrize("kind", [REPLICA, OWN, PEER])
+def test_a_changed_byte_is_named_and_the_next_best_is_taken(first: Life, kind: str) -> None:
+    run_ranks(life, first, 4, 2)
+    number = {REPLICA: 0, OWN: 2, PEER: 4}[kind]
+    pair = Pair.of(os.open(first.memories[0], os.O_RDWR), number)
+    slot = pair.slots[pair.last]
+    header = slot.header()
+    assert header is not None
+    slot.body(header.size)[header.index // 2 if kind == REPLICA else header.size // 2] ^= 1
+    results = run_ranks(life, replace(first, round=1), 4, 2)
+    for rank, found in enumerate(results):
+        assert (found.metrics["start"], found.metrics["memory"]) == (5, True)
+        assert found.metrics["own"]["rank"] == rank
+        assert found.metrics["before"]["large"] == [total(5)] * SIZE
+    said = "changed since" in results[0].printed
+    assert said == (kind != PEER)  # of a copy that nobody needs nothing is read
+    assert header.size < HEADER or kind == REPLICA
+
+
+def test_copies_that_would_not_fit_are_refused_with_the_number(first: Life) -> None:
+    for found in run_ranks(life, first, 4, 2, prepare=little_memory):
+        assert found.metrics["every"] == 0
+    (line,) = [line for line in run_ranks(life, first, 2, 2, prepare=little_memory)[0].printed.splitlines() if line]
+    assert "no checkpoints in memory from here on, only on disk: they need 256 B on a node, and 100 B are free" in line
+
+
+def little_memory(env: Env) -> None:
+    from launcher.binding import node_memory
+
+    node_memory.free = lambda *_: 100  # type: ignore[assignment]
+    MemoryCheckpoints._held_bytes = lambda _: 0  # type: ignore[method-assign]
+
+
+def test_a_state_that_cannot_be_copied_on_one_rank_ends_the_copies_on_all(first: Life) -> None:
+    for found in run_ranks(odd_life, first, 4, 2):
+        assert found.metrics == {"every": 0}
+
+
+def odd_life(it: Life, env: Env) -> dict[str, Any]:
+    os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = "0", str(env.node_rank)
+    rank_report.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
+    saved = Checkpointer(it.folder, env, identity={}, memory=1, timeout=20)
+    state = {"tensor": torch.zeros(3)}
+    saved.keep(1, state)
+    saved.keep(2, {**state, "odd": object()} if env.rank == 2 else state)
+    saved.keep(3, state)
+    assert saved._memory is not None
+    saved.close()
+    return {"every": saved._memory.every}
+
+
+def test_several_nodes_that_lack_everything_pass_on_what_they_get(first: Life) -> None:
+    run_ranks(life, replace(first, memories=tuple(memory() for _ in range(4))), 4, 4)
+    four = replace(first, memories=tuple(memory() for _ in range(4)))
+    run_ranks(life, four, 4, 4)
+    two_lost = replace(four, memories=(four.memories[0], memory(), four.memories[2], memory()), round=1)
+    for rank, found in enumerate(run_ranks(life, two_lost, 4, 4)):
+        assert (found.metrics["start"], found.metrics["own"]["rank"]) == (5, rank)
+    alone = replace(first, memories=first.memories[:1], round=2)
+    run_ranks(life, alone, 2, 1)
+    grown = replace(first, memories=(first.memories[0], *(memory() for _ in range(3))), round=3)
+    for found in run_ranks(life, grown, 4, 4):
+        assert (found.metrics["start"], found.metrics["memory"]) == (5, True)
+
+
+def test_an_error_of_one_rank_while_copies_are_sent_ends_them_on_all_at_once(first: Life) -> None:
+    began = time.monotonic()
+    for found in run_ranks(life, first, 4, 2, prepare=cannot_send):
+        assert found.metrics["every"] == 0
+    assert time.monotonic() - began < 20  # the timeout of a copy
+
+
+def cannot_send(env: Env) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError("no memory to receive")
+
+    if env.rank == 1:
+        MemoryCheckpoints._exchange = fails  # type: ignore[method-assign]
+
+
+def test_nodes_with_different_numbers_of_ranks_copy_to_each_other(first: Life) -> None:
+    for found in run_ranks(life, first, 3, 1, prepare=two_and_one):
+        assert (found.metrics["start"], found.metrics["every"]) == (0, 1)
+
+
+def two_and_one(env: Env) -> None:
+    object.__setattr__(env, "node_ranks", (0, 0, 1))

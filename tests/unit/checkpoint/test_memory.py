@@ -1,0 +1,364 @@
+"""Copies of a state in memory: which of them are loaded, and that nothing is loaded from bad ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import Env
+from launcher.checkpoint import copies
+from launcher.checkpoint import memory as memory_module
+from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.checkpoint.copies import (
+    AREA,
+    HEADER,
+    OWN,
+    PEER,
+    REPLICA,
+    SHARDS,
+    SINGLE,
+    WHOLE,
+    Header,
+    Held,
+    MemorySlot,
+    Pair,
+    choose,
+    interval,
+    shortage,
+)
+from launcher.checkpoint.format import Damaged
+from launcher.worker import rank_report
+
+ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
+FOUR = (0, 0, 2, 2)  # two agents with two ranks
+
+
+def held(holder: int, kind: str, rank: int, step: int = 5, **changes: Any) -> Held:
+    header = Header("lineage", WHOLE, "layout", 0, step, rank, 4)
+    return Held(holder, kind, replace(header, **changes))
+
+
+def all_of(step: int = 5, *, without: tuple[int, ...] = (), **changes: Any) -> list[Held]:
+    """The copies of four ranks on two nodes, without those in the memory of the nodes of some ranks."""
+    mode = changes.get("mode", WHOLE)
+    found = [held(rank, OWN, rank, step, **changes) for rank in range(4)]
+    found += [held((rank + 2) % 4, PEER, rank, step, **changes) for rank in range(4)]
+    found += [held(rank, REPLICA, rank, step, **changes) for rank in (0, 2) if mode == WHOLE]
+    return [each for each in found if each.holder not in without]
+
+
+@pytest.mark.parametrize(
+    ("there", "first_ranks", "least", "wanted"),
+    [
+        ([], FOUR, 0, None),
+        (all_of(), FOUR, 0, (0, 5)),
+        (all_of(), FOUR, 5, (0, 5)),
+        (all_of(), FOUR, 6, None),
+        (all_of(5) + all_of(4), FOUR, 0, (0, 5)),
+        (all_of(5, without=(1,))[:-3] + all_of(4), FOUR, 0, (0, 4)),  # of step 5 no replica is left
+        (all_of(9) + all_of(7, round=1), FOUR, 0, (1, 7)),  # the newer round comes first
+        (all_of(without=(2, 3)), FOUR, 0, (0, 5)),  # rank 0 and 1 have copies of what was theirs
+        (all_of(without=(1, 2)), FOUR, 0, (0, 5)),
+        (all_of(without=(0, 2)), FOUR, 0, None),  # nobody has rank 0's own
+        ([*all_of(without=(0, 2))[:1], held(0, REPLICA, 2)], (0, 0), 0, (0, 5)),  # ... which two ranks do not need
+        ([held(0, OWN, 0)], (0, 0), 0, None),
+        (all_of(mode=SHARDS), FOUR, 0, (0, 5)),
+        (all_of(mode=SHARDS), (0, 0, 0), 0, (0, 5)),
+        (all_of(mode=SHARDS, without=(1, 3)), (0, 0), 0, None),
+        (all_of(mode=SINGLE), FOUR, 0, (0, 5)),
+        (all_of(mode=SINGLE), (0, 0, 0), 0, None),
+        ([*all_of()[:-1], held(2, REPLICA, 2, layout="another")], FOUR, 0, None),
+        ([*all_of(mode=SHARDS)[1:], held(0, OWN, 0, mode=SHARDS, layout="a stage")], FOUR, 0, (0, 5)),
+        ([*all_of(mode=SHARDS)[1:], held(0, OWN, 0, mode=SHARDS, layout="a stage")], (0, 0), 0, None),
+        (all_of() + all_of(mode=SINGLE), FOUR, 0, None),
+        (all_of() + all_of(world_size=2), FOUR, 0, None),
+    ],
+)
+def test_the_newest_complete_step_is_chosen(
+    there: list[Held], first_ranks: tuple[int, ...], least: int, wanted: tuple[int, int] | None
+) -> None:
+    source = choose(there, first_ranks, least)
+    assert (None if source is None else (source.round, source.step)) == wanted
+
+
+@given(st.lists(st.integers(0, 7), unique=True, min_size=1, max_size=7), st.integers(1, 8))
+def test_every_rank_gets_what_it_needs_from_one_that_has_it_by_then(lost: list[int], agents: int) -> None:
+    first_ranks = [2 * agent for agent in range(agents) for _ in range(2)]
+    there = [held(2 * agent, REPLICA, 2 * agent, world_size=99) for agent in range(agents) if agent not in lost]
+    source = choose(there, first_ranks, 0)
+    assert (source is None) == (not there)
+    if source is None:
+        return
+    have = {each.holder: each.header for each in there}
+    for each in source.transfers:
+        assert each.held in there
+        assert have[each.sender] == each.held.header
+        have[each.to] = each.held.header
+    assert have.keys() == set(first_ranks)
+    senders = [each.sender for each in source.transfers if each.moves]
+    assert max(map(senders.count, senders), default=0) <= agents.bit_length()
+
+
+def test_a_rank_keeps_what_it_has() -> None:
+    source = choose(all_of(), FOUR, 0)
+    assert source is not None
+    assert not any(each.moves for each in source.transfers)
+
+
+def test_choosing_among_the_copies_of_32768_ranks_is_not_quadratic() -> None:
+    ranks = 32768
+    there = [held(rank, OWN, rank, world_size=ranks) for rank in range(ranks)]
+    there += [held(rank, REPLICA, rank, world_size=ranks) for rank in range(0, ranks, 8)]
+    source = choose(there, [rank // 8 * 8 for rank in range(ranks)], 0)
+    assert source is not None
+    assert len(source.transfers) == ranks + ranks // 8
+
+
+@pytest.mark.parametrize(
+    ("blocked", "whole", "step", "wanted"),
+    [
+        (0.0, 0.0, 0.05, 1),
+        (0.0004, 0.0, 0.05, 1),
+        (0.0005, 0.0, 0.05, 1),
+        (0.00051, 0.0, 0.05, 2),
+        (0.05, 0.1, 0.05, 100),
+        (0.0, 0.5, 0.05, 10),
+        (1.0, 1.0, 0.0, 1),
+    ],
+)
+def test_copies_cost_at_most_a_hundredth_of_the_time(blocked: float, whole: float, step: float, wanted: int) -> None:
+    assert interval(blocked, whole, step) == wanted
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "fits"), [(89, 100, True), (90, 100, True), (91, 100, False), (1 << 50, None, True)]
+)
+def test_a_tenth_of_the_free_memory_stays_free(needed: int, free: int | None, fits: bool) -> None:
+    assert (shortage(needed, free) == "") == fits
+
+
+@pytest.fixture
+def slot() -> Iterator[MemorySlot]:
+    file = rank_report.make_memory()
+    yield MemorySlot(file, 7)
+    os.close(file)
+
+
+def test_tensors_of_all_types_and_sizes_come_back(slot: MemorySlot) -> None:
+    tensors = {
+        "none": torch.zeros(0), "one": torch.tensor(True), "half": torch.randn(3, 5).half(),
+        "many": torch.arange(1000), "complex": torch.randn(2, dtype=torch.complex64), "empty rows": torch.zeros(3, 0),
+    }  # fmt: skip
+    for name, room in slot.buffers(tensors).items():
+        room.copy_(tensors[name])
+    header = slot.seal(Header("lineage", WHOLE, "", 0, 1, 0, 1), tensors, {"more": [1, 2]})
+    assert slot.header() == header
+    body = slot.body(header.size)
+    copies.require_sound(body, header)
+    index = copies.index_of(body, header)
+    assert index["more"] == [1, 2]
+    for name, tensor in copies.tensors_in(body, index).items():
+        assert torch.equal(tensor, tensors[name])
+        assert tensor.dtype == tensors[name].dtype
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_slot_holds_as_much_as_its_area(slot: MemorySlot, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "AREA", HEADER + (1 << 20))
+    if more <= 0:
+        assert len(slot.body((1 << 20) + more)) == (1 << 20) + more
+    else:
+        with pytest.raises(ValueError, match="more than a slot can hold"):
+            slot.body((1 << 20) + more)
+
+
+def test_the_slots_of_the_largest_node_fit_into_the_file() -> None:
+    assert (2 + 4 * 64) * AREA <= rank_report._MEMORY_SIZE
+
+
+# -- bad copies
+
+
+class Training:
+    """A training of one rank, and the memory of its agent."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = rank_report.make_memory()
+        monkeypatch.setenv(rank_report.MEMORY, f"{os.getpid()}:{self.file}:0")
+        self.patch, self.folder, self.round = monkeypatch, folder, 0
+
+    def begin(self, **state: Any) -> tuple[int, dict[str, Any], Checkpointer]:
+        """Starts a round; returns the step at which it begins, the state, and the checkpointer."""
+        self.patch.setenv("LAUNCHER_ROUND", str(self.round))
+        self.round += 1
+        saved = Checkpointer(self.folder, ALONE, identity={}, memory=1, read_timeout=0)
+        state = {"weights": torch.zeros(100), "steps": {"done": 0}, **state}
+        loaded = saved.load(state)
+        return (0 if loaded is None else loaded.step), state, saved
+
+    def go_on(self, state: dict[str, Any], saved: Checkpointer, steps: range) -> None:
+        for step in steps:
+            state["weights"] = torch.full((100,), float(step))
+            saved.keep(step, state)
+        saved.close()
+
+    def pair(self, kind: str) -> Pair:
+        return Pair.of(self.file, {REPLICA: 0, OWN: 2}[kind])
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    it = Training(tmp_path / "checkpoints", monkeypatch)
+    yield it
+    os.close(it.file)
+
+
+def flipped(slot: MemorySlot, header: Header, number: int) -> None:
+    slot.body(header.size)[number * 7919 % header.size] ^= 1 << number % 8
+
+
+def torn(slot: MemorySlot, header: Header, number: int) -> None:
+    slot.erase()
+    slot.body(header.size)[: number * 40 % header.size] = 0
+
+
+def damaged_header(slot: MemorySlot, header: Header, number: int) -> None:
+    data = bytearray(header.data())
+    data[number * 13 % len(data.rstrip(b"\0"))] ^= 1
+    slot.write_header(bytes(data))
+
+
+def wrong_step(slot: MemorySlot, header: Header, number: int) -> None:
+    slot.write_header(replace(header, step=header.step + 1 + number).data())
+
+
+def another_training(slot: MemorySlot, header: Header, number: int) -> None:
+    slot.write_header(replace(header, lineage=f"other {number}").data())
+
+
+def another_layout(slot: MemorySlot, header: Header, number: int) -> None:
+    slot.write_header(replace(header, layout=f"other {number}").data())
+
+
+def short(slot: MemorySlot, header: Header, number: int) -> None:
+    slot.write_header(replace(header, size=header.size - 1 - number % 50).data())
+
+
+BAD = (flipped, torn, damaged_header, wrong_step, another_training, another_layout, short)
+
+
+@pytest.mark.parametrize("kind", [REPLICA, OWN])
+@pytest.mark.parametrize("damage", BAD, ids=lambda damage: damage.__name__)
+def test_nothing_is_loaded_from_a_bad_copy_and_the_one_before_is_taken(
+    training: Training, damage: Any, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun, state, saved = training.begin()
+    assert begun == 0
+    training.go_on(state, saved, range(1, 6))
+    for number in range(8):
+        last = 5 + number
+        pair = training.pair(kind)
+        header = pair.slots[pair.last].header()
+        assert header is not None
+        assert header.step == last
+        damage(pair.slots[pair.last], header, number)
+        capsys.readouterr()
+        begun, state, saved = training.begin()
+        printed = capsys.readouterr().out
+        assert begun == last - 1
+        assert torch.equal(state["weights"], torch.full((100,), float(last - 1)))
+        assert "in memory" in printed
+        assert ("passed over" in printed) == (damage not in (torn, wrong_step, another_layout))  # else it is incomplete
+        training.go_on(state, saved, range(last, last + 2))
+
+
+def test_a_model_that_was_changed_between_two_rounds_is_refused_as_from_disk(training: Training) -> None:
+    _, state, saved = training.begin()
+    training.go_on(state, saved, range(1, 3))
+    begun, state, saved = training.begin(more=torch.zeros(3))
+    assert begun == 0
+    saved.close()
+
+
+def test_a_header_that_is_not_ours_is_damage() -> None:
+    assert Header.of(bytes(HEADER)) is None
+    with pytest.raises(Damaged):
+        Header.of(b"x" * HEADER)
+
+
+def test_a_training_that_goes_back_gets_the_disk_and_copies_go_on(training: Training) -> None:
+    _, state, saved = training.begin()
+    state["weights"] = torch.full((100,), 2.0)
+    saved.save(2, state, wait=True)
+    for step in (3, 4):
+        state["weights"] = torch.full((100,), float(step))
+        saved.keep(step, state)
+    loaded = saved.load(state)
+    assert loaded is not None
+    assert (loaded.step, loaded.path is None) == (2, False)
+    assert torch.equal(state["weights"], torch.full((100,), 2.0))
+    training.go_on(state, saved, range(3, 4))
+    begun, state, saved = training.begin()
+    assert begun == 3
+    saved.close()
+
+
+def test_only_one_checkpointer_of_a_process_has_the_memory(training: Training, tmp_path: Path) -> None:
+    _, state, saved = training.begin()
+    other = Checkpointer(tmp_path / "other", ALONE, identity={}, memory=1, read_timeout=0)
+    for step in (1, 2):
+        state["weights"] = torch.full((100,), float(step))
+        saved.keep(step, state)
+        other.keep(step, {"weights": torch.full((100,), -1.0)})
+    other.close()
+    saved.close()
+    begun, state, saved = training.begin()
+    assert begun == 2
+    assert torch.equal(state["weights"], torch.full((100,), 2.0))
+    saved.close()
+
+
+def test_copies_come_before_the_older_checkpoint_if_the_newest_is_damaged(training: Training) -> None:
+    _, state, saved = training.begin()
+    saved.save(1, state, wait=True)
+    training.go_on(state, saved, range(2, 4))
+    _, state, saved = training.begin()
+    saved.save(9, state, wait=True)
+    saved.close()
+    next(training.folder.glob("step-000000009/state.pt")).write_bytes(b"damaged")
+    begun, state, saved = training.begin()
+    assert begun == 3
+    saved.close()
+
+
+def test_memory_that_the_copies_have_already_counts_as_free(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: dict[str, Any] = {"large": torch.zeros(1 << 20)}
+    before = os.fstat(training.file).st_blocks * 512
+
+    def free() -> int:
+        return 10_000_000 - (os.fstat(training.file).st_blocks * 512 - before)
+
+    monkeypatch.setattr(memory_module.node_memory, "free", free)
+    for number in range(3):  # 8 MiB of 10 MB
+        begun, state, saved = training.begin(large=torch.zeros(1 << 20))
+        assert begun == 2 * number
+        training.go_on(state, saved, range(begun + 1, begun + 3))
+
+
+def test_memory_in_a_file_system_is_limited_by_that(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    little = type("Status", (), {"f_blocks": 10, "f_bavail": 1, "f_frsize": 100})
+    monkeypatch.setattr(memory_module.os, "fstatvfs", lambda _: little)
+    _, state, saved = training.begin(large=torch.zeros(1 << 20))
+    saved.keep(1, state)
+    assert not saved.keeps(2)
+    saved.close()
