@@ -16,6 +16,7 @@ JSON_LEVELS = 64  # of JSON: lists and objects, and the value in the innermost o
 JSON_INTEGERS = 10**300  # integers in JSON, and in the state of a checkpoint, are below it: a float has as many digits
 FIELD_INTEGERS = 1 << 64  # integers of our own fields are below it: a seed of torch has so many bits
 FACTS_BYTES = 1 << 24  # of `extra`, `identity` and `metrics` of a checkpoint, each as JSON
+FAILURE_LOG_BYTES = 1 << 16  # that are read of the end of the list of failures: the last 800 attempts
 MANIFEST_BYTES = 1 << 26  # of a checkpoint's manifest: thrice FACTS_BYTES, and 8 MB for 10 TB of 32,768 ranks
 RESULT_BYTES = 1 << 24  # of the metrics that a run returns, as JSON
 LAST_WORDS_BYTES = 1 << 16  # that are read of the end of a rank's standard error when it has failed

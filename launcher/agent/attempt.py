@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,7 @@ from launcher.files.shared_files import is_transient
 from launcher.preflight.attempt import Preflight
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import AgentLike, LeaderLost, Member, Placement, Rendezvous, RendezvousError
-from launcher.runs import directory, health
+from launcher.runs import directory, failure_log, health
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, StartLimit
 from launcher.schedulers import topology
@@ -253,14 +254,23 @@ class _Agent:
             renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
             self._context.recorders = Recorders(self._folder, os.environ, renamed=renamed)
             os.environ.update(self._context.recorders.variables)
+        self._failures = 0  # of ranks and nodes in this attempt
         self._lives = 0  # how often this attempt has started ranks before this round; rounds of a preflight start none
 
     def run(self) -> dict[str, Any]:
         """Runs all rounds until the ranks have done their work. Returns the metrics of this agent's first rank."""
+        began = time.monotonic()
         try:
             return self._run()
+        except AttemptFailed as failed:
+            self._failures += isinstance(failed.event, Fault)
+            raise
         finally:
             self._signals.ignore()
+            if self._control.leads:
+                nodes = self._plan.nodes - self._plan.spares
+                seconds = nodes * (time.monotonic() - began)
+                failure_log.add(self._attempt.run.path, self._plan.cluster.name, self._failures, seconds)
             self._control.close()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -292,6 +302,7 @@ class _Agent:
             if isinstance(outcome, Done):
                 break
             before = rendezvous
+            self._failures += not outcome.planned
             history, rendezvous = self._next(outcome, rendezvous)
             if rendezvous.place_of(self.own.index) == 0:
                 self._report_changes(history.round, before, rendezvous)
@@ -450,6 +461,7 @@ class _Agent:
         self._context.report_resized(Resized(
             round=number, members=len(new), world_size=now.world_size, size=self._control.size,
             without=self._places(old, old.keys() - new.keys()), back=self._places(new, new.keys() - old.keys()),
+            spares=len(now.spares),
         ))  # fmt: skip
 
     def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:

@@ -54,6 +54,7 @@ class NextRound:
 
     history: History  # the rounds so far; `history.round` is the index of the new round
     lost: tuple[int, ...] = ()  # member indices of the agents that are gone
+    planned: bool = False  # whether it starts because a node came back, and not because of a failure
 
 
 # -- Decides what exits of ranks, a lost leader and errors of an agent mean: faults with codes, or a stop

@@ -476,7 +476,7 @@ class Supervisor:
         if verdict.saves and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None
         if verdict.restarts:
-            return NextRound(verdict.history, verdict.failure.lost)
+            return NextRound(verdict.history, verdict.failure.lost, verdict.failure.kind is RoundEnd.REGROUP)
         ours, event = verdict.failure.member == self._own.index, verdict.event
         suspended = event if self._cut_off and isinstance(event, Fault) else None
         raise AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)

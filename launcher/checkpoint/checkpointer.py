@@ -365,13 +365,15 @@ class Checkpointer:
             except Exception as error:  # the other ranks must not wait for this one
                 fault = error
             try:
-                self._peers.on_all(partial(_raise, fault))
+                everyone = self._names(lambda: _tensors_of(wanted, fault))
             except CheckpointError as error:
                 raise error from fault
             assert wanted is not None
-            return self._load(wanted, strict, accept)
+            return self._load(wanted, everyone, strict, accept)
 
-    def _load(self, wanted: LoadTarget, strict: bool, accept: Callable[[Loaded], None]) -> Loaded | None:
+    def _load(
+        self, wanted: LoadTarget, everyone: Collection[str], strict: bool, accept: Callable[[Loaded], None]
+    ) -> Loaded | None:  # fmt: skip
         passed_over: list[str] = []
         left: list[tuple[Path, Manifest]] = []  # on rank 0
         changed = False  # whether some tensors of the state may have changed
@@ -393,7 +395,6 @@ class Checkpointer:
                     files.refuse(path, self._doubts(manifest))
             return path, manifest, problems
 
-        everyone = self._names(wanted.tensors)
         began = time.perf_counter()
         passed_over += self._peers.on_first(begin)
         while True:
@@ -412,14 +413,13 @@ class Checkpointer:
             opened = Opened(path, manifest, wanted, everyone, self._peers, self._read_timeout)
             problems = problems or self._damages(path, manifest)
             if not problems:
-                problems = self._problems(opened.open)
+                problems, fills = self._open(opened, wanted)
                 if not problems:
-                    self._problems(partial(opened.require_fit, self._names([*opened.tensors, *wanted.roots])))
                     loaded = Loaded(
                         manifest.step, path, manifest.extra, manifest.metrics, opened.rank_state, manifest.world_size,
                         named_part(opened.values, wanted.only), tuple(passed_over),
                     )  # fmt: skip
-                    self._peers.on_all(partial(accept, loaded))
+                    self._peers.on_all(partial(_accept, opened, fills, loaded, accept))
                     changed = True
                     problems = self._problems(opened.read)
                 if problems and self._verify and manifest.torch != torch.__version__:
@@ -457,14 +457,13 @@ class Checkpointer:
                 continue
             opened = memory.opened(source, wanted, everyone)
             try:
-                problems = self._problems(opened.open)
+                problems, fills = self._open(opened, wanted)
                 if not problems:
-                    self._problems(partial(opened.require_fit, self._names([*opened.tensors, *wanted.roots])))
                     loaded = Loaded(
                         source.step, None, opened.extra, opened.metrics, opened.rank_state, source.world_size,
                         named_part(opened.values, wanted.only), tuple(passed_over),
                     )  # fmt: skip
-                    self._peers.on_all(partial(accept, loaded))
+                    self._peers.on_all(partial(_accept, opened, fills, loaded, accept))
                     changed = True
                     problems = self._problems(opened.read)
             except CheckpointError as error:  # the same on all ranks; the disk may be of use
@@ -493,13 +492,32 @@ class Checkpointer:
             log_line(f"copies in memory are passed over: {'; '.join(problems)}", sys.stdout)
             self._events(events.PassedOver(checkpoint="memory", step=step, problems=tuple(problems)))
 
-    def _names(self, own: Collection[str]) -> set[str]:
-        digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()
-        digests = self._peers.on_all(lambda: digest)
+    def _open(self, opened: Opened, wanted: LoadTarget) -> tuple[list[str], set[str]]:
+        # Returns what is wrong with it, and the names of what all ranks fill
+        def names() -> list[str]:
+            opened.open()
+            return [*opened.tensors, *wanted.roots]
+
+        try:
+            return [], self._names(names)
+        except Damaged as error:
+            return [str(error)], set()
+
+    def _names(self, names: Callable[[], Collection[str]]) -> set[str]:
+        # Returns the names of all ranks; an error on one rank is raised on all
+        own: list[str] = []
+
+        def digest() -> bytes:
+            own.extend(names())
+            return hashlib.sha256("\n".join(sorted(own)).encode()).digest()
+
+        digests = self._peers.on_all(digest)
         if len(set(digests)) == 1:
             return set(own)
-        first = digests.index(digest) == self._peers.rank  # of the ranks with the same names one sends them
-        return set().union(*self._peers.on_all(lambda: list(own) if first else []))
+        first = (
+            digests.index(digests[self._peers.rank]) == self._peers.rank
+        )  # of those with the same names one sends them
+        return set().union(*self._peers.on_all(lambda: own if first else []))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
         line = f"{path.name}: {'; '.join(problems)}"
@@ -543,9 +561,16 @@ class Checkpointer:
             return [str(error)]
 
 
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
+def _tensors_of(wanted: LoadTarget | None, fault: Exception | None) -> Collection[str]:
+    if wanted is None:
+        assert fault is not None
+        raise fault
+    return wanted.tensors
+
+
+def _accept(opened: Opened, everyone: set[str], loaded: Loaded, accept: Callable[[Loaded], None]) -> None:
+    opened.require_fit(everyone)
+    accept(loaded)
 
 
 def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:

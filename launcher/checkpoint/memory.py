@@ -431,7 +431,7 @@ class MemoryCheckpoints:
                 self._move(each, sent)
                 received += [each] if each.to == rank else []
         wrong = [(each.held, why) for each in received if (why := self._damage(each.kind, each.held))]
-        return self._reject(lambda: wrong)
+        return self._reject(lambda: wrong) if any(each.moves for each in source.transfers) else []
 
     def reject(self, source: Source) -> None:
         """Makes a source count no more, on all ranks."""

@@ -26,8 +26,9 @@ from launcher.checkpoint.format import Misfit, SaveFailed
 from launcher.checkpoint.loading import give, objects_in, stateful
 from launcher.checkpoint.state import found_in, merge
 from launcher.errors import RESUME, ConfigError
-from launcher.formatting import plural
+from launcher.formatting import brief, plural
 from launcher.runs import lease
+from launcher.runs.failure_log import PRIOR
 from launcher.worker import devices as accelerator
 from launcher.worker import process_group, stop
 from launcher.worker.process_group import Env
@@ -35,18 +36,17 @@ from launcher.worker.settings import Settings, settings
 from launcher.worker.step_timing import StepTimer
 from launcher.worker.stop import StopFlag
 
-BETWEEN_FAULTS = 3600.0  # assumed seconds between two interruptions
 FIRST = 30.0  # seconds until the first save, by which the cost of a save is measured
 LEAST, MOST = 10.0, 600.0  # least and most seconds between two saves
 SHARE = 0.02  # largest share of the training time that saves may take
 BACKGROUND = 0.1  # seconds by which one second of writing in the background delays training
 
 
-def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
+def save_interval(blocked: float, whole: float, restart: float = 0.0, between: float = PRIOR) -> float:
     """Returns the seconds between two saves that minimise the time for saving and for repeating lost steps.
 
     Young's formula with Daly's correction: sqrt(2 c (M + R)), where c is the cost of a save, M the time between two
-    interruptions (BETWEEN_FAULTS) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
+    interruptions (`between`) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
     checkpoint interval for restart dumps", 2006, equation 20 without its last, negligible term).
 
     | a save | interval |
@@ -62,11 +62,12 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
         whole: seconds from the start of a save until the checkpoint is published. Of these, a second after the first
             `blocked` ones costs only BACKGROUND seconds.
         restart: seconds from an interruption to the next step.
+        between: seconds between two interruptions that are expected.
     """
     if whole <= 0:
         return FIRST
     cost = blocked + BACKGROUND * max(0.0, whole - blocked)
-    best = math.sqrt(2 * cost * (BETWEEN_FAULTS + restart))
+    best = math.sqrt(2 * cost * (between + restart))
     return max(min(max(best, LEAST), MOST), cost / SHARE, 2 * whole)
 
 
@@ -203,7 +204,7 @@ class Resumable:
         self._best: float | None = None
         self._blocked = self._restart = 0.0  # seconds
         self._began = self._last_save = time.monotonic()
-        self._saved_step = 0
+        self._saved_step, self._told = 0, False
         if self.run.checkpoint_dir is None:
             return
         if env.world_size == 1 and env.rank > 0:
@@ -371,8 +372,20 @@ class Resumable:
             return False
         wanted: float | None = self.run.checkpoint.every
         if wanted is None:
-            wanted = save_interval(self._blocked, checkpointer.cost, self._restart)
+            between = self.run.failures.between(self.run.nodes)
+            wanted = save_interval(self._blocked, checkpointer.cost, self._restart, between)
+            if checkpointer.cost and not self._told:
+                self._told = True
+                _say(self._assumption(wanted, between, checkpointer.cost))
         return time.monotonic() - self._last_save >= wanted
+
+    def _assumption(self, interval: float, between: float, cost: float) -> str:
+        seen = self.run.failures
+        hours = f"{plural(seen.failures, 'failure')} in {seen.node_seconds / 3600:,.1f} node-hours so far"
+        return (
+            f"saves every {brief(interval)}: a save takes {cost:.2g} s, and one failure in {brief(between)} is "
+            f"expected ({hours if seen.node_seconds else 'no experience on this cluster yet'})"
+        )
 
     def _save(self, step: int, wait: bool = False) -> None:
         assert self._checkpointer is not None

@@ -77,7 +77,7 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "STATE": state,
     "WHY": _why,
     "JOB": lambda row: short_job(row["job"] or "-"),
-    "NODES": lambda row: str(row["nodes"] or "-"),
+    "NODES": lambda row: f"{row['nodes'] or '-'}" + (f"+{row['spares']}" if row["spares"] else ""),
     "ATTEMPT": lambda row: str(row["attempt"] or "-"),
     "STEP": _step,
     "TIME": lambda row: brief(row["elapsed"]),
@@ -94,7 +94,8 @@ OTHERS = ("STEP", "TIME LEFT", "TIME", "WHY", "CHECKPOINT", "ATTEMPT", "NODES", 
 
 RECENT = 20  # runs that are over and are shown without --all
 KEYS = (
-    "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
+    "run", "state", "job", "cluster", "nodes", "spares", "ranks", "attempt", "step", "steps", "percent", "rate",
+    "needs",
     "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "restored", "reason", "cause", "kind", "code",
     "stop",
     "stays", "unanswered", "answer_age", "before",
@@ -272,7 +273,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
     again = seen.state is RunState.QUEUED and seen.history.attempt is not None
     without = seen.state.value in WITHOUT_CAUSE and not again
     why, codes = (None, dict.fromkeys(CODES)) if without else ending(seen)
-    nodes, ranks = _size(seen)
+    nodes, spares, ranks = _size(seen)
     restored = seen.history.last(Restored)
     return {
         "run": seen.run.id,
@@ -280,6 +281,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
         "job": seen.history.job_id,
         "cluster": seen.plan.cluster.name,
         "nodes": nodes,
+        "spares": spares,
         "ranks": ranks,
         "attempt": seen.history.attempt,
         "step": far.step,
@@ -309,12 +311,12 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
     }
 
 
-def _size(seen: RunStatus) -> tuple[int, int]:
-    # For a queued run they are the numbers that were requested
-    resized = seen.history.last(Resized)
+def _size(seen: RunStatus) -> tuple[int, int, int]:
+    # Nodes that work, spare nodes, ranks. For a queued run they are the numbers that were requested
+    resized, plan = seen.history.last(Resized), seen.plan
     if resized is None or seen.state is RunState.QUEUED:
-        return seen.plan.nodes, seen.plan.world_size
-    return -(-resized.members // seen.plan.tasks_per_node), resized.world_size
+        return plan.nodes - plan.spares, plan.spares, plan.world_size
+    return -(-resized.members // plan.tasks_per_node), resized.spares, resized.world_size
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ It may import spec, failures, files and what is below them.
 - `live_index`: index of the runs that may be live, so that `status` need not read all runs
 - `output`: the output of a run's jobs and ranks: finds the files, follows them, shows rewritten lines once
 - `health`: what the events of a run tell of its nodes: their health, the bindings of ranks, and stacks
+- `failure_log`: how often the user's runs fail on a cluster, for the time between two saves
 - `saves`: detects progress of a user's program by the times of its checkpoint files
 - `time_left`: seconds left of an attempt's wall time, although clocks of nodes differ
 - `lease`: what keeps two jobs of a run apart (the lease), and two commands that submit it (the submitter's lock)

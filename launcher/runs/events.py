@@ -146,6 +146,7 @@ class Resized(Event, kind="resized"):
     size: int  # agents with which the job was started
     without: tuple[Place, ...] = ()  # agents that no longer take part
     back: tuple[Place, ...] = ()  # agents that did not take part in the previous round, and do now
+    spares: int = 0  # agents that wait to take the place of a lost one
 
 
 class Finished(Event, kind="finished"):

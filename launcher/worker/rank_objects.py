@@ -24,7 +24,8 @@ from launcher.worker import devices
 
 MAC = hashlib.sha256().digest_size  # bytes
 SMALL = 1 << 10  # bytes; a broadcast up to this size is one message
-LENGTH = 8  # bytes of the length at the start of a broadcast
+HEAD = 192  # bytes of the first message of a gather; most values are smaller, and need no second one
+LENGTH = 8  # bytes of the length at the start of a message
 
 T = TypeVar("T")
 
@@ -35,18 +36,21 @@ class NotFromARank(RuntimeError):
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Returns the ranks' values in order on rank 0, [] on others; raises NotFromARank for a wrong MAC."""
-    mine, sizes = _padded(value, group)
-    received = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else []
-    dist.gather(mine, received or None, dst=0, group=group)
-    return [_open(_bytes(each)[:size]) for each, size in zip(received, sizes, strict=bool(received))]
+    heads, rest, sizes = _heads(value, group)
+    first = dist.get_rank() == 0
+    rests = [torch.empty_like(rest) for _ in sizes] if first else []
+    if len(rest):
+        dist.gather(rest, rests or None, dst=0, group=group)
+    return [_open_parts(*parts) for parts in zip(heads, rests, sizes, strict=True)] if first else []
 
 
 def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Returns the ranks' values in order, on every rank; raises NotFromARank for a wrong MAC."""
-    mine, sizes = _padded(value, group)
-    received = [torch.empty_like(mine) for _ in sizes]
-    dist.all_gather(received, mine, group=group)
-    return [_open(_bytes(each)[:size]) for each, size in zip(received, sizes, strict=True)]
+    heads, rest, sizes = _heads(value, group)
+    rests = [torch.empty_like(rest) for _ in sizes]
+    if len(rest):
+        dist.all_gather(rests, rest, group=group)
+    return [_open_parts(*parts) for parts in zip(heads, rests, sizes, strict=True)]
 
 
 def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
@@ -64,12 +68,21 @@ def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
     return cast(T, _open(data[LENGTH : LENGTH + size]))
 
 
-def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
+def _heads(value: object, group: dist.ProcessGroup | None) -> tuple[list[bytes], Tensor, list[int]]:
+    # Returns the beginnings of all ranks' values, the rest of this rank's, as long as the longest, and all sizes
     device, sealed = _device(group), _seal(value)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, torch.tensor([len(sealed)], dtype=torch.int64, device=device), group=group)
-    numbers: list[int] = torch.cat(sizes).tolist()  # one copy from the GPU
-    return _tensor(sealed, max(numbers), device), numbers
+    data = len(sealed).to_bytes(LENGTH, "big") + sealed
+    mine = _tensor(data[:HEAD], HEAD, device)
+    received = torch.empty(dist.get_world_size(group), HEAD, dtype=torch.uint8, device=device)
+    dist.all_gather([*received], mine, group=group)
+    whole = _bytes(received)  # one copy from the GPU
+    heads = [whole[start : start + HEAD] for start in range(0, len(whole), HEAD)]
+    sizes = [int.from_bytes(head[:LENGTH], "big") for head in heads]
+    return [head[LENGTH:] for head in heads], _tensor(data[HEAD:], max(0, LENGTH + max(sizes) - HEAD), device), sizes
+
+
+def _open_parts(head: bytes, rest: Tensor, size: int) -> T:  # type: ignore[type-var]
+    return _open((head + _bytes(rest))[:size])
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
@@ -77,6 +90,8 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
 
 
 def _tensor(data: bytes, size: int, device: torch.device) -> Tensor:
+    if not size:
+        return torch.empty(0, dtype=torch.uint8, device=device)
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8).to(device)
 
 

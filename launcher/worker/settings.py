@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.config.schema import BestIs, ResumeHow
 from launcher.runs.event_writer import current_attempt
+from launcher.runs.failure_log import Experience, experience
 from launcher.runs.time_left import time_left
 from launcher.spec.sections import Checkpoint, Resume, Train
 from launcher.worker.debugger import FOREVER
@@ -18,6 +19,7 @@ CHECKPOINT = Checkpoint(
     every=None, every_steps=None, keep=2, best=None, best_is=BestIs.max.value, dir="", background=True, verify=True,
     read_timeout=300, timeout=3600, max_failures=5, check_replicas=True, start_over=False,
 )  # fmt: skip
+NONE_YET = Experience()
 RESUME = Resume(how=ResumeHow.never.value, max_attempts=1, lead=0, strict=False)
 TRAIN = Train(invariant=False, micro_batches=8, straggler_factor=1.5, straggler_time=60)
 
@@ -31,6 +33,8 @@ class Settings:
     train: Train = TRAIN
     run_dir: Path | None = None  # the run directory; None outside of a run
     attempt: int = 0  # index of this attempt, from 0
+    nodes: int = 1  # number of nodes with ranks
+    failures: Experience = NONE_YET  # of the user's runs on this cluster; on rank 0
     world_size: int | None = None  # number of ranks of the run when it has all its nodes; None outside of a run
     timeout: float | None = None  # seconds for each collective; None: torch's default
     # when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: there is no time
@@ -49,13 +53,16 @@ def settings() -> Settings:
     if attempt is None:
         return Settings()
     plan, left = attempt.run.plan(), time_left(os.environ)
-    watches = left is not None and (left.sure or os.environ.get("RANK", "0") == "0")
+    first = os.environ.get("RANK", "0") == "0"
+    watches = left is not None and (left.sure or first)
     return Settings(
         plan.checkpoint,
         plan.resume,
         plan.train,
         run_dir=attempt.run.path,
         attempt=attempt.number,
+        nodes=plan.nodes - plan.spares,
+        failures=experience(attempt.run.path, plan.cluster.name) if first else NONE_YET,
         world_size=plan.world_size,
         timeout=FOREVER if plan.debugs else float(plan.launch.timeout),  # others wait for a rank at a breakpoint
         deadline=time.time() + left.seconds if left is not None and watches else None,

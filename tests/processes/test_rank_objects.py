@@ -48,8 +48,9 @@ def pretend(config: dict[str, Any], env: Env) -> dict[str, Any]:
     if env.rank == 1:
         rank_objects._secret.cache_clear()
         rank_objects._mac = lambda data: bytes(MAC)
-        mine, _ = rank_objects._padded(Evil(config["proof"]), None)
-        dist.gather(mine, None, dst=0)
+        _, rest, _ = rank_objects._heads(Evil(config["proof"] + config["more"]), None)
+        if len(rest):
+            dist.gather(rest, None, dst=0)
         return {}
     try:
         rank_objects.gather("mine")
@@ -68,10 +69,26 @@ class Evil:
         return Path.touch, (Path(self.path),)
 
 
-def test_what_a_stranger_sends_is_not_unpickled(tmp_path: Path) -> None:
-    first, _ = run_ranks(pretend, {"proof": str(tmp_path / "ran")}, 2)
+@pytest.mark.parametrize("more", ["", "n" * 200])  # with all in the first message, or a second one
+def test_what_a_stranger_sends_is_not_unpickled(tmp_path: Path, more: str) -> None:
+    first, _ = run_ranks(pretend, {"proof": str(tmp_path / "ran"), "more": more}, 2)
     assert "does not carry the secret of this job's ranks" in first.metrics["refused"]
-    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / f"ran{more}").exists()
+
+
+def test_values_of_all_sizes_arrive() -> None:
+    sizes = [0, 1, *range(rank_objects.HEAD - 80, rank_objects.HEAD + 3), 1 << 20]
+    for rank, each in enumerate(run_ranks(sent, sizes, 3)):
+        assert each.metrics["all"] == [[size + other for other in range(3)] for size in sizes]
+        assert each.metrics["first"] == (each.metrics["all"] if rank == 0 else [[]] * len(sizes))
+
+
+def sent(sizes: list[int], env: Env) -> dict[str, Any]:
+    mine = [b"x" * (size + env.rank) for size in sizes]
+    return {
+        "all": [[len(each) for each in rank_objects.all_gather(value)] for value in mine],
+        "first": [[len(each) for each in rank_objects.gather(value)] for value in mine],
+    }
 
 
 @pytest.mark.parametrize("part", ["mac", "data", "all", "other secret"])

@@ -390,7 +390,7 @@ WHOLE = (
     Stays(what="given_up", reason=NextReason.MAX_ATTEMPTS, attempts=3),
     kinds.SetupFailed(line=3, host="node1", of=SetupPart.MODULES, name="cuda", code=1),
     kinds.Met(ranks=4, members=2, host="node1", interface="eth0"),
-    kinds.Resized(round=2, members=2, world_size=4, size=2, back=(kinds.Place(host="node2", node=1),)),
+    kinds.Resized(round=2, members=2, world_size=4, size=2, back=(kinds.Place(host="node2", node=1),), spares=1),
     kinds.Pruned(step=600),
     kinds.Breakpoint(rank=1, host="node1", where="train.py:7", socket="/tmp/s", job="7", post_mortem=True),
     kinds.AttachRequest(id="0123456789abcdef", what="rank", rank=3),

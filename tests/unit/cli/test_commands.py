@@ -216,8 +216,9 @@ def test_status_as_json(call: Call, tmp_path: Path) -> None:
     run = make(tmp_path, code=0)
     (row,) = json.loads(call("status", "--json").out)
     assert row == {
-        "run": "a", "state": "done", "job": "7", "cluster": "here", "nodes": 1, "ranks": 1, "attempt": 0, "step": None,
-        "steps": None, "percent": None, "rate": None, "needs": None, "elapsed": 0, "left": None, "checkpoint": None,
+        "run": "a", "state": "done", "job": "7", "cluster": "here", "nodes": 1, "spares": 0, "ranks": 1, "attempt": 0,
+        "step": None, "steps": None, "percent": None, "rate": None, "needs": None, "elapsed": 0, "left": None,
+        "checkpoint": None,
         "checkpoint_age": None, "restored": None,
         "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
         "kind": None, "code": None, "stop": None, "stays": None, "updated": row["updated"], "directory": str(run.path),

@@ -1,0 +1,59 @@
+"""What the user's runs have seen on a cluster so far, from a file that may be damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import bounds
+from launcher.runs import failure_log
+from launcher.runs.failure_log import NAME, PRIOR, Experience, add, experience, path_for
+
+
+@pytest.mark.parametrize(
+    ("seen", "nodes", "seconds"),
+    [
+        (Experience(), 1, PRIOR),
+        (Experience(), 100, PRIOR),
+        (Experience(0, 9 * 3600), 1, 10 * 3600),
+        (Experience(1, 19 * 3600), 1, 10 * 3600),
+        (Experience(1, 19 * 3600), 19, 3600),
+        (Experience(9, 0.0), 1, 360),
+    ],
+)
+def test_failures_are_expected_as_often_as_they_were_seen(seen: Experience, nodes: int, seconds: float) -> None:
+    assert seen.between(nodes) == pytest.approx(seconds)
+
+
+def test_attempts_on_a_cluster_are_added_up_and_what_is_damaged_is_left_out(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert experience(run, "hpc") == Experience()
+    add(run, "hpc", 1, 100.4)
+    add(run, "other", 7, 100)
+    negative = b'{"cluster": "hpc", "failures": -1, "node_seconds": 1}'
+    for line in (b"{", b"[]", b'{"cluster": "hpc"}', negative, b"\xff\0"):
+        with (tmp_path / NAME).open("ab") as stream:
+            stream.write(line + b"\n")
+    add(run, "hpc", 2, 50)
+    assert experience(run, "hpc") == Experience(3, 150)
+
+
+def test_points_of_a_sweep_write_beside_all_runs(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    assert path_for(tmp_path / "sweep/3") == path_for(tmp_path / "run") == tmp_path / NAME
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_only_the_end_of_a_long_file_is_read(tmp_path: Path, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(tmp_path / "run", "hpc", 1, 1)
+    size = (tmp_path / NAME).stat().st_size
+    add(tmp_path / "run", "hpc", 1, 1)
+    monkeypatch.setattr(bounds, "FAILURE_LOG_BYTES", 2 * size + more)
+    assert experience(tmp_path / "run", "hpc").failures == (2 if more >= 0 else 1)
+
+
+def test_a_folder_that_cannot_be_written_to_does_no_harm(tmp_path: Path) -> None:
+    add(tmp_path / "missing/run", "hpc", 1, 1)
+    assert failure_log.experience(tmp_path / "missing/run", "hpc") == Experience()
