@@ -130,7 +130,7 @@ lint: $(READY)
 chaos: $(READY)
 	$(RUN) -m tests.chaos.harness --faults 100 --backend local
 	@bash tests/setup_debian.sh
-	$(RUN) -m tests.chaos.harness --faults 100 --backend slurm
+	$(RUN) -m tests.chaos.harness --faults 100 --seed 1 --backend slurm
 	for backend in local slurm pbs; do $(RUN) -m tests.chaos.sweep_submitter --kills 30 --backend $$backend || exit 1; done
 	$(RUN) -m tests.chaos.pilots --kills 300
 	$(RUN) -m tests.chaos.pilots --kills 100 --late 2

@@ -263,15 +263,16 @@ class _Agent:
         try:
             return self._run()
         except AttemptFailed as failed:
-            self._failures += isinstance(failed.event, Fault)
+            event, retried = failed.event, failed.exit_code == errors.RESUME
+            self._failures += retried and isinstance(event, Fault) and event.code is not FaultCode.STOPPED_EARLY
             raise
         finally:
+            leads = self._control.leads
             self._signals.ignore()
-            if self._control.leads:
-                nodes = self._plan.nodes - self._plan.spares
-                seconds = nodes * (time.monotonic() - began)
-                failure_log.add(self._attempt.run.path, self._plan.cluster.name, self._failures, seconds)
             self._control.close()
+            if leads:
+                seconds = (self._plan.nodes - self._plan.spares) * (time.monotonic() - began)
+                failure_log.add(self._attempt.run.path, self._plan.cluster.name, self._failures, seconds)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -301,7 +302,7 @@ class _Agent:
                 continue
             if isinstance(outcome, Done):
                 break
-            before = rendezvous
+            before = rendezvous = replace(rendezvous, spares=outcome.spares)
             self._failures += not outcome.planned
             history, rendezvous = self._next(outcome, rendezvous)
             if rendezvous.place_of(self.own.index) == 0:

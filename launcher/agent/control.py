@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from launcher.agent.coordinator import Coordinator
 from launcher.agent.policy import Blame, History, RoundLimits
-from launcher.agent.stop_requests import Signals
+from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, exists
@@ -135,7 +135,9 @@ class Link:
                 fault = Fault(code=FaultCode.STOPPED_EARLY, host=self.own.host, signal=number.name)
                 self.coordinator.refuse_waiting(fault)
                 self._deliver()
-            waiting = self.coordinator.waiting
+            verdict, waiting = self.coordinator.verdict, self.coordinator.waiting
+            if verdict is not None and verdict.restarts:  # the others go on, and may need the spare nodes
+                waiting = []
             self._hub.broadcast(waiting, {"type": "over", "final": True})
             # The connection of a lost member may be half-open: the other end would never close it.
             self._hub.drain([*self.coordinator.present(), *waiting], CLOSING)
@@ -433,9 +435,13 @@ class Control(Link):
         try:
             return self._round_of(History(), 0, range(self.size), self._join_timeout)
         except RendezvousError:
-            if self._spare:
-                return self.join()
+            if not self._spare:
+                raise
+        except AskedToStop as request:
+            if self._spare:  # the others say why the attempt ends
+                raise AttemptOver(str(request)) from None
             raise
+        return self.join()
 
     def next(self, history: History, before: Rendezvous, lost: Collection[int]) -> tuple[History, Rendezvous]:
         """Joins the round `history.round`, of the last round's members and of waiting agents.
@@ -511,8 +517,8 @@ class Control(Link):
         raise AttemptOver("it has ended")
 
     def _leaders(self, latest: Round, turn: int) -> Iterator[tuple[int, Sequence[int], float]]:
-        # Who may lead the next round, its ports, and how long to try. If a leader is lost, the next one needs
-        # the spare nodes to begin, and its round has no file yet. It is nearly always the first of the others
+        # Yields who may lead the next round, its ports, and how long to try. A new leader waits for the spare nodes
+        # before it records its round, so they guess it: it is nearly always the one with the lowest index
         if not self._spare:
             yield latest.leader, [latest.port], REJOIN
             return
@@ -597,7 +603,7 @@ class Control(Link):
             nonlocal timeout
             if message["type"] == "spare":
                 self._spare, timeout = True, None
-                log_line(f"{self.own.host} stands ready to take the place of a lost node (spares)")
+                log_line(f"{self.own.host} is a spare node: it waits to replace a lost one")
             if message["type"] == "refused":
                 raise refusal(message, from_leader=not self.leads)
             if message["type"] == "leader_lost":

@@ -22,6 +22,7 @@ The leader sends:
 |---|---|
 | `begin` | a round starts: `round`, `members`, `port` of the store, `history`, indices of the `spares` |
 | `spare` | a round has started without this agent, which waits until another one is lost |
+| `spares` | the indices of the spare agents are others now |
 | `refused` | the round does not start, or not with this agent: `fault` |
 | `heartbeat` | nothing: the leader is alive |
 | `stop`, `warning` | the ranks have to save and exit: the event `stop` |
@@ -65,6 +66,7 @@ Claim = Callable[[int, Sequence[Member]], "Fault | None"]
 Listen = Callable[[Sequence[Member]], int]
 
 
+SPARE_HEARD = 0.3  # of launch.heartbeat: a spare node has sent a heartbeat since then; it sends one each tenth
 FEW = 64  # up to so many agents are looked at after each message
 LOOK = 1e-5  # seconds between two looks, for each agent above FEW: the leader spends a few percent of its time on them
 
@@ -91,7 +93,8 @@ class Coordinator:
         self.reports: dict[str, dict[int, Any]] = {}
         self._paces: list[Any] = []
         self._ready: dict[int, Member] = {}  # members that wait for the next round, by index
-        self._heard: dict[int, float] = {}  # when each of them has sent something
+        self._heard: dict[int, float] = {}  # when each agent has sent something
+        self._now = 0.0  # when something happened last
         self._silent: dict[int, Member] = {}  # those that have sent nothing for launch.heartbeat
         self._outbox: list[tuple[tuple[int, ...], Message]] = []
         self._announced: set[str] = set()  # of stop, warning, regroup: those that were broadcast
@@ -118,6 +121,17 @@ class Coordinator:
         """Indices of the agents that wait for the next round and are not in this one, in order."""
         return sorted(index for index in self._ready if index not in self._watch.agents)
 
+    def spares(self) -> list[int]:
+        """Returns the waiting agents that can be counted on: a node that is about to be lost sends no heartbeats."""
+        if self.limits.most is None:
+            return self.waiting
+        since = self._now - SPARE_HEARD * self.limits.heartbeat
+        return [index for index in self.waiting if self._heard.get(index, self._now) >= since]
+
+    def _tell_spares(self) -> None:
+        if self.limits.most is not None and self._watching and self.arrivals is None:
+            self.broadcast({"type": "spares", "indices": self.waiting})
+
     def present(self) -> set[int]:
         """Returns the indices of the members of the running round that are not lost."""
         return {index for index, agent in self._watch.agents.items() if not agent.gone}
@@ -140,7 +154,9 @@ class Coordinator:
             self._places, self._own.index, self.limits.least, wanted, now + timeout, most=self.limits.most,
             before=before,
         )  # fmt: skip
-        self.arrivals.arrived.update(self._ready)
+        self._now = now
+        quiet = {*self.waiting} - {*self.spares()}
+        self.arrivals.arrived.update((index, member) for index, member in self._ready.items() if index not in quiet)
         self.tick(now)
 
     def refuse_waiting(self, fault: Fault) -> None:
@@ -187,14 +203,17 @@ class Coordinator:
         agent = self._watch.agents.get(index)
         if agent is not None:
             agent.last_message = now
-        self._heard[index] = now
+        self._heard[index] = self._now = now
         if (back := self._silent.pop(index, None)) is not None:
             self._ready[index] = back
+        if self.arrivals is not None and index in self._ready:
+            self.arrivals.arrived.setdefault(index, self._ready[index])
         kind = message.get("type")
         if kind == "hello":
             self._ready[index] = Member.of(message["member"])
             if self.limits.most is not None and self._watching and self.arrivals is None:
                 self._send([index], {"type": "spare"})
+                self._tell_spares()
             if self.arrivals is not None:
                 self.arrivals.arrived[index] = self._ready[index]
         elif kind == "report":
@@ -206,6 +225,8 @@ class Coordinator:
         """Handles the closed connection of the agent with this index: it has ended, or the network is broken."""
         self._ready.pop(index, None)
         self._silent.pop(index, None)
+        self._now = now
+        self._tell_spares()
         if self.arrivals is not None:
             self.arrivals.arrived.pop(index, None)
             if self.history.round:
@@ -229,9 +250,11 @@ class Coordinator:
             self._watch.present(now)
             self._heard = dict.fromkeys(self._heard, now)
         self._last_tick = now
-        for index in self.waiting:
-            if self.arrivals is None and now - self._heard.get(index, now) > self.limits.heartbeat:
+        self._now = now
+        for index in self.waiting if self.arrivals is None else ():
+            if now - self._heard.get(index, now) > self.limits.heartbeat:
                 self._silent[index] = self._ready.pop(index)
+                self._tell_spares()
         if self.arrivals is not None and self.arrivals.decided(now):
             self._begin(self.arrivals, now)
         if not self._watching or self._over or self.verdict is not None:
@@ -351,7 +374,7 @@ class Coordinator:
                 failure,
                 self.history,
                 stopping="stop" in self._announced,
-                members=len(left) + len(lost) + len(self.waiting),
+                members=len(left) + len(lost) + len(self.spares()),
                 least=self.limits.least,
                 max_restarts=self.limits.max_restarts,
                 saved=self._saved,

@@ -54,6 +54,7 @@ class NextRound:
 
     history: History  # the rounds so far; `history.round` is the index of the new round
     lost: tuple[int, ...] = ()  # member indices of the agents that are gone
+    spares: tuple[int, ...] = ()  # member indices of the agents that wait to replace a lost one
     planned: bool = False  # whether it starts because a node came back, and not because of a failure
 
 

@@ -187,6 +187,8 @@ class Supervisor:
         kind = message["type"]
         if kind in ("stop", "warning"):
             self._requests.setdefault(kind, events.from_values(Stop, message["stop"]))
+        elif kind == "spares":
+            self._rendezvous = replace(self._rendezvous, spares=tuple(message["indices"]))
         elif kind == "regroup":
             self._returned = tuple(Place(**each) for each in message["back"])
         elif kind == "verdict":
@@ -476,7 +478,8 @@ class Supervisor:
         if verdict.saves and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None
         if verdict.restarts:
-            return NextRound(verdict.history, verdict.failure.lost, verdict.failure.kind is RoundEnd.REGROUP)
+            planned = verdict.failure.kind is RoundEnd.REGROUP
+            return NextRound(verdict.history, verdict.failure.lost, self._rendezvous.spares, planned)
         ours, event = verdict.failure.member == self._own.index, verdict.event
         suspended = event if self._cut_off and isinstance(event, Fault) else None
         raise AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)

@@ -220,7 +220,7 @@ class Checkpointer:
     ) -> None:
         """Copies the current state into the memory of the nodes, if a copy is due; arguments: as of `save`.
 
-        All ranks call it after each step. It never fails: an error ends the copies, and is logged.
+        All ranks call it after each step, and `staged` before tensors change. An error ends the copies, and is logged.
         """
         if self._memory is not None and self._memory.due(step):
             self._memory.keep(step_number(step), state, rank_state, extra or {}, metrics or {})
@@ -230,7 +230,7 @@ class Checkpointer:
         return self._memory is not None and self._memory.due(step)
 
     def staged(self) -> float:
-        """Waits until the last save has copied the state, so that it may change; returns the seconds waited."""
+        """Waits until `save` and `keep` have copied the state, so that it may change; returns the seconds waited."""
         kept = 0.0 if self._memory is None else self._memory.staged()
         save = self._save
         if save is None or save.staged.is_set():
@@ -324,7 +324,7 @@ class Checkpointer:
         only: Sequence[str] = (),
         accept: Callable[[Loaded], None] = lambda _: None,
     ) -> Loaded | None:
-        """Restores the newest checkpoint, all of it, into `state`; each rank reads the part that it needs.
+        """Restores the newest checkpoint or copy in memory, all of it, into `state`; each rank reads what it needs.
 
         | the checkpoint | result |
         |---|---|
@@ -489,7 +489,7 @@ class Checkpointer:
 
     def _report_copies(self, problems: Sequence[str], step: int | None = None) -> None:
         if problems and self._first:
-            log_line(f"copies in memory are passed over: {'; '.join(problems)}", sys.stdout)
+            log_line(f"copies in memory are not used: {'; '.join(problems)}", sys.stdout)
             self._events(events.PassedOver(checkpoint="memory", step=step, problems=tuple(problems)))
 
     def _open(self, opened: Opened, wanted: LoadTarget) -> tuple[list[str], set[str]]:
@@ -529,7 +529,7 @@ class Checkpointer:
 
     def _require_nothing_lost(self, passed_over: list[str], changed: bool) -> None:
         aside = self._folder.quarantined()
-        if (not passed_over and not aside) or (self._start_over and not changed):
+        if not changed and (self._start_over or not (passed_over or aside)):
             return
         raise CheckpointError(
             f"no checkpoint in {self.folder} is sound:\n"

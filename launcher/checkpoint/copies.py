@@ -171,7 +171,7 @@ def require_sound(body: Tensor, header: Header) -> None:
 
 
 def tensors_in(body: Tensor, index: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of a copy, by name, as views of its body. index: of `verified`."""
+    """Returns the tensors of a copy, by name, as views of its body. index: of `index_of`."""
     return {
         name: _view(body, offset, torch.empty(shape, dtype=dtype, device="meta"))
         for name, (offset, dtype, shape, _, _) in index["where"].items()
@@ -229,13 +229,14 @@ class Pair:
                     return slot
         raise Damaged("its header has changed since it was written")
 
-    def keep_only(self, age: tuple[int, int] | None) -> None:
-        """Erases what is not of this round and step; the next copy goes to the other slot."""
+    def keep_only(self, age: tuple[int, int] | None, rank: int) -> None:
+        """Erases all but one copy of this round and step, this rank's if there is one; the next goes to the other."""
+        headers = {number: slot.header() for number, slot in enumerate(self.slots) if age_of(slot) == age}
+        kept = min(headers, key=lambda number: (getattr(headers[number], "rank", -1) != rank, number), default=None)
         for number, slot in enumerate(self.slots):
-            if age is not None and age_of(slot) == age:
-                self.last = number
-            else:
+            if number != kept:
                 slot.erase()
+        self.last = self.last if kept is None else kept
 
 
 def age_of(slot: MemorySlot) -> tuple[int, int]:
@@ -301,7 +302,7 @@ def choose(held: Sequence[Held], first_ranks: Sequence[int], least: int) -> Sour
     Args:
         held: all copies that can be read.
         first_ranks: for each rank the first rank of its agent; the ranks of an agent share replicas.
-        least: steps that are done in the newest checkpoint on disk; a step before that does not count.
+        least: lowest step that counts: that of the newest checkpoint on disk + 1; 0: there is none.
     """
     now = len(first_ranks)
     steps: dict[tuple[int, int], list[Held]] = {}
@@ -365,4 +366,4 @@ def shortage(needed: int, free: int | None) -> str:
     """Returns why copies of `needed` bytes on a node do not fit; empty: they do, or what is free is unknown."""
     if free is None or needed <= free * (1 - LEFT_FREE):
         return ""
-    return f"they need {long_size(needed)} on a node, and {long_size(free)} are free"
+    return f"they need {long_size(needed)} on a node, over 90 % of the {long_size(free)} that are free: raise mem"

@@ -1,7 +1,7 @@
 """Checkpoints in memory: every few steps ranks copy their state into memory of their agent, which outlives them.
 
-No rank starts a copy before all ranks have completed the last one: of the last two steps one is complete on all of them
-whenever ranks die. `copies` describes the format, and chooses what is loaded.
+No rank starts a copy before all ranks have completed the last one: of the last two copies one is complete on all of
+them whenever ranks die. `copies` describes the format, and chooses what is loaded.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class MemoryCheckpoints:
         Args:
             env: this rank's position in the job.
             lineage: digest of what must be equal for a copy to fit.
-            every: steps between two copies, 1 or more; None: as many as their cost allows.
+            every: steps between two copies, 1 or more; None: as few as their cost allows.
             peers: whether each rank sends what only it has to a rank of the next node.
             timeout: seconds to wait for the slowest rank.
             check: whether to look, at the first copy, whether ranks have the same tensors under the same names.
@@ -126,16 +126,16 @@ class MemoryCheckpoints:
         self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of the steps between them
         self._last: tuple[int, float] | None = None  # step of the last copy, and when it was made
         self._bad: set[Held] = set()
+        self._kept = False  # whether a copy was made in this round
         self._uses = False  # whether it has the memory; one object of a process has
         here = None if _in_use else rank_report.shared_memory()
         firsts = self._group.on_all(lambda: None if here is None else env.rank - here[1])
         if here is None or None in firsts:
             if env.rank == 0:
                 log_line(
-                    "no checkpoints in memory: another Checkpointer of this process makes them, or the agents have no "
-                    "memory for them",
+                    "no copies in memory: checkpoint.memory is 0, no agent is there, or another Checkpointer has it",
                     sys.stdout,
-                )  # fmt: skip
+                )
             self.every = 0
             self._pairs: dict[str, Pair] = {}
             return
@@ -162,6 +162,7 @@ class MemoryCheckpoints:
         metrics: Mapping[str, float],
     ) -> None:  # fmt: skip
         """Copies the current state. Large tensors may still be being copied on return; see `staged`."""
+        self._kept = True
         asked = time.perf_counter()
         self.wait()
         if not self.every:
@@ -211,7 +212,11 @@ class MemoryCheckpoints:
                     mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
         except Exception as error:
             mine.fault = one_line(error)
-        ranks = self._group.on_all(lambda: mine)
+        try:
+            ranks = self._group.on_all(lambda: mine)
+        except Exception as error:  # the group failed: a rank is gone, and the round ends
+            self._end(one_line(error))
+            return False
         if self._mode == SINGLE or sum(each.difference for each in ranks) % (1 << 64):
             self._mode = SINGLE
         else:
@@ -249,7 +254,7 @@ class MemoryCheckpoints:
     def _end(self, why: str) -> None:
         self.every = 0
         if self._env.rank == 0:
-            log_line(f"no checkpoints in memory from here on, only on disk: {why}", sys.stdout)
+            log_line(f"no copies in memory from here on, only checkpoints on disk: {why}", sys.stdout)
 
     def _run(self, copy: _Copy) -> None:
         began = time.perf_counter()
@@ -305,7 +310,7 @@ class MemoryCheckpoints:
         rank, size = self._env.rank, self._env.world_size
         to, source = (rank + self._peer) % size, (rank - self._peer) % size
         header = own.header()
-        mine, others = torch.zeros(2, HEADER, dtype=torch.uint8)
+        mine, others = torch.zeros(2, HEADER, dtype=torch.uint8, device="cpu")
         if header is not None:
             buffer(mine)[:] = header.data()
         self._pass(mine, to, others, source)
@@ -327,12 +332,12 @@ class MemoryCheckpoints:
     def _agree(self, copy: _Copy) -> None:
         # Also makes sure that all ranks have completed this copy before any begins the next one
         layout = int(copy.layout or "0", 16)
-        votes = torch.tensor([copy.fault is not None, self._proposal(), layout, -layout])
+        votes = torch.tensor([copy.fault is not None, self._proposal(), layout, -layout], device="cpu")
         if self._group.many:
             dist.all_reduce(votes, dist.ReduceOp.MAX, self._group.group)
         fault, every, high, low = votes.tolist()
         if fault:
-            copy.end = copy.fault or "another rank could not make its copy"
+            copy.end = copy.fault or "another rank could not make its copy (see its log)"
         elif high != -low and self._mode == WHOLE:
             copy.single = True
         copy.every = every
@@ -365,6 +370,8 @@ class MemoryCheckpoints:
         if copy.single:  # which needs more memory
             self._mode, self._first = SINGLE, True
         self.every = copy.every or self.every
+        if copy.fault is not None and self._env.rank:
+            log_line(f"rank {self._env.rank} could not make a copy in memory: {copy.fault}", sys.stdout)
         if copy.end:
             self._end(copy.end)
 
@@ -382,8 +389,8 @@ class MemoryCheckpoints:
 
     @property
     def loads(self) -> bool:
-        """Whether there may be something to load: a training that goes back in the same round wants the disk."""
-        return bool(self._pairs) and self._last is None
+        """Whether `load` looks at copies: not after this round made one, since who goes back wants the disk."""
+        return bool(self._pairs) and not self._kept
 
     def find(self, least: int) -> tuple[Source | None, list[str]]:
         """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""
@@ -457,7 +464,7 @@ class MemoryCheckpoints:
         # sent: the copies that other ranks get from this one, which stay where they are
         held, rank = transfer.held, self._env.rank
         header, pair = held.header, self._pairs[transfer.kind]
-        body = torch.empty(0)
+        body = torch.empty(0, device="cpu")
         if transfer.sender == rank:
             kind = held.kind if held.holder == rank else transfer.kind
             body = self._pairs[kind].find(header).body(header.size)
@@ -483,7 +490,7 @@ class MemoryCheckpoints:
         """Erases all copies but those of a step: the one that was loaded from memory; None: from disk."""
         for kind, pair in self._pairs.items():
             if self._leads or kind != REPLICA:
-                pair.keep_only(None if source is None else (source.round, source.step))
+                pair.keep_only(None if source is None else (source.round, source.step), self._env.rank)
         self._last = None
 
     def part(self, kind: str, rank: int | None, source: Source) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -509,17 +516,19 @@ class MemoryCheckpoints:
 
         return next(each for each in self._group.on_all(index) if each is not None)
 
-    def pieces(self, source: Source) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-        """Yields index and tensors of the copies of all ranks, one after the other, on all ranks."""
+    def pieces(self, source: Source) -> Iterator[tuple[Tensor, Header]]:
+        """Yields body and header of the copies of all ranks, one after the other, on all ranks, which take all."""
+        largest = max(each.held.header.size for each in source.transfers)
+        rooms: list[Tensor] = []  # on each rank: an error of one is raised on all before anything is sent
+        self._group.on_all(lambda: rooms.append(torch.empty(largest, dtype=torch.uint8, device="cpu")))
         for each in source.transfers:
             header = each.held.header
-            body = torch.empty(header.size, dtype=torch.uint8)
+            body = rooms[0][: header.size]
             if each.held.holder == self._env.rank:
                 body = self._pairs[each.held.kind].find(header).body(header.size)
             for piece in body.split(PIECE) if self._group.many else ():
                 dist.broadcast(piece, each.held.holder, self._group.group)
-            index = index_of(body, header)
-            yield index, tensors_in(body, index)
+            yield body, header
 
 
 class InMemory(Opened):
@@ -560,17 +569,28 @@ class InMemory(Opened):
                 for name, tensor in self.tensors.items():
                     fill(tensor, self._there[name])
                 return []
-            parts = iter([(self._index, self._there)])
-            if source.world_size != self._peers.world_size:
-                parts = self._memory.pieces(source)
+            error: Exception | None = None
             filled: dict[str, set[tuple[int, ...]]] = {name: set() for name in self.tensors}
             left = {name: local_part(tensor).numel() for name, tensor in self.tensors.items()}
-            for index, tensors in parts:
+
+            def take(index: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
                 for name, (_, _, _, _, offset) in index["where"].items():
                     if name in filled and offset not in filled[name]:
                         filled[name].add(offset)
                         left[name] -= fill_overlap(self.tensors[name], tensors[name], offset)
-        return [f"{name} is not all there" for name, count in left.items() if count]
+
+            if source.world_size == self._peers.world_size:
+                take(self._index, self._there)
+            else:
+                for body, header in self._memory.pieces(source):
+                    try:
+                        index = index_of(body, header)
+                        take(index, tensors_in(body, index))
+                    except Exception as failed:  # the other ranks wait for this one's next pieces
+                        error = error or failed
+            if error is not None:
+                raise error
+        return [f"{name} is incomplete" for name, count in left.items() if count]
 
 
 def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:

@@ -229,8 +229,8 @@ class Checkpoint:
     max_failures: int = 5  # saves in a row that may fail before the attempt ends with 75; 0: any number
     check_replicas: bool = True  # at the first save, check that replicated tensors are equal on all ranks
     start_over: bool = False  # start from the beginning if all checkpoints are damaged; false: that is an error
-    memory: Steps = "0"  # steps between copies in the nodes' memory, for restarts in place; 0: none; auto: by cost
-    peers: bool = True  # with memory: copy what only one rank has to the next node, too
+    memory: Steps = "0"  # steps between copies in host memory, for restarts in place; 0: none; auto: by their cost
+    peers: bool = True  # with memory: also copy to the next node what only one rank has
 
 
 @dataclass
@@ -479,7 +479,7 @@ class Config:
     run_id: str | None = None  # id of the run; empty: made from name and time. An id is submitted only once
     nodes: Nat = 1  # number of nodes
     min_nodes: Nat | None = None  # fewest nodes to start or continue with if others are missing; empty: all
-    spares: int = 0  # more nodes, which stand ready to take the place of lost ones at the same number of ranks
+    spares: int = 0  # more nodes, which wait to replace lost ones, so that the number of ranks stays the same
     gpus_per_node: int = 0  # GPUs on each node
     procs_per_node: Nat | None = None  # ranks on each node; empty: one per GPU, else as few as the workload needs
     cpus_per_proc: Nat = 1  # CPUs for each rank

@@ -73,7 +73,7 @@ class Arrivals:
 def seats(before: Sequence[int], there: Collection[int], leader: int, most: int) -> list[int]:
     """Returns the member indices of a round in rank order: those of the round before keep their ranks where they can.
 
-    An agent that was not in it takes the place of one that is gone. The leader changes places with the first one.
+    A new agent gets the ranks of one that is gone. The leader changes places with the first agent.
     """
     new = sorted(set(there) - set(before))
     chosen = [index if index in there else new.pop(0) if new else None for index in before]

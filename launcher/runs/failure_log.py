@@ -1,6 +1,6 @@
 """How often the user's runs fail on a cluster: one line for each attempt, in RUNS_DIR/.failures.jsonl.
 
-The first agent of an attempt appends a line at its end; a training reads the last ones, for the time between two saves.
+The leader of an attempt appends a line at its end; a training reads the last ones, for the time between two saves.
 Lines that two nodes write at the same time may destroy each other on NFS: such a line is ignored.
 """
 
@@ -24,11 +24,11 @@ PRIOR = 3600.0  # seconds between two failures of a run that are assumed without
 class Experience:
     """What the user's runs on a cluster have seen so far."""
 
-    failures: int = 0  # of ranks and nodes; stop requests and preemption do not count
+    failures: int = 0  # restarts of ranks, and attempts that failed; stop requests and preemption do not count
     node_seconds: float = 0.0  # time of nodes with ranks
 
     def between(self, nodes: int) -> float:
-        """Returns the seconds between two failures to expect of a run on so many nodes."""
+        """Returns the mean time between failures to expect of a run on so many nodes, in seconds."""
         return (self.node_seconds / nodes + PRIOR) / (self.failures + 1)
 
 

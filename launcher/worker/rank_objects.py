@@ -73,8 +73,8 @@ def _heads(value: object, group: dist.ProcessGroup | None) -> tuple[list[bytes],
     device, sealed = _device(group), _seal(value)
     data = len(sealed).to_bytes(LENGTH, "big") + sealed
     mine = _tensor(data[:HEAD], HEAD, device)
-    received = torch.empty(dist.get_world_size(group), HEAD, dtype=torch.uint8, device=device)
-    dist.all_gather([*received], mine, group=group)
+    received = torch.empty(dist.get_world_size(group) * HEAD, dtype=torch.uint8, device=device)
+    dist.all_gather([*received.split(HEAD)], mine, group=group)
     whole = _bytes(received)  # one copy from the GPU
     heads = [whole[start : start + HEAD] for start in range(0, len(whole), HEAD)]
     sizes = [int.from_bytes(head[:LENGTH], "big") for head in heads]

@@ -7,7 +7,7 @@
 After each fault (blows.py) the run must continue from the newest sound checkpoint and make new steps. Only retention
 may remove sound checkpoints, and the run's events must blame the rank or the node that the fault has hit. At the end
 the weights must be bitwise equal to those of an undisturbed run with one rank. `train.invariant` makes this possible,
-although faults change the number of ranks.
+although faults change the number of ranks. With an odd seed there are copies in memory too (checkpoint.memory=1).
 """
 
 from __future__ import annotations

@@ -19,19 +19,20 @@ import pytest
 from launcher.agent import control as control_module
 from launcher.agent import control as link
 from launcher.agent.control import AttemptOver, Control, Overtaken
-from launcher.agent.policy import History, RoundLimits
+from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundLimits, RoundVerdict
 from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.channel import ChannelError
 from launcher.rendezvous.protocol import Arrivals
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError, Rounds
-from launcher.runs.events import AgentCount, Place
+from launcher.runs.events import AgentCount, Fault, Place
 from launcher.worker.hangs import Blamed
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 ENOUGH = 60.0  # seconds in which what is to happen has happened, on any machine; nobody waits for it
 Make = Callable[..., Control]
+FAILED = RoundFailure(RoundEnd.LOST_NODE, Fault(), 0, listens=True)
 
 
 class FakeSignals(Signals):
@@ -263,6 +264,20 @@ def test_spare_nodes_replace_one_leader_after_the_other_at_once(make: Make) -> N
         assert (history.round, indices(third), third.spares) == (2, [2, 3], ())
         assert indices(spares[1].result(ENOUGH)[1]) == [2, 3]
         assert time.monotonic() - began < 30  # less than launch.heartbeat: nobody was waited for in vain
+
+
+def test_a_leader_that_leaves_a_round_to_the_others_keeps_the_spare_nodes_waiting(make: Make) -> None:
+    agents = [make(index, size=3, most=2) for index in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        spare = pool.submit(agents[2].first)
+        first = met(*agents[:2])
+        leader = agents[0].coordinator
+        assert leader is not None
+        leader.verdict = RoundVerdict(FAILED, NextStep.RESTART, 1, R1)
+        agents[0].close()
+        ((_, second),) = together(lambda: agents[1].next(R1, first[1], (0,)))
+        second.listener.close()
+        assert indices(second) == indices(spare.result(ENOUGH)[1]) == [1, 2]
 
 
 def lose_leader(agent: Control) -> None:

@@ -1132,3 +1132,58 @@ def test_a_round_with_too_few_nodes_takes_one_that_comes_back() -> None:
         cluster.receive(index, "heartbeat", step=5, resumable=True, joined=True)
     cluster.tick(1.0)
     assert cluster.one("regroup", to=[0, 1])["back"] == [{"host": "node2", "node": 2, "task": None}]
+
+
+def spares_at_work() -> Cluster:
+    """Three agents run a round, and a fourth one is spare."""
+    cluster = Cluster(4, least=3, most=3)
+    cluster.gather()
+    cluster.hello(1, 2, 3)
+    cluster.tick()
+    cluster.coordinator.watch(cluster.now)
+    for index in range(3):
+        cluster.receive(index, "heartbeat", step=5, resumable=True, joined=True)
+    cluster.collect()
+    cluster.sent.clear()
+    return cluster
+
+
+def test_a_spare_that_has_sent_nothing_for_a_while_is_not_counted_on() -> None:
+    cluster = spares_at_work()
+    cluster.wait(HEARTBEAT / 2, beats=(0, 1, 2), resumable=True, joined=True, step=6)
+    assert cluster.coordinator.waiting == [3]
+    cluster.lose(1)
+    assert cluster.one("verdict", to=[0, 1, 2])["then"] == NextStep.RESUME.value
+
+
+def test_a_spare_that_is_silent_is_left_out_until_it_speaks_again() -> None:
+    cluster = spares_at_work()
+    cluster.wait(1.5 * HEARTBEAT, beats=(0, 1, 2), resumable=True, joined=True, step=6)
+    assert cluster.coordinator.waiting == []
+    assert cluster.one("spares", to=[0, 1, 2])["indices"] == []
+    cluster.receive(3, "heartbeat")
+    assert cluster.coordinator.waiting == [3]
+    cluster.lose(1)
+    assert cluster.one("verdict", to=[0, 1, 2])["then"] == NextStep.RESTART.value
+
+
+def test_a_spare_that_speaks_only_while_a_round_is_gathered_takes_part() -> None:
+    cluster = spares_at_work()
+    cluster.lose(1)
+    cluster.receive(2, "ready", round=1)
+    cluster.now += HEARTBEAT / 2
+    cluster.receive(2, "heartbeat")
+    cluster.coordinator.gather(cluster.coordinator.history, [0, 2], 60, cluster.now, [0, 1, 2])
+    cluster.none("begin")  # it is waited for
+    cluster.receive(3, "heartbeat")
+    cluster.tick()
+    cluster.one("begin", to=[0, 3, 2])
+
+
+def test_members_know_which_spares_there_are_now() -> None:
+    cluster = spares_at_work()
+    cluster.lose(3)
+    assert cluster.one("spares", to=[0, 1, 2])["indices"] == []
+    cluster.hello(3)
+    cluster.one("spare", to=[3])
+    assert cluster.one("spares", to=[0, 1, 2])["indices"] == [3]
