@@ -84,8 +84,7 @@ def _kills(path: Path) -> int:
 
 
 def _value(path: Path, key: str) -> int | None:
-    # The number behind a key at the start of a line
-    for line in _text(path).splitlines():
+    for line in _text(path).splitlines():  # KEY NUMBER
         found, *rest = [*line.split(), ""]
         if found == key and rest and rest[0].isdecimal():
             return int(rest[0])

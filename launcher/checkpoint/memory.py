@@ -23,29 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.binding import node_memory
+from launcher.checkpoint import copies
 from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.copies import (
-    HEADER,
-    OWN,
-    PEER,
-    REPLICA,
-    SHARDS,
-    SINGLE,
-    WHOLE,
-    Header,
-    Held,
-    MemorySlot,
-    Pair,
-    Source,
-    Transfer,
-    buffer,
-    choose,
-    index_of,
-    interval,
-    require_sound,
-    shortage,
-    tensors_in,
-)
 from launcher.checkpoint.files import one_line
 from launcher.checkpoint.format import MEMORY, Damaged, Manifest
 from launcher.checkpoint.loading import LoadTarget, Opened, expanded
@@ -120,12 +99,12 @@ class MemoryCheckpoints:
         self._group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1)
         self._round = int(os.environ.get("LAUNCHER_ROUND", "0"))
         self._check, self._first = check, True
-        self._mode = WHOLE  # how tensors are divided over ranks
+        self._mode = copies.WHOLE  # how tensors are divided over ranks
         self._copy: _Copy | None = None
         self._costs: deque[tuple[float, float]] = deque(maxlen=MEASURED)  # `blocked` and `whole` of the last copies
         self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of the steps between them
         self._last: tuple[int, float] | None = None  # step of the last copy, and when it was made
-        self._bad: set[Held] = set()
+        self._bad: set[copies.Held] = set()
         self._kept = False  # whether a copy was made in this round
         self._uses = False  # whether it has the memory; one object of a process has
         here = None if _in_use else rank_report.shared_memory()
@@ -137,7 +116,7 @@ class MemoryCheckpoints:
                     sys.stdout,
                 )
             self.every = 0
-            self._pairs: dict[str, Pair] = {}
+            self._pairs: dict[str, copies.Pair] = {}
             return
         self._first_ranks = [first for first in firsts if first is not None]
         _in_use = self._uses = True
@@ -146,16 +125,14 @@ class MemoryCheckpoints:
         # The same shift on all ranks, also where nodes have different numbers of ranks
         of_nodes = Counter(env.node_ranks)
         self._peer = max(of_nodes.values()) if peers and len(of_nodes) > 1 else 0
-        numbers = {REPLICA: 0, OWN: 2 + 4 * place, PEER: 4 + 4 * place}
-        self._pairs = {kind: Pair.of(self._file, number) for kind, number in numbers.items()}
+        numbers = {copies.REPLICA: 0, copies.OWN: 2 + 4 * place, copies.PEER: 4 + 4 * place}
+        self._pairs = {kind: copies.Pair.of(self._file, number) for kind, number in numbers.items()}
 
     # -- making a copy
 
     def due(self, step: int) -> bool:
         """Returns whether to make a copy after this step; the same on all ranks."""
-        if not self.every:
-            return False
-        return self._last is None or step >= self._last[0] + self.every
+        return bool(self.every) and (self._last is None or step >= self._last[0] + self.every)
 
     def keep(
         self, step: int, state: Mapping[str, Any], rank_state: Mapping[str, Any] | None, extra: Mapping[str, Any],
@@ -183,10 +160,10 @@ class MemoryCheckpoints:
             return
         if copy.fault is None:
             try:
-                self._pairs[OWN].turn()
-                pair, kept = self._pairs[OWN], content.tensors
-                if self._mode == WHOLE:
-                    pair, kept = self._pairs[REPLICA], content.tensors if self._leads else {}
+                self._pairs[copies.OWN].turn()
+                pair, kept = self._pairs[copies.OWN], content.tensors
+                if self._mode == copies.WHOLE:
+                    pair, kept = self._pairs[copies.REPLICA], content.tensors if self._leads else {}
                     if self._leads:
                         pair.turn()
                 buffers = pair.slots[pair.last].buffers(kept) if kept else {}
@@ -207,7 +184,7 @@ class MemoryCheckpoints:
             if content is not None and copy.fault is None:
                 mine.sharded = content.sharded
                 mine.size = sum(size_of(local_part(tensor)) for tensor in content.tensors.values())
-                if self._check and self._group.many and self._mode != SINGLE:
+                if self._check and self._group.many and self._mode != copies.SINGLE:
                     table = ReplicaTable.of(content.tensors, {})
                     mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
         except Exception as error:
@@ -217,15 +194,14 @@ class MemoryCheckpoints:
         except Exception as error:  # the group failed: a rank is gone, and the round ends
             self._end(one_line(error))
             return False
-        if self._mode == SINGLE or sum(each.difference for each in ranks) % (1 << 64):
-            self._mode = SINGLE
-        else:
-            self._mode = SHARDS if any(each.sharded for each in ranks) else WHOLE
+        single = self._mode == copies.SINGLE or sum(each.difference for each in ranks) % (1 << 64)
+        sharded = any(each.sharded for each in ranks)
+        self._mode = copies.SINGLE if single else copies.SHARDS if sharded else copies.WHOLE
         faults = {rank: each.fault for rank, each in enumerate(ranks) if each.fault is not None}
         why = "; ".join(f"rank {rank}: {fault}" for rank, fault in list(faults.items())[:4])
         nodes: dict[int, list[_Needs]] = {}
         for rank, each in enumerate(ranks):
-            if self._mode != WHOLE:
+            if self._mode != copies.WHOLE:
                 each.size *= 2 if self._peer else 1
             elif self._first_ranks[rank] != rank:
                 each.size = 0
@@ -233,11 +209,11 @@ class MemoryCheckpoints:
         for on_node in nodes.values():
             free = min((each.free for each in on_node if each.free is not None), default=None)
             held = sum(each.held for each in on_node)
-            why = why or shortage(2 * sum(each.size for each in on_node), None if free is None else free + held)
+            why = why or copies.shortage(2 * sum(each.size for each in on_node), None if free is None else free + held)
         if why:
             self._end(why)
-        elif self._mode == SINGLE and self._leads:
-            for slot in self._pairs[REPLICA].slots:
+        elif self._mode == copies.SINGLE and self._leads:
+            for slot in self._pairs[copies.REPLICA].slots:
                 slot.free()
         return not why
 
@@ -282,10 +258,10 @@ class MemoryCheckpoints:
         copy.staged.set()
         mode = self._mode
         digest = hashlib.sha256(content.digest().encode())
-        if mode == WHOLE:
+        if mode == copies.WHOLE:
             digest.update(repr(content.values).encode())
         copy.layout = digest.hexdigest()[:15]
-        header = Header(
+        header = copies.Header(
             self._lineage, mode, copy.layout, self._round, copy.step, self._env.rank, self._env.world_size
         )  # fmt: skip
         rest = {
@@ -293,29 +269,29 @@ class MemoryCheckpoints:
             "metrics": copy.metrics,
         }  # fmt: skip
         own = {"rank_state": copy.rank_state}
-        if mode != WHOLE:
-            self._newest(OWN).seal(header, tensors, {**rest, **own})
+        if mode != copies.WHOLE:
+            self._newest(copies.OWN).seal(header, tensors, {**rest, **own})
             return
         if self._leads:
-            self._newest(REPLICA).seal(header, tensors, rest)
-        self._newest(OWN).seal(header, {}, own)
+            self._newest(copies.REPLICA).seal(header, tensors, rest)
+        self._newest(copies.OWN).seal(header, {}, own)
 
-    def _newest(self, kind: str) -> MemorySlot:
+    def _newest(self, kind: str) -> copies.MemorySlot:
         pair = self._pairs[kind]
         return pair.slots[pair.last]
 
     def _exchange(self) -> None:
         # Sends this rank's own copy to a rank of the next node, and receives one from the node before
-        own, slot = self._newest(OWN), self._pairs[PEER].turn()
+        own, slot = self._newest(copies.OWN), self._pairs[copies.PEER].turn()
         rank, size = self._env.rank, self._env.world_size
         to, source = (rank + self._peer) % size, (rank - self._peer) % size
         header = own.header()
-        mine, others = torch.zeros(2, HEADER, dtype=torch.uint8, device="cpu")
+        mine, others = torch.zeros(2, copies.HEADER, dtype=torch.uint8, device="cpu")
         if header is not None:
-            buffer(mine)[:] = header.data()
+            copies.buffer(mine)[:] = header.data()
         self._pass(mine, to, others, source)
-        data = bytes(buffer(others))
-        received = Header.of(data)
+        data = bytes(copies.buffer(others))
+        received = copies.Header.of(data)
         self._pass(
             own.body(0 if header is None else header.size), to,
             slot.body(0 if received is None else received.size), source,
@@ -338,7 +314,7 @@ class MemoryCheckpoints:
         fault, every, high, low = votes.tolist()
         if fault:
             copy.end = copy.fault or "another rank could not make its copy (see its log)"
-        elif high != -low and self._mode == WHOLE:
+        elif high != -low and self._mode == copies.WHOLE:
             copy.single = True
         copy.every = every
 
@@ -346,7 +322,7 @@ class MemoryCheckpoints:
         if not self._auto or len(self._costs) < MEASURED:
             return self.every if not self._auto else 1
         blocked, whole = (statistics.median(each) for each in zip(*self._costs, strict=True))
-        return interval(blocked, whole, statistics.median(self._steps))
+        return copies.interval(blocked, whole, statistics.median(self._steps))
 
     def staged(self) -> float:
         """Waits until the last copy is made, so that the state may change; returns the seconds waited."""
@@ -368,7 +344,7 @@ class MemoryCheckpoints:
                 copy.thread.join()
         self._costs.append((copy.blocked, copy.whole))
         if copy.single:  # which needs more memory
-            self._mode, self._first = SINGLE, True
+            self._mode, self._first = copies.SINGLE, True
         self.every = copy.every or self.every
         if copy.fault is not None and self._env.rank:
             log_line(f"rank {self._env.rank} could not make a copy in memory: {copy.fault}", sys.stdout)
@@ -392,14 +368,14 @@ class MemoryCheckpoints:
         """Whether `load` looks at copies: not after this round made one, since who goes back wants the disk."""
         return bool(self._pairs) and not self._kept
 
-    def find(self, least: int) -> tuple[Source | None, list[str]]:
+    def find(self, least: int) -> tuple[copies.Source | None, list[str]]:
         """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""
         found = self._group.gather(self._held())
         lines = [line for _, lines in found for line in lines]
         held = [each for there, _ in found for each in there if each not in self._bad]
 
-        def newest() -> tuple[Source | None, list[str]]:
-            source = choose(held, self._first_ranks, least) if self._pairs else None
+        def newest() -> tuple[copies.Source | None, list[str]]:
+            source = copies.choose(held, self._first_ranks, least) if self._pairs else None
             chosen = (-1, -1) if source is None else (source.round, source.step)
             there = {each.header.step for each in held if each.header.age > chosen}
             for step in sorted(step for step in there if step >= least):
@@ -408,28 +384,28 @@ class MemoryCheckpoints:
 
         return self._group.on_first(newest)
 
-    def _held(self) -> tuple[list[Held], list[str]]:
+    def _held(self) -> tuple[list[copies.Held], list[str]]:
         held, lines = [], []
         for kind, pair in self._pairs.items():
-            for slot in pair.slots if self._leads or kind != REPLICA else ():
+            for slot in pair.slots if self._leads or kind != copies.REPLICA else ():
                 try:
                     header = slot.header()
                     if header is not None and header.lineage != self._lineage:
                         raise Damaged("it is of another training")
                     if header is not None:
-                        held.append(Held(self._env.rank, kind, header))
+                        held.append(copies.Held(self._env.rank, kind, header))
                 except Damaged as error:
                     lines.append(f"a copy in memory ({kind}, held by rank {self._env.rank}): {error}")
                     slot.erase()
         return held, lines
 
-    def fetch(self, source: Source) -> list[str]:
+    def fetch(self, source: copies.Source) -> list[str]:
         """Brings what each rank needs to its own agent; returns a line for each damaged copy."""
         rank = self._env.rank
         mine = {each.held for each in source.transfers if each.held.holder == rank}
         if lines := self._reject(lambda: [(each, why) for each in mine if (why := self._damage(each.kind, each))]):
             return lines
-        if source.mode != WHOLE and source.world_size != self._env.world_size:
+        if source.mode != copies.WHOLE and source.world_size != self._env.world_size:
             return []
         sent = {each.held.header for each in source.transfers if each.moves and each.sender == rank}
         received = []
@@ -440,11 +416,11 @@ class MemoryCheckpoints:
         wrong = [(each.held, why) for each in received if (why := self._damage(each.kind, each.held))]
         return self._reject(lambda: wrong) if any(each.moves for each in source.transfers) else []
 
-    def reject(self, source: Source) -> None:
+    def reject(self, source: copies.Source) -> None:
         """Makes a source count no more, on all ranks."""
         self._bad |= {each.held for each in source.transfers}
 
-    def _reject(self, look: Callable[[], list[tuple[Held, str]]]) -> list[str]:
+    def _reject(self, look: Callable[[], list[tuple[copies.Held, str]]]) -> list[str]:
         wrong = [each for found in self._group.on_all(look) for each in found]
         self._bad |= {held for held, _ in wrong}
         return [
@@ -453,14 +429,14 @@ class MemoryCheckpoints:
             for held, why in wrong
         ]
 
-    def _damage(self, kind: str, held: Held) -> str:
+    def _damage(self, kind: str, held: copies.Held) -> str:
         try:
-            require_sound(self._pairs[kind].find(held.header).body(held.header.size), held.header)
+            copies.require_sound(self._pairs[kind].find(held.header).body(held.header.size), held.header)
         except Damaged as error:
             return str(error)
         return ""
 
-    def _move(self, transfer: Transfer, sent: Collection[Header]) -> None:
+    def _move(self, transfer: copies.Transfer, sent: Collection[copies.Header]) -> None:
         # sent: the copies that other ranks get from this one, which stay where they are
         held, rank = transfer.held, self._env.rank
         header, pair = held.header, self._pairs[transfer.kind]
@@ -482,41 +458,39 @@ class MemoryCheckpoints:
                 dist.recv(piece, transfer.sender, self._group.group)
         slot.write_header(header.data())
 
-    def opened(self, source: Source, wanted: LoadTarget, everyone: Collection[str]) -> InMemory:
+    def opened(self, source: copies.Source, wanted: LoadTarget, everyone: Collection[str]) -> InMemory:
         """Returns what `fetch` has brought, to be loaded."""
         return InMemory(self, source, wanted, everyone, self._group)
 
-    def keep_only(self, source: Source | None) -> None:
+    def keep_only(self, source: copies.Source | None) -> None:
         """Erases all copies but those of a step: the one that was loaded from memory; None: from disk."""
         for kind, pair in self._pairs.items():
-            if self._leads or kind != REPLICA:
+            if self._leads or kind != copies.REPLICA:
                 pair.keep_only(None if source is None else (source.round, source.step), self._env.rank)
         self._last = None
 
-    def part(self, kind: str, rank: int | None, source: Source) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def part(self, kind: str, rank: int | None, source: copies.Source) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Returns index and tensors of a copy of this agent, which was verified; rank: whose it is, if that matters."""
         for slot in self._pairs[kind].slots:
             header = slot.header()
-            if header is None or header.age != (source.round, source.step):
-                continue
-            if rank is None or header.rank == rank:
+            if header is not None and header.age == (source.round, source.step) and rank in (None, header.rank):
                 body = slot.body(header.size)
-                index = index_of(body, header)
-                return index, tensors_in(body, index)
+                index = copies.index_of(body, header)
+                return index, copies.tensors_in(body, index)
         raise Damaged(f"the copy of step {source.step} is gone")
 
-    def first_index(self, source: Source) -> dict[str, Any]:
+    def first_index(self, source: copies.Source) -> dict[str, Any]:
         """Returns on all ranks the index of one rank's copy."""
         held = source.transfers[0].held
 
         def index() -> dict[str, Any] | None:
             if held.holder != self._env.rank:
                 return None
-            return index_of(self._pairs[held.kind].find(held.header).body(held.header.size), held.header)
+            return copies.index_of(self._pairs[held.kind].find(held.header).body(held.header.size), held.header)
 
         return next(each for each in self._group.on_all(index) if each is not None)
 
-    def pieces(self, source: Source) -> Iterator[tuple[Tensor, Header]]:
+    def pieces(self, source: copies.Source) -> Iterator[tuple[Tensor, copies.Header]]:
         """Yields body and header of the copies of all ranks, one after the other, on all ranks, which take all."""
         largest = max(each.held.header.size for each in source.transfers)
         rooms: list[Tensor] = []  # on each rank: an error of one is raised on all before anything is sent
@@ -535,7 +509,12 @@ class InMemory(Opened):
     """Copies in memory while they are loaded."""
 
     def __init__(
-        self, memory: MemoryCheckpoints, source: Source, wanted: LoadTarget, everyone: Collection[str], peers: Peers
+        self,
+        memory: MemoryCheckpoints,
+        source: copies.Source,
+        wanted: LoadTarget,
+        everyone: Collection[str],
+        peers: Peers,
     ) -> None:
         manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
         super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, everyone, peers, 0.0)
@@ -548,12 +527,12 @@ class InMemory(Opened):
     def open(self) -> list[str]:
         source, rank = self._source, self._peers.rank
         same = source.world_size == self._peers.world_size
-        if source.mode == WHOLE:
-            self._index, self._there = self._memory.part(REPLICA, None, source)
+        if source.mode == copies.WHOLE:
+            self._index, self._there = self._memory.part(copies.REPLICA, None, source)
             if same:
-                self.rank_state = self._memory.part(OWN, rank, source)[0]["rank_state"]
+                self.rank_state = self._memory.part(copies.OWN, rank, source)[0]["rank_state"]
         elif same:
-            self._index, self._there = self._memory.part(OWN, rank, source)
+            self._index, self._there = self._memory.part(copies.OWN, rank, source)
             self.rank_state = self._index["rank_state"]
         else:
             self._index = self._memory.first_index(source)
@@ -565,7 +544,7 @@ class InMemory(Opened):
     def read(self) -> list[str]:
         source = self._source
         with torch.no_grad():
-            if source.mode == WHOLE:
+            if source.mode == copies.WHOLE:
                 for name, tensor in self.tensors.items():
                     fill(tensor, self._there[name])
                 return []
@@ -584,8 +563,8 @@ class InMemory(Opened):
             else:
                 for body, header in self._memory.pieces(source):
                     try:
-                        index = index_of(body, header)
-                        take(index, tensors_in(body, index))
+                        index = copies.index_of(body, header)
+                        take(index, copies.tensors_in(body, index))
                     except Exception as failed:  # the other ranks wait for this one's next pieces
                         error = error or failed
             if error is not None:
