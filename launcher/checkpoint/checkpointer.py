@@ -36,9 +36,9 @@ from launcher.checkpoint.agreement import Peers, SavesFail
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
 from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, expanded
-from launcher.checkpoint.memory import MemoryCheckpoints
+from launcher.checkpoint.memory import InMemory, MemoryCheckpoints
 from launcher.checkpoint.saving import Save, SaveOutcome, Staging, Writer
-from launcher.checkpoint.state import Content, facts, merge, named_part, plain, step_number
+from launcher.checkpoint.state import Content, facts, merge, plain, step_number
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
@@ -413,13 +413,8 @@ class Checkpointer:
             opened = Opened(path, manifest, wanted, everyone, self._peers, self._read_timeout)
             problems = problems or self._damages(path, manifest)
             if not problems:
-                problems, fills = self._open(opened, wanted)
-                if not problems:
-                    loaded = Loaded(
-                        manifest.step, path, manifest.extra, manifest.metrics, opened.rank_state, manifest.world_size,
-                        named_part(opened.values, wanted.only), tuple(passed_over),
-                    )  # fmt: skip
-                    self._peers.on_all(partial(_accept, opened, fills, loaded, accept))
+                problems, loaded = self._open(opened, wanted, accept, passed_over)
+                if loaded is not None:
                     changed = True
                     problems = self._problems(opened.read)
                 if problems and self._verify and manifest.torch != torch.__version__:
@@ -428,6 +423,7 @@ class Checkpointer:
                         f"read it: use torch {manifest.torch}, which wrote it ({'; '.join(problems)})"
                     )
             if not problems:
+                assert loaded is not None
                 self._peers.on_all(opened.restore)
                 if wanted.only and self._first:
                     log_line(f"only {', '.join(wanted.only)} loaded from {path.name}: all else is left out", sys.stdout)
@@ -455,20 +451,16 @@ class Checkpointer:
             if problems := memory.fetch(source):
                 self._report_copies(problems, source.step)
                 continue
-            opened = memory.opened(source, wanted, everyone)
+            opened = InMemory(memory, source, wanted, everyone)
             try:
-                problems, fills = self._open(opened, wanted)
-                if not problems:
-                    loaded = Loaded(
-                        source.step, None, opened.extra, opened.metrics, opened.rank_state, source.world_size,
-                        named_part(opened.values, wanted.only), tuple(passed_over),
-                    )  # fmt: skip
-                    self._peers.on_all(partial(_accept, opened, fills, loaded, accept))
+                problems, loaded = self._open(opened, wanted, accept, passed_over)
+                if loaded is not None:
                     changed = True
                     problems = self._problems(opened.read)
             except CheckpointError as error:  # the same on all ranks; the disk may be of use
                 problems = [str(error)]
             if not problems:
+                assert loaded is not None
                 self._peers.on_all(opened.restore)
                 memory.keep_only(source)
                 moved = sum(each.sender != each.to for each in source.transfers)
@@ -492,16 +484,21 @@ class Checkpointer:
             log_line(f"copies in memory are not used: {'; '.join(problems)}", sys.stdout)
             self._events(events.PassedOver(checkpoint="memory", step=step, problems=tuple(problems)))
 
-    def _open(self, opened: Opened, wanted: LoadTarget) -> tuple[list[str], set[str]]:
-        # Returns what is wrong with it, and the names of what all ranks fill
+    def _open(
+        self, opened: Opened, wanted: LoadTarget, accept: Callable[[Loaded], None], passed_over: Sequence[str]
+    ) -> tuple[list[str], Loaded | None]:
+        # Returns what is wrong with it, or what `load` returns once its tensors are read; raises Misfit
         def names() -> list[str]:
             opened.open()
             return [*opened.tensors, *wanted.roots]
 
         try:
-            return [], self._names(names)
+            fills = self._names(names)
         except Damaged as error:
-            return [str(error)], set()
+            return [str(error)], None
+        loaded = opened.loaded(passed_over)
+        self._peers.on_all(partial(_accept, opened, fills, loaded, accept))
+        return [], loaded
 
     def _names(self, names: Callable[[], Collection[str]]) -> set[str]:
         # Returns the names of all ranks; an error on one rank is raised on all

@@ -31,6 +31,7 @@ from launcher.checkpoint import files
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.format import (
     DCP,
+    MEMORY,
     RANKS_FILE,
     SINGLE,
     STATE_FILE,
@@ -301,6 +302,14 @@ class Opened:
         except (KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"{self._path} holds no state: {error}") from None
         self.tensors = self._wanted.to_fill(self._saved, self._paths, self._everyone)
+
+    def loaded(self, passed_over: Sequence[str]) -> Loaded:
+        """Returns what `Checkpointer.load` returns, after `open`."""
+        manifest = self._manifest
+        return Loaded(
+            manifest.step, None if manifest.kind == MEMORY else self._path, manifest.extra, manifest.metrics,
+            self.rank_state, manifest.world_size, named_part(self.values, self._wanted.only), tuple(passed_over),
+        )  # fmt: skip
 
     def require_fit(self, everyone: Collection[str]) -> list[str]:
         """Raises Misfit, which lists all that would not be restored; returns [].

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class MemoryCheckpoints:
 
     Attributes:
         every: steps between two copies; 0: no more copies are made.
+        group: the ranks, for copies alone.
     """
 
     def __init__(self, env: Env, lineage: str, every: int | None, *, peers: bool, timeout: float, check: bool) -> None:
@@ -96,7 +97,7 @@ class MemoryCheckpoints:
         global _in_use
         self._env, self._lineage, self._auto = env, lineage, every is None
         self.every = every or 1
-        self._group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1)
+        self.group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1)
         self._round = int(os.environ.get("LAUNCHER_ROUND", "0"))
         self._check, self._first = check, True
         self._mode = copies.WHOLE  # how tensors are divided over ranks
@@ -108,7 +109,7 @@ class MemoryCheckpoints:
         self._kept = False  # whether a copy was made in this round
         self._uses = False  # whether it has the memory; one object of a process has
         here = None if _in_use else rank_report.shared_memory()
-        firsts = self._group.on_all(lambda: None if here is None else env.rank - here[1])
+        firsts = self.group.on_all(lambda: None if here is None else env.rank - here[1])
         if here is None or None in firsts:
             if env.rank == 0:
                 log_line(
@@ -184,13 +185,13 @@ class MemoryCheckpoints:
             if content is not None and copy.fault is None:
                 mine.sharded = content.sharded
                 mine.size = sum(size_of(local_part(tensor)) for tensor in content.tensors.values())
-                if self._check and self._group.many and self._mode != copies.SINGLE:
+                if self._check and self.group.many and self._mode != copies.SINGLE:
                     table = ReplicaTable.of(content.tensors, {})
                     mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
         except Exception as error:
             mine.fault = one_line(error)
         try:
-            ranks = self._group.on_all(lambda: mine)
+            ranks = self.group.on_all(lambda: mine)
         except Exception as error:  # the group failed: a rank is gone, and the round ends
             self._end(one_line(error))
             return False
@@ -247,7 +248,7 @@ class MemoryCheckpoints:
             self._agree(copy)
         except Exception as error:  # the group failed: a rank is gone, and the round ends
             copy.end = f"rank {self._env.rank}: {one_line(error)}"
-            self._group.close()  # so that the others do not wait for this rank
+            self.group.close()  # so that the others do not wait for this rank
         copy.whole = time.perf_counter() - began
 
     def _write(self, copy: _Copy) -> None:
@@ -299,8 +300,8 @@ class MemoryCheckpoints:
         slot.write_header(data)
 
     def _pass(self, mine: Tensor, to: int, others: Tensor, source: int) -> None:
-        works = [dist.irecv(piece, source, self._group.group) for piece in others.split(PIECE) if len(piece)]
-        works += [dist.isend(piece, to, self._group.group) for piece in mine.split(PIECE) if len(piece)]
+        works = [dist.irecv(piece, source, self.group.group) for piece in others.split(PIECE) if len(piece)]
+        works += [dist.isend(piece, to, self.group.group) for piece in mine.split(PIECE) if len(piece)]
         for work in works:
             if work is not None:
                 work.wait()
@@ -309,8 +310,8 @@ class MemoryCheckpoints:
         # Also makes sure that all ranks have completed this copy before any begins the next one
         layout = int(copy.layout or "0", 16)
         votes = torch.tensor([copy.fault is not None, self._proposal(), layout, -layout], device="cpu")
-        if self._group.many:
-            dist.all_reduce(votes, dist.ReduceOp.MAX, self._group.group)
+        if self.group.many:
+            dist.all_reduce(votes, dist.ReduceOp.MAX, self.group.group)
         fault, every, high, low = votes.tolist()
         if fault:
             copy.end = copy.fault or "another rank could not make its copy (see its log)"
@@ -319,8 +320,8 @@ class MemoryCheckpoints:
         copy.every = every
 
     def _proposal(self) -> int:
-        if not self._auto or len(self._costs) < MEASURED:
-            return self.every if not self._auto else 1
+        if not self._auto or len(self._costs) < MEASURED:  # until then `auto` makes one at each step
+            return self.every
         blocked, whole = (statistics.median(each) for each in zip(*self._costs, strict=True))
         return copies.interval(blocked, whole, statistics.median(self._steps))
 
@@ -359,7 +360,7 @@ class MemoryCheckpoints:
         finally:
             _in_use = _in_use and not self._uses
             self._uses = False
-            self._group.close()
+            self.group.close()
 
     # -- loading
 
@@ -370,7 +371,7 @@ class MemoryCheckpoints:
 
     def find(self, least: int) -> tuple[copies.Source | None, list[str]]:
         """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""
-        found = self._group.gather(self._held())
+        found = self.group.gather(self._held())
         lines = [line for _, lines in found for line in lines]
         held = [each for there, _ in found for each in there if each not in self._bad]
 
@@ -382,7 +383,7 @@ class MemoryCheckpoints:
                 log_line(f"the copies of step {step} in memory are not complete, and are not loaded", sys.stdout)
             return source, lines
 
-        return self._group.on_first(newest)
+        return self.group.on_first(newest)
 
     def _held(self) -> tuple[list[copies.Held], list[str]]:
         held, lines = [], []
@@ -421,7 +422,7 @@ class MemoryCheckpoints:
         self._bad |= {each.held for each in source.transfers}
 
     def _reject(self, look: Callable[[], list[tuple[copies.Held, str]]]) -> list[str]:
-        wrong = [each for found in self._group.on_all(look) for each in found]
+        wrong = [each for found in self.group.on_all(look) for each in found]
         self._bad |= {held for held, _ in wrong}
         return [
             f"a copy of step {held.header.step} in memory ({held.kind} of rank {held.header.rank}, held by rank "
@@ -446,7 +447,7 @@ class MemoryCheckpoints:
             body = self._pairs[kind].find(header).body(header.size)
         if transfer.to != rank:
             for piece in body.split(PIECE):
-                dist.send(piece, transfer.to, self._group.group)
+                dist.send(piece, transfer.to, self.group.group)
             return
         slot = next((each for each in pair.slots if each.header() not in sent), pair.slots[0])
         slot.erase()
@@ -455,12 +456,8 @@ class MemoryCheckpoints:
             target.copy_(body)
         else:
             for piece in target.split(PIECE):
-                dist.recv(piece, transfer.sender, self._group.group)
+                dist.recv(piece, transfer.sender, self.group.group)
         slot.write_header(header.data())
-
-    def opened(self, source: copies.Source, wanted: LoadTarget, everyone: Collection[str]) -> InMemory:
-        """Returns what `fetch` has brought, to be loaded."""
-        return InMemory(self, source, wanted, everyone, self._group)
 
     def keep_only(self, source: copies.Source | None) -> None:
         """Erases all copies but those of a step: the one that was loaded from memory; None: from disk."""
@@ -488,41 +485,34 @@ class MemoryCheckpoints:
                 return None
             return copies.index_of(self._pairs[held.kind].find(held.header).body(held.header.size), held.header)
 
-        return next(each for each in self._group.on_all(index) if each is not None)
+        return next(each for each in self.group.on_all(index) if each is not None)
 
     def pieces(self, source: copies.Source) -> Iterator[tuple[Tensor, copies.Header]]:
         """Yields body and header of the copies of all ranks, one after the other, on all ranks, which take all."""
         largest = max(each.held.header.size for each in source.transfers)
         rooms: list[Tensor] = []  # on each rank: an error of one is raised on all before anything is sent
-        self._group.on_all(lambda: rooms.append(torch.empty(largest, dtype=torch.uint8, device="cpu")))
+        self.group.on_all(lambda: rooms.append(torch.empty(largest, dtype=torch.uint8, device="cpu")))
         for each in source.transfers:
             header = each.held.header
             body = rooms[0][: header.size]
             if each.held.holder == self._env.rank:
                 body = self._pairs[each.held.kind].find(header).body(header.size)
-            for piece in body.split(PIECE) if self._group.many else ():
-                dist.broadcast(piece, each.held.holder, self._group.group)
+            for piece in body.split(PIECE) if self.group.many else ():
+                dist.broadcast(piece, each.held.holder, self.group.group)
             yield body, header
 
 
 class InMemory(Opened):
-    """Copies in memory while they are loaded."""
+    """What `MemoryCheckpoints.fetch` has brought, while it is loaded."""
 
     def __init__(
-        self,
-        memory: MemoryCheckpoints,
-        source: copies.Source,
-        wanted: LoadTarget,
-        everyone: Collection[str],
-        peers: Peers,
+        self, memory: MemoryCheckpoints, source: copies.Source, wanted: LoadTarget, everyone: Collection[str]
     ) -> None:
         manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
-        super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, everyone, peers, 0.0)
+        super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, everyone, memory.group, 0.0)
         self._memory, self._source = memory, source
         self._index: dict[str, Any] = {}
         self._there: dict[str, Tensor] = {}
-        self.extra: dict[str, Any] = {}
-        self.metrics: dict[str, float] = {}
 
     def open(self) -> list[str]:
         source, rank = self._source, self._peers.rank
@@ -536,7 +526,7 @@ class InMemory(Opened):
             self.rank_state = self._index["rank_state"]
         else:
             self._index = self._memory.first_index(source)
-        self.extra, self.metrics = self._index["extra"], self._index["metrics"]
+        self._manifest = replace(self._manifest, extra=self._index["extra"], metrics=self._index["metrics"])
         kinds = {name: (dtype, shape) for name, (_, dtype, _, shape, _) in self._index["where"].items()}
         self._choose(self._index, kinds)
         return []

@@ -1106,14 +1106,7 @@ def test_a_spare_waits_takes_the_place_of_a_lost_node_and_no_round_ends_for_it()
 
 
 def test_without_a_spare_that_is_left_the_attempt_ends() -> None:
-    cluster = Cluster(4, least=3, most=3)
-    cluster.gather()
-    cluster.hello(1, 2, 3)
-    cluster.tick()
-    cluster.coordinator.watch(cluster.now)
-    for index in range(3):
-        cluster.receive(index, "heartbeat", step=5, resumable=True, joined=True)
-    cluster.take("begin")
+    cluster = spares_at_work()
     cluster.lose(3)  # the spare itself: nobody notices
     cluster.none("verdict")
     cluster.lose(1)
