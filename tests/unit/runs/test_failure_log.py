@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher import bounds
 from launcher.runs import failure_log
 from launcher.runs.failure_log import NAME, PRIOR, Experience, add, experience, path_for
 
@@ -43,15 +42,6 @@ def test_points_of_a_sweep_write_beside_all_runs(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/sweep.json").write_text("{}")
     assert path_for(tmp_path / "sweep/3") == path_for(tmp_path / "run") == tmp_path / NAME
-
-
-@pytest.mark.parametrize("more", [-1, 0, 1])
-def test_only_the_end_of_a_long_file_is_read(tmp_path: Path, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    add(tmp_path / "run", "hpc", 1, 1)
-    size = (tmp_path / NAME).stat().st_size
-    add(tmp_path / "run", "hpc", 1, 1)
-    monkeypatch.setattr(bounds, "FAILURE_LOG_BYTES", 2 * size + more)
-    assert experience(tmp_path / "run", "hpc").failures == (2 if more >= 0 else 1)
 
 
 def test_a_folder_that_cannot_be_written_to_does_no_harm(tmp_path: Path) -> None:
