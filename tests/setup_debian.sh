@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what the tests need of Debian: a real Slurm, a database for its accounting, a real Grid Engine,
-# a browser, and network namespaces.
+# a browser, network namespaces, and a server for ssh.
 #
 #     tests/setup_debian.sh
 #
@@ -13,7 +13,8 @@ missing=""
 for pair in slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge \
     /usr/lib/gridengine/sge_qmaster:gridengine-master /usr/lib/gridengine/sge_execd:gridengine-exec \
     /usr/lib/gridengine/qsub:gridengine-client slurmdbd:slurmdbd mariadbd:mariadb-server mariadb-install-db:mariadb-server \
-    chromium:chromium chromedriver:chromium-driver ip:iproute2; do
+    chromium:chromium chromedriver:chromium-driver ip:iproute2 \
+    sshd:openssh-server ssh:openssh-client git:git; do
     package=${pair#*:}
     command -v "${pair%%:*}" >/dev/null 2>&1 || case "$missing " in *" $package "*) ;; *) missing="$missing $package" ;; esac
 done

@@ -9,6 +9,9 @@ A module with the name of a command has the command's `run` function.
 - `run`: `run SCRIPT`: turns a script and its arguments into overrides
 - `confirm`: prints the cost of a submission, and asks for confirmation
 - `follow`: follows a run to its end: output, progress, Ctrl-C
+- `remote`: runs commands on clusters behind ssh, with the code that a submission needs
+- `remote_status`: asks all clusters behind ssh for the rows of `status`
+- `far`: the side of such a cluster: runs one command for another machine
 - `status`: chooses between an empty list and `status_view`
 - `status_rows`: the rows of `status`, and the table that they make
 - `status_view`: what `status` prints: table, notes, details of named runs

@@ -110,12 +110,30 @@ def main(arguments: list[str]) -> int:
     about = configuration(name)
     parser = Parser(f"{program()} {name}", about.__doc__)
     about(parser)
+    remote = importlib.import_module("launcher.cli.remote") if name == "run" and remote_profiles() else None
+    if remote is not None and (code := remote.submit(words, name)) is not None:
+        return int(code)
     try:
         parsed = parser.parse(words)
     except SystemExit:
         return 0
-    code: int = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}").run(parsed)
-    return code
+    if getattr(parsed, "runs_dir", None) is None and remote_profiles():
+        remote = importlib.import_module("launcher.cli.remote")
+        if (code := remote.forward(name, parsed, words)) is not None:
+            return int(code)
+    done: int = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}").run(parsed)
+    return done
+
+
+def remote_profiles() -> bool:
+    """Returns whether the user has a profile of a cluster behind ssh; without one, `remote` is not imported."""
+    from launcher.paths import user_config_dir
+
+    if not os.path.isdir(user_config_dir() / "cluster"):
+        return False
+    from launcher.remote.clusters import remote_clusters
+
+    return bool(remote_clusters())
 
 
 def configuration(name: str) -> Callable[[Parser], None]:

@@ -48,6 +48,7 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
         "show": "print the file of a profile",
         "init": "write a profile from the configuration of this machine's scheduler",
         "check": "compare a profile with this scheduler; exit code 1 if they differ",
+        "login": "log in to a cluster behind ssh, for commands of the next ten minutes",
     },
     "env": {"pack": "pack a venv into an archive"},
     "template": {
@@ -362,6 +363,18 @@ def of_site(parser: ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="name of the profile (init: by default the cluster's own name)"
     )
+    parser.add_argument(
+        "--ssh", metavar="HOST", help="init: a cluster behind ssh (me@login): install the launcher there, too"
+    )
+    parser.add_argument("--python", metavar="PATH", help="init --ssh: the Python there (default: one with torch)")
+    parser.add_argument(
+        "--activate", metavar="LINE", action="append", default=[],
+        help="init --ssh: a line for the shell there before Python starts ('module load python'); may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--setup", metavar="LINE", action="append", default=[],
+        help="init: a shell line that jobs run first ('module load cuda'); may be repeated",
+    )  # fmt: skip
     from launcher.schedulers.site import described_schedulers
 
     names = [each.name for each in described_schedulers()]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from typing import TYPE_CHECKING
 
-from launcher.cli import doctor
+from launcher.cli import doctor, remote
 from launcher.cli.options import require_action
 from launcher.cli.text import print_columns
 from launcher.config import profiles
@@ -24,6 +25,10 @@ TIMEOUT = 20.0  # seconds for one query to a scheduler
 POOLS = ("partition", "queue")
 # Options of single actions: the attribute, the option, and its actions.
 OPTIONS = {
+    "ssh": ("--ssh", ("init",)),
+    "python": ("--python", ("init",)),
+    "activate": ("--activate", ("init",)),
+    "setup": ("--setup", ("init",)),
     "scheduler": ("--scheduler", ("init",)),
     "partition": ("--partition", ("init",)),
     "queue": ("--queue", ("init",)),
@@ -43,7 +48,11 @@ def run(arguments: Namespace) -> int:
             raise ConfigError(f"`site list` takes no name: see `site show {name}`")
         return _list()
     if action == "init":
-        return _init(arguments)
+        if arguments.ssh is None and (arguments.python or arguments.activate):
+            raise ConfigError("--python and --activate go with --ssh: they are about the other side")
+        return _init(arguments) if arguments.ssh is None else _init_remote(arguments)
+    if action == "login":
+        return remote.log_in(name)
     if name is None:
         raise ConfigError(f"`site {action}` needs the NAME of a profile; `site list` shows them")
     return _show(name) if action == "show" else _check(name)
@@ -71,13 +80,32 @@ def _init(arguments: Namespace) -> int:
     if wanted.keys() - {site.pool}:
         raise ConfigError(f"this is a {scheduler.title}: use --{site.pool}")
     name = arguments.name or site.default_name()
-    text = "\n".join([*site.profile(name, wanted.get(site.pool), date.today().isoformat()), ""])
+    setup = ["setup:", *(f"  - {json.dumps(line)}" for line in arguments.setup)] if arguments.setup else []
+    text = "\n".join([*site.profile(name, wanted.get(site.pool), date.today().isoformat()), *setup, ""])
     if arguments.only_print:
         print(text, end="")
         return 0
     path = profiles.save(name, text, force=arguments.force)
     print(f"written  {path}")
     print(f"next     look through it, then cluster={name}")
+    return 0
+
+
+def _init_remote(arguments: Namespace) -> int:
+    name = arguments.name
+    if name is None:
+        raise ConfigError("`site init --ssh HOST` needs a NAME for the profile: it is that of cluster=NAME")
+    text = (
+        f"# A cluster behind ssh, written by `launcher site init`; docs/remote.md has all keys.\nssh: {arguments.ssh}\n"
+    )
+    if not arguments.only_print:
+        profiles.require_free(name, force=arguments.force)
+        options = [f"--{key}={getattr(arguments, key)}" for key in (*POOLS, "scheduler") if getattr(arguments, key)]
+        remote.set_up(name, text, arguments.activate, arguments.python, options)
+        print(f"written  {profiles.save(name, text, force=arguments.force)}")
+        print(f"next     launcher run train.py cluster={name}")
+    else:
+        print(text, end="")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.find import find_either
+from launcher.cli.remote_status import RemoteRows
 from launcher.cli.text import ending, program, table
 from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
@@ -32,6 +34,8 @@ WIDTH = 80  # where the terminal's width is not known
 def runs_table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
     """Returns the lines of `status --json`'s rows as a table, without columns that are empty or do not fit `width`."""
     columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
+    if not any(row.get("remote") for row in rows):
+        del columns["CLUSTER"]
     shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
     widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
     room = width + 2 - sum(widths[head] + 2 for head in ALWAYS)
@@ -75,6 +79,7 @@ def short_job(job_id: str) -> str:
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "RUN": lambda row: str(row["run"]),
     "STATE": state,
+    "CLUSTER": lambda row: str(row["cluster"] or "-"),
     "WHY": _why,
     "JOB": lambda row: short_job(row["job"] or "-"),
     "NODES": lambda row: f"{row['nodes'] or '-'}" + (f"+{row['spares']}" if row["spares"] else ""),
@@ -86,7 +91,18 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "CHECKPOINT": _saved,
 }
 ALWAYS = ("RUN", "STATE")
-OTHERS = ("STEP", "TIME LEFT", "TIME", "WHY", "CHECKPOINT", "ATTEMPT", "NODES", "ETA", "JOB")  # the most useful first
+OTHERS = (
+    "CLUSTER",
+    "STEP",
+    "TIME LEFT",
+    "TIME",
+    "WHY",
+    "CHECKPOINT",
+    "ATTEMPT",
+    "NODES",
+    "ETA",
+    "JOB",
+)  # the most useful first
 
 
 # -- Selects the runs and sweeps that `status` shows, and computes a row of plain values for each
@@ -106,7 +122,7 @@ WITHOUT_CAUSE = ("done", "unconfirmed", "unsubmitted", "queued", "running", "sus
 UNREADABLE = "unreadable"
 ORPHANED = "orphaned"  # a job without a run
 FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
-INTERNAL = ("over", "settled", "unread")  # keys of a row that --json leaves out
+INTERNAL = ("over", "settled", "unread", "remote")  # keys of a row that --json leaves out
 
 
 @dataclass(frozen=True)
@@ -116,6 +132,7 @@ class View:
     rows: list[dict[str, Any]]  # the row of each run, sweep and orphaned job
     seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
     older: int  # number of older runs that are not shown
+    notes: tuple[str, ...] = ()  # a line about each cluster behind ssh that did not answer
 
     @property
     def over(self) -> bool:
@@ -155,11 +172,13 @@ class Rows:
     names: names of the runs and sweeps to show; empty: those of `folder`, as the other arguments say.
     everything: whether all runs and sweeps of the folder are shown; False: the live ones, and the newest others.
     wanted: selects the failed ones, or those active since a time, of all in the folder; None: no such filter.
+    apart: whether the runs of all clusters behind ssh are shown, too.
     """
 
     def __init__(
-        self, names: Sequence[str], folder: Path, everything: bool, wanted: StatusFilter | None = None
-    ) -> None:
+        self, names: Sequence[str], folder: Path, everything: bool, wanted: StatusFilter | None = None,
+        apart: bool = False,
+    ) -> None:  # fmt: skip
         self.filter = wanted or StatusFilter()
         everything = everything or self.filter.filters
         self._folder, self._everything, self._named = folder, everything, bool(names)
@@ -167,9 +186,12 @@ class Rows:
         self._live = SweepMonitor(share=True)
         self._orphans = Orphans(self._live)
         self._done: set[str] = set()
+        self._remote = RemoteRows(self._options()) if apart else None
 
     def look(self) -> View:
         """Reads the runs and sweeps again, with one query to each scheduler, and returns them."""
+        if self._remote is not None:
+            self._remote.ask()
         wanted, all_of_them = (list(self.wanted), len(self.wanted)) if self._named else self._listed()
         runs = [each for each in wanted if not isinstance(each, Sweep)]
         looked = {each.run.path: each for each in each_status(runs, self._live)}
@@ -185,7 +207,18 @@ class Rows:
         found = [looked.get(each.path) for each in wanted]
         seen = [each for each in found if isinstance(each, RunStatus)]
         orphans = [] if self._named else self._orphans.look(_jobs(looked.values(), wanted))
-        return View([*map(_orphaned, orphans), *(rows[each.path] for each in wanted)], seen, all_of_them - len(wanted))
+        shown_rows = [*map(_orphaned, orphans), *(rows[each.path] for each in wanted)]
+        answers = [] if self._remote is None else self._remote.answers()
+        shown_rows += [{**dict.fromkeys(KEYS), **row} for each in answers for row in each.rows if self.filter.fits(row)]
+        notes = tuple(each.text for each in answers if each.problem)
+        return View(shown_rows, seen, all_of_them - len(wanted), notes)
+
+    def _options(self) -> list[str]:
+        # The options of `status` on another cluster, whose clock and time zone may differ
+        since = self.filter.since
+        age = [] if since is None else [f"--since={max(1, math.ceil((time.time() - since) / 60))}m"]
+        everything = ["--all"] if self._everything and not self.filter.filters else []
+        return [*everything, *(["--failed"] if self.filter.failed else []), *age]
 
     def _listed(self) -> tuple[list[Run | Sweep], int]:
         # With an index of live runs: those in it, and the newest others; without: those that are not done by their own

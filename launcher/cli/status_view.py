@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,16 @@ LONGEST = 160  # characters of the last line of output
 SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
 
 
-def show(arguments: Namespace, folder: Path) -> int:
+def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
     """Prints the runs in a folder that the arguments of `status` select; returns the exit code.
 
+    apart: whether the runs of all clusters behind ssh are shown, too.
     Raises ConfigError (options contradict each other) or RunError (none of the named runs can be read).
     """
     names = arguments.names
     if names and (arguments.failed or arguments.since is not None):
         raise ConfigError("--failed and --since choose among all runs: leave the names out")
-    rows = Rows(names, folder, arguments.everything, StatusFilter(arguments.failed, arguments.since))
+    rows = Rows(names, folder, arguments.everything, StatusFilter(arguments.failed, arguments.since), apart)
     if arguments.watch:
         from launcher.cli import watch
 
@@ -50,10 +52,14 @@ def show(arguments: Namespace, folder: Path) -> int:
     if names and len(damaged) == len(view.rows):
         raise RunError("\n".join(row["cause"] for row in damaged))
     if arguments.as_json:
+        for line in view.notes:
+            print(line, file=sys.stderr)
         print(json.dumps([plain(row) for row in view.rows], indent=1))
         return 0
     if not view.rows:
         print(f"no runs in {folder}" + (" that match" if rows.filter.filters else ""))
+        for line in view.notes:
+            print(line)
         return 0
     for line in runs_table(view.rows, _width()):
         print(line)
@@ -64,7 +70,7 @@ def show(arguments: Namespace, folder: Path) -> int:
         _print_details(each, heading=len(view.rows) > 1)
     for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
         print(f"\n{one_line(row['run'])}: {row['cause']}")
-    for number, line in enumerate(unanswered(view)):
+    for number, line in enumerate([*unanswered(view), *view.notes]):
         print(line if number else f"\n{line}")
     if view.older:
         print(f"... and {view.older} older; --all shows them")

@@ -13,6 +13,8 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 
+from launcher.cli import remote
+from launcher.cli.commands import remote_profiles
 from launcher.cli.confirm import YES, confirm
 from launcher.cli.text import plan_table, print_commands, program
 from launcher.config import compose
@@ -59,6 +61,8 @@ def main(arguments: list[str]) -> int:
 
     If there is a Hydra flag (-m, --cfg, ...) or a setting `hydra.*`, Hydra's own command line handles the arguments.
     """
+    if remote_profiles() and (code := remote.submit(arguments)) is not None:
+        return code
     configs.register()
     command = command_line(arguments)
     require_names(command.words)

@@ -7,9 +7,9 @@ import textwrap
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from launcher.cli.commands import program as program
 from launcher.formatting import clean, format_size, format_time, one_line, plural, ranges
 from launcher.monitoring.state import RunState
+from launcher.own_module import program as program
 from launcher.runs import unreadable
 from launcher.runs.events import Fault
 

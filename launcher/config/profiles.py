@@ -81,20 +81,26 @@ def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
     return ""
 
 
-def save(name: str, text: str, *, force: bool) -> Path:
-    """Writes a profile into the user's folder, and returns its path; force: replaces one that exists.
-
-    Raises ConfigError: the name is that of a base profile, or cannot be a file name. Or RunError.
-    """
+def require_free(name: str, *, force: bool) -> Path:
+    """Returns the file of a new profile. Raises ConfigError (bad name) or RunError (it exists, and no `force`)."""
     if name in bases():
         raise ConfigError(f"{name} is a profile on which others are based: choose another name (`site init NAME`)")
     if not re.fullmatch(r"[A-Za-z0-9_][\w.+-]*", name):
         raise ConfigError(f"{name!r} cannot be the name of a profile: use letters, digits and _ - + .")
     path = own_folder() / f"{name}.yaml"
+    if path.exists() and not force:
+        raise RunError(f"{path} exists already: `--force` replaces it, `--print` only shows the new one")
+    return path
+
+
+def save(name: str, text: str, *, force: bool) -> Path:
+    """Writes a profile into the user's folder, and returns its path; force: replaces one that exists.
+
+    Raises ConfigError: the name is that of a base profile, or cannot be a file name. Or RunError.
+    """
+    path = require_free(name, force=force)
     try:
         run_files.make_folder(path.parent)
         return run_files.replace(path, text.encode()) if force else run_files.create(path, text.encode())
-    except FileExistsError:
-        raise RunError(f"{path} exists already: `--force` replaces it, `--print` only shows the new one") from None
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}; `--print` shows it instead") from None

@@ -10,18 +10,16 @@ import contextlib
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from launcher import __version__
 from launcher.config.schema import Config, Function, Program
 from launcher.environment import programs
+from launcher.environment.repository import Tree, check, tree, within
 from launcher.errors import ConfigError, RunError
-from launcher.files.shared_files import NOT_ON_PATH
-from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import PACKAGE
 from launcher.runs.directory import Run
 from launcher.spec.build import PlanFacts
@@ -31,83 +29,6 @@ from launcher.units import parse_size
 
 FOLDER = "code"  # name of the snapshot in the directory of a run or sweep
 LIBRARY = "lib-"  # prefix of the folder (lib-VERSION, next to it) of our packages, for a Python that lacks them
-SHOWN = 5  # files that are named when a snapshot is too large
-TIMEOUT = 60.0  # seconds for one git command
-
-
-@dataclass(frozen=True)
-class Tree:
-    """The files of a snapshot."""
-
-    root: Path  # folder of the repository
-    files: dict[str, int]  # size of each file in bytes, by its path relative to `root`
-
-    @property
-    def size(self) -> int:
-        return sum(self.files.values())
-
-
-def tree(folder: str, without: Sequence[str] = ()) -> Tree:
-    """Returns the files, but for folders of runs, that a snapshot of a repository would have; raises ConfigError."""
-    root = Path(_git(folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
-    inner = [each for each in map(os.path.realpath, without) if within(each, str(root)) and each != str(root)]
-    left_out = tuple(each + os.sep for each in inner)
-    files = {}
-    for name in _names(root, ""):
-        path = root / name
-        try:
-            status = path.lstat()
-        except OSError:  # deleted, but still in git's index
-            continue
-        where = os.path.join(os.path.realpath(path.parent), path.name)
-        if (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)) and not where.startswith(left_out):
-            files[name] = status.st_size
-    return Tree(root, files)
-
-
-def _names(root: Path, prefix: str) -> Iterator[str]:
-    listed = _git(str(root / prefix), "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
-    for name in dict.fromkeys(filter(None, listed)):
-        inner = os.path.join(prefix, name)
-        path = root / inner
-        if not path.is_dir() or path.is_symlink():
-            yield inner
-        elif (path / ".git").exists():  # else a submodule that was never fetched
-            yield from _names(root, os.path.normpath(inner))
-
-
-def _git(folder: str, *arguments: str) -> str:
-    key = "env.snapshot=true"
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="surrogateescape",
-            timeout=TIMEOUT, check=False,
-        )  # fmt: skip
-    except NOT_ON_PATH:
-        raise ConfigError(f"{key} asks git for the files to copy, and git is not on this machine's PATH") from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{key}: git {arguments[0]} in {folder} did not end within {TIMEOUT:g} s") from None
-    if done.returncode == 0:
-        return done.stdout
-    if "not a git repository" in done.stderr:
-        raise ConfigError(
-            f"{key}: {folder} is in no git repository: `git init` there (what .gitignore names is not copied), or "
-            "leave env.snapshot out"
-        )
-    raise ConfigError(f"{key}: git {arguments[0]} in {folder} failed: {done.stderr.strip()}")
-
-
-def check(found: Tree, limit: int) -> None:
-    """Raises ConfigError, with the largest files, if a snapshot would be larger than `limit` bytes."""
-    if found.size <= limit:
-        return
-    largest = sorted(found.files, key=lambda name: -found.files[name])[:SHOWN]
-    lines = "\n".join(f"  {rough_size(found.files[name]):>8}  {name}" for name in largest)
-    raise ConfigError(
-        f"env.snapshot=true: the code in {found.root} is {rough_size(found.size)} ({plural(len(found.files), 'file')}),"
-        f" and env.snapshot_limit={format_size(limit)}. The largest:\n{lines}\n"
-        "Add what is no code to .gitignore (and `git rm --cached` what is tracked), or raise env.snapshot_limit"
-    )
 
 
 def planned(config: Config, site: PlanFacts, found: Tree | None, before: JobPlan | None, folder: Path) -> PlanFacts:
@@ -238,11 +159,6 @@ def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
 
 def _real(path: str) -> str:
     return os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
-
-
-def within(path: str, folder: str) -> bool:
-    """Returns whether a path is the folder itself or within it."""
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def moved(path: str, root: str, code: str) -> str:

@@ -28,7 +28,9 @@ def others(mode: int, gid: int, private_group: int, listed: bool) -> str | None:
 
 
 def has_list(path: str) -> bool:
-    """Returns whether a folder has a POSIX access control list beyond its mode."""
+    """Returns whether a folder has a POSIX access control list beyond its mode; only Linux shows such lists."""
+    if not hasattr(os, "getxattr"):
+        return False
     try:
         return bool(os.getxattr(path, "system.posix_acl_access"))
     except OSError:  # the folder has no list, or the file system does not support them

@@ -13,6 +13,7 @@ from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import opened
 from launcher.environment import secrets, snapshot
+from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
 from launcher.monitoring.packed import rerun
@@ -173,7 +174,11 @@ def place_overrides(run: Run) -> list[str]:
 
 @contextlib.contextmanager
 def _submitted_in(run: Run) -> Iterator[None]:
-    # If that folder is gone and the run has a snapshot, the job's workdir in the snapshot is used
+    # If that folder is gone and the run has a snapshot, the job's workdir in the snapshot is used. New code that was
+    # sent for this attempt is in the working folder
+    if sent_tree(os.getcwd()) is not None:
+        yield
+        return
     plan = run.plan()
     # The snapshot has what the job needs.
     gone = plan.code.snapshot is not None and not os.path.isdir(plan.submitted_in)

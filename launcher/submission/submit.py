@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from typing import Any
 
 from launcher import __version__, redaction
 from launcher.agent import payload
+from launcher.environment import repository, snapshot
 from launcher.environment import secrets as secret
-from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.shared_files import explain
 from launcher.formatting import clean
@@ -204,7 +203,7 @@ def facts_of_here(folder: str) -> dict[str, Any]:
 
     return {
         "launcher": __version__, "python": platform.python_version(), "hydra": version("hydra-core"),
-        "submitit": version("submitit"), "host": platform.node(), "commit": _commit(folder),
+        "submitit": version("submitit"), "host": platform.node(), "commit": repository.commit_of(folder),
     }  # fmt: skip
 
 
@@ -261,22 +260,6 @@ def require_same(run: Run, plan: JobPlan) -> None:
             f"{plan.run_id} is there already with other values of {', '.join(different)}: choose another "
             + ("sweep.id" if run.is_point else "run_id")
         )
-
-
-def _commit(folder: str) -> str | None:
-    head = Path(folder)
-    while not (head / ".git").exists():
-        if head == head.parent:
-            return None
-        head = head.parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"], cwd=folder, capture_output=True,
-            text=True, timeout=5, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 # -- Ctrl-C during a submission: it is delayed until the scheduler has answered, so that no job is left unrecorded

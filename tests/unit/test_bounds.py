@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +26,10 @@ from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.reading import Damaged
 from launcher.config.points import space_of
+from launcher.environment.repository import SENT, Tree, sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
+from launcher.remote import clusters, code
 from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.runs import event_file, failure_log
 from launcher.runs import output as printed
@@ -230,6 +233,34 @@ def a_list_of_failures(place: Place) -> Tried:
         failure_log.add(place.folder / "run", "hpc", 1, 1)
     size = (place.folder / failure_log.NAME).stat().st_size
     return Tried(size, lambda: failure_log.experience(place.folder / "run", "hpc").failures == 2)
+
+
+@tries("REMOTE_RUNS_BYTES")
+def runs_of_a_cluster_behind_ssh(place: Place) -> Tried:
+    place.patch.setenv("XDG_DATA_HOME", str(place.folder))
+    cluster = clusters.RemoteCluster("hpc", place.folder / "hpc.yaml", "login")
+    for name in ("a-1", "a-2"):
+        clusters.note(cluster, name)
+    size = (cluster.folder / "runs.jsonl").stat().st_size
+    return Tried(size, lambda: len(clusters.noted(cluster)) == 2)
+
+
+@tries("CODE_LIST_BYTES")
+def a_list_of_files(place: Place) -> Tried:
+    place.patch.setenv("LAUNCHER_CACHE_DIR", str(place.folder / "cache"))
+    (place.folder / "a").write_text("a")
+    files = code.listed(Tree(place.folder, {"a": 1}))[0]
+    digest = code.digest_of(files)
+
+    def write() -> bool:
+        shutil.rmtree(place.folder / "cache", ignore_errors=True)
+        folder = code.receive({"files": files, "commit": None}, digest, lambda _: lambda size: b"a"[:size])
+        return sent_tree(str(folder)) is not None
+
+    write()
+    path = code.folder_of(digest)
+    assert path is not None
+    return Tried((path / SENT).stat().st_size, lambda: sent_tree(str(path)) is not None, write, "send fewer")
 
 
 @tries("SWEEP_BYTES")

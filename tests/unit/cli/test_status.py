@@ -175,7 +175,10 @@ def test_a_full_row_fits_a_terminal_80_wide_and_a_wide_one_shows_all() -> None:
     assert re.split(r"\s{2,}", lines[0]) == ["RUN", "STATE", "ATTEMPT", "STEP", "TIME", "TIME LEFT"]
     assert max(map(len, lines)) <= 80
     assert lines[1].split() == [ID, "running", "3", "120000", "30%", "3h00m", "20m"]
-    assert re.split(r"\s{2,}", runs_table([{**FULL, "kind": "hang"}], 200)[0]) == list(COLUMNS)
+    apart = {**FULL, "kind": "hang", "cluster": "hpc", "remote": True}
+    assert re.split(r"\s{2,}", runs_table([apart], 220)[0]) == list(COLUMNS)
+    assert "CLUSTER" in runs_table([apart, FULL])[0]
+    assert "CLUSTER" not in runs_table([FULL], 200)[0]
     assert "  3  " in runs_table([FULL], 200)[1]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
+from launcher.environment.repository import tree
 from launcher.errors import ConfigError, RunError
 from launcher.runs.directory import Run
 from launcher.spec.build import PlanFacts
@@ -104,7 +105,7 @@ def test_repositories_within_it_are_copied_too(repository: Path, tmp_path: Path)
         git(tmp_path / name, "commit", "--quiet", "-m", name)
     git(repository, "submodule", "--quiet", "add", str(tmp_path / "library"), "third/library")
     (tmp_path / "beside").rename(repository / "beside")  # a repository that the other does not know
-    found = snapshot.tree(str(repository / "sub")).files
+    found = tree(str(repository / "sub")).files
     assert {"third/library/code", "beside/code", "train"} <= found.keys()
     assert not any("/.git/" in name or name.endswith("/.git") for name in found)
 

@@ -33,10 +33,11 @@ NO_BOUNDS = {
         "reports/collect.LOG_BYTES", "reports/page.POINTS", "reports/page.MOST_BYTES",
         "runs/output.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
         "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/nccl_report.MOST",
+        "remote/connection._MOST_ERRORS",
     },
     "where one way is chosen, or a warning given, instead of another": {
         "checkpoint/copies.MOST_SHARED", "checkpoint/saving.SMALL", "checkpoint/saving.SLACK",
-        "diagnose/machine.FEW_INODES",
+        "cli/remote.LARGE", "diagnose/machine.FEW_INODES",
         "diagnose/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
@@ -45,6 +46,7 @@ NO_BOUNDS = {
         "diagnose/machine.MIB", "diagnose/machine.GIB",
         "diagnose/findings.GIB", "failures/text.MIB", "failures/text.GIB",
         "preflight/checks.MIB", "preflight/checks.WRITTEN", "preflight/checks.ELEMENTS",
+        "remote/connection.CHUNK",
         "rendezvous/protocol._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
     },
     "memory of a queue, or of what a person types; more is dropped": {

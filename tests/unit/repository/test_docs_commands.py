@@ -38,7 +38,7 @@ SAID = re.compile(r"\s*launcher: (.*)")  # what a refused command prints
 SUBMITS = {"run"}  # sub-commands that go on as a submission does
 # What the pages take as made by the reader: files of his own config folder, and a variable.
 OWN = {
-    "cluster/mysite.yaml": "defaults: [slurm, _self_]\nname: mysite\n",
+    **{f"cluster/{name}.yaml": f"defaults: [slurm, _self_]\nname: {name}\n" for name in ("mysite", "hpc1")},
     "workload/mytrain.yaml": "defaults: [function, _self_]\nname: mytrain\ntarget: mypkg.train:main\n",
 }
 

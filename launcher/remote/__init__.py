@@ -1,0 +1,10 @@
+"""Clusters behind ssh: this machine's side, which needs only what POSIX and Python have, and no torch.
+
+The other side runs the same launcher (`launcher.cli.far`). What passes is the command line, the code that it lacks,
+and what its commands print.
+
+- `clusters`: profiles with `ssh`, the one that a command line names, and the runs that are known to be there
+- `connection`: one command over there: OpenSSH, frames between its output, and what is said if it does not answer
+- `code`: the files of the user's code: their list, what of it is sent, and the folder that is made of it there
+- `install`: what `site init --ssh` does: looks at the other side, and installs the launcher there
+"""

@@ -1,0 +1,208 @@
+"""Profiles of clusters behind ssh (`ssh: me@login`), and which runs are known to be there.
+
+Such a profile says only how to get there. What is in a profile otherwise (partition, account, setup) is in one on the
+other side, which composes the config of each run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import bounds
+from launcher.config.hydra_text import key_of
+from launcher.config.profiles import default, own_folder
+from launcher.errors import ConfigError, LauncherError, near
+from launcher.files import run_files
+from launcher.files.json_types import misfit
+from launcher.paths import default_runs_dir, user_data_dir
+
+TIMEOUT = 10.0  # seconds for an answer to `status` where the profile has no `timeout`
+COMMAND = ".local/share/launcher/there/launcher"  # what `site init --ssh` installs, from the home folder there
+_PLAIN = re.compile(r"[A-Za-z0-9_./+~-]+")  # a path that no shell changes
+TYPES = {"ssh": str, "command": str, "profile": str, "secrets": list[str], "exclude": list[str], "timeout": float}
+
+
+@dataclass(frozen=True)
+class RemoteCluster:
+    """A profile of a cluster behind ssh."""
+
+    name: str  # as in cluster=NAME
+    file: Path  # of the profile
+    host: str  # what ssh connects to: [USER@]HOST, or a name of ~/.ssh/config
+    command: str = COMMAND  # the launcher there: its path, from the home folder
+    profile: str = ""  # name of the profile there; empty: the same
+    secrets: tuple[str, ...] = ()  # environment variables of this machine whose values submissions have there
+    exclude: tuple[str, ...] = ()  # files of the code that are not sent: patterns of `fnmatch`
+    timeout: float = TIMEOUT  # seconds for an answer to `status`
+
+    @property
+    def folder(self) -> Path:
+        """Where this machine keeps what it knows of the cluster."""
+        return user_data_dir() / "remote" / self.name
+
+
+def remote_clusters() -> dict[str, RemoteCluster]:
+    """Returns the user's profiles of clusters behind ssh, by name; raises ConfigError."""
+    folder, found = own_folder(), {}
+    for path in sorted(folder.glob("*.yaml")) if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if re.search(r"^ssh:", text := path.read_text(errors="replace"), re.MULTILINE):
+                found[path.stem] = parsed(path, text)
+    return found
+
+
+def parsed(path: Path, text: str) -> RemoteCluster:
+    """Returns the cluster of a profile's text. Raises ConfigError: it has another key, or a value is wrong."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: this is no YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: it must have lines of the form KEY: VALUE")
+    if wrong := next((key for key in values if key not in TYPES), None):
+        raise ConfigError(
+            f"{path}: a profile with `ssh` has no key {wrong!r}.{near(str(wrong), TYPES)} It says only how to get "
+            f"there ({', '.join(TYPES)}); all else is set in the profile on that side"
+        )
+    if problem := next(filter(None, (misfit(value, TYPES[key], key) for key, value in values.items())), None):
+        raise ConfigError(f"{path}: {problem}")
+    host, command, timeout = values["ssh"], values.get("command", COMMAND), values.get("timeout", TIMEOUT)
+    if not host or host.startswith("-") or re.search(r"\s|[\x00-\x1f]", host):
+        raise ConfigError(f"{path}: ssh: {host!r} is not [USER@]HOST, nor a name of ~/.ssh/config")
+    if not _PLAIN.fullmatch(command):
+        raise ConfigError(f"{path}: command: {command!r} is not a path of letters, digits and _ - + . /")
+    if not timeout > 0:
+        raise ConfigError(f"{path}: timeout: {timeout} is not a number of seconds")
+    return RemoteCluster(
+        path.stem, path, host, command, values.get("profile", ""), tuple(values.get("secrets", ())),
+        tuple(values.get("exclude", ())), float(timeout),
+    )  # fmt: skip
+
+
+def chosen(words: Iterable[str]) -> RemoteCluster | None:
+    """Returns the cluster behind ssh that the overrides of a submission choose; None: another cluster."""
+    clusters = remote_clusters()
+    if not clusters:
+        return None
+    name = default()
+    for word in words:
+        if word == "--":
+            break
+        if key_of(word) == "cluster":
+            name = word.partition("=")[2].strip("'\"")
+    if "," in name and (among := [each for each in name.split(",") if each in clusters]):
+        raise ConfigError(f"cluster={name}: {among[0]} is behind ssh, and a sweep has one such cluster: name it alone")
+    return clusters.get(name)
+
+
+# -- what is known of the runs there: those submitted from here, and the rows of the last answer to `status`
+
+
+@dataclass(frozen=True)
+class LastSeen:
+    """The last answer of a cluster to `status`."""
+
+    time: float = 0.0  # seconds since the epoch; 0: never
+    rows: tuple[Mapping[str, Any], ...] = ()
+
+
+def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
+    """Records that a run or sweep is submitted to a cluster; before that, so that it is known whatever happens then.
+
+    gone: records instead that it was not submitted.
+    """
+    run_files.make_folder(cluster.folder)
+    line = json.dumps({"run": run_id, "time": 0 if gone else round(time.time(), 3)}) + "\n"
+    file = os.open(cluster.folder / "runs.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
+def noted(cluster: RemoteCluster) -> dict[str, float]:
+    """Returns the runs and sweeps that were submitted from here, the newest bounds.REMOTE_RUNS_BYTES, with the time."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError), (cluster.folder / "runs.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - bounds.REMOTE_RUNS_BYTES))
+        for line in file.read().splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(line)
+                found[str(entry["run"])] = float(entry["time"])
+    return {run: when for run, when in found.items() if when}
+
+
+def save_seen(cluster: RemoteCluster, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Keeps an answer to `status`, if that is possible."""
+    with contextlib.suppress(OSError):
+        run_files.make_folder(cluster.folder)
+        text = json.dumps({"time": time.time(), "rows": list(rows)})
+        run_files.replace(cluster.folder / "status.json", text.encode())
+
+
+def last_seen(cluster: RemoteCluster) -> LastSeen:
+    """Returns the last answer to `status` that was kept."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        data = json.loads(run_files.read_whole(cluster.folder / "status.json", bounds.QUERY_BYTES))
+        return LastSeen(float(data["time"]), tuple(row for row in data["rows"] if isinstance(row.get("run"), str)))
+    return LastSeen()
+
+
+def known_runs(cluster: RemoteCluster) -> dict[str, float]:
+    """Returns the runs and sweeps that are known to be on a cluster, with the time of their submission from here."""
+    return {**{str(row["run"]): 0.0 for row in last_seen(cluster).rows}, **noted(cluster)}
+
+
+def locate(name: str) -> tuple[RemoteCluster | None, str]:
+    """Returns the cluster behind ssh that has a run, and the run's name there; None: it is looked for on this machine.
+
+    name: CLUSTER:RUN, or an id or unique prefix as for runs of this machine, which come first; `latest` is the newest
+        run that was submitted from here. Raises ConfigError: several runs fit.
+    """
+    clusters = remote_clusters()
+    if not clusters:
+        return None, name
+    head, colon, rest = name.partition(":")
+    if colon and head in clusters and rest:
+        return clusters[head], rest
+    base, slash, point = name.partition("/")
+    here = default_runs_dir()
+    if name == "latest":
+        times = [(when, run, each) for each in clusters.values() for run, when in noted(each).items()]
+        when, run, cluster = max(times, key=lambda each: each[0], default=(0.0, "", None))
+        with contextlib.suppress(OSError):
+            if (here / name).lstat().st_mtime >= when:
+                return None, name
+        return (cluster, run) if cluster else (None, name)
+    if (slash and os.path.exists(os.path.expanduser(name))) or (here / base).exists():
+        return None, name
+    known = {name: known_runs(cluster) for name, cluster in clusters.items()}
+    exact = [clusters[each] for each, runs in known.items() if base in runs]
+    if len(exact) > 1:
+        several = ", ".join(f"{each.name}:{name}" for each in exact)
+        raise ConfigError(f"{name!r} is a run of several clusters: write {several}")
+    if exact:
+        return exact[0], name
+    if not base or (here.is_dir() and any(each.name.startswith(base) for each in here.iterdir())):
+        return None, name
+    fits = [(clusters[each], run) for each, runs in known.items() for run in runs if run.startswith(base)]
+    if len(fits) > 1:
+        raise ConfigError(f"{name!r} fits {len(fits)} runs: {', '.join(run for _, run in fits[:5])}")
+    return (fits[0][0], fits[0][1] + slash + point) if fits else (None, name)
+
+
+class Unreachable(LauncherError):
+    """A cluster behind ssh did not answer, or the connection was lost."""
+
+    code = "unreachable"
+    asked = False  # whether the request may have arrived there
