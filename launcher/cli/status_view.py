@@ -12,6 +12,7 @@ from launcher.cli.status_rows import ORPHANED, WIDTH, Rows, StatusFilter, brief,
 from launcher.cli.text import cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import format_time, one_line
+from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.events import Ended, Met, Progress, Started, last
 from launcher.runs.health import remarks, stragglers
 from launcher.runs.sweep_directory import Sweep
@@ -115,6 +116,11 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
         print(f"\n{one_line(f'{seen.run.id}: {why}')}")
     if last := _last_output(seen):
         print(f"\n{one_line(seen.run.id)}: {last}")
+    if seen.plan.race:
+        from launcher.diagnose.why import of_race
+
+        for line in of_race(seen, JobMonitor(share=True)):
+            print(one_line(f"{seen.run.id}: {line}"))
     for line in _health(seen):
         print(one_line(f"{seen.run.id}: {line}"))
     print_unreadable(seen.run)

@@ -27,6 +27,7 @@ from launcher.paths import resource
 from launcher.runs.directory import Run
 from launcher.schedulers import registry
 from launcher.spec import limits
+from launcher.spec.plan import member_plan, race_token
 from launcher.submission import configs
 
 if TYPE_CHECKING:
@@ -228,6 +229,12 @@ def show(prepared: Prepared) -> int:
 
     print(plan_table(prepared.plan))
     print(render.script(prepared.plan, token=prepared.token), end="")
+    for number in range(1, len(prepared.plan.race)):
+        plan = member_plan(prepared.plan, number)
+        print(
+            f"\n# job {number + 1} of cluster.race\n{render.script(plan, token=race_token(prepared.token, number))}",
+            end="",
+        )
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
+from launcher.config.hydra_text import quoted
 from launcher.config.scheduler_table import (
     OURS,
     cluster_class,
@@ -33,6 +34,7 @@ WORKLOADS = {
     "function": schema.Function,
 }
 # A key that is an id, with a value that Hydra takes for a number or for true or false, and would write in another way.
+_RACE = re.compile(r"^(\+*cluster\.race=)\[([^]'\"[]*)\]$")
 _NUMBER_AS_ID = re.compile(
     r"\A((?:run_id|name|sweep\.id)=)([+-]?(?:[\d_]*\.?\d[\d_]*\.?(?:e[+-]?[\d_]+)?|inf|nan)|true|false)\Z",
     re.IGNORECASE,
@@ -196,11 +198,16 @@ def opened(words: Iterable[str]) -> list[str]:
     """Converts overrides as users type them to Hydra's.
 
     Adds `++` where Hydra requires it for keys not in the schema, which are names of the user's own in the sections of
-    `OPENED` (`cluster.environment.NAME=1`); quotes ids that Hydra would take for numbers (`run_id=1e3`).
+    `OPENED` (`cluster.environment.NAME=1`); quotes ids that Hydra would take for numbers (`run_id=1e3`), and what
+    is in `cluster.race=[partition=a,partition=b]`.
     """
     own = tuple(f"{key}{rest}" for key in OPENED for rest in (".", "={"))
-    words = [_NUMBER_AS_ID.sub(r"\1'\2'", word) for word in words]
+    words = [_RACE.sub(_quoted_members, _NUMBER_AS_ID.sub(r"\1'\2'", word)) for word in words]
     return [f"++{word}" if word.startswith(own) else word for word in words]
+
+
+def _quoted_members(found: re.Match[str]) -> str:
+    return f"{found[1]}[{','.join(quoted(each.strip()) for each in found[2].split(','))}]"
 
 
 def as_typed(word: str) -> str:

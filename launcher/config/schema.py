@@ -192,6 +192,7 @@ class Cluster:
     host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
     port_range: Ports = "20000-32767"  # ports for the rendezvous; below Linux's ephemeral ports
     submit_timeout: Nat = 60  # timeout of a command of the scheduler, in seconds
+    race: list[str] = field(default_factory=list)  # jobs of which the first to start runs it: [partition=a,partition=b]
     query_interval: Nat | None = None  # shortest time between two queries about jobs, in seconds; empty: 2
 
 

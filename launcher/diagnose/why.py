@@ -47,9 +47,10 @@ def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) ->
     state = not_begun(run) if run.is_point else None
     if state is not None:
         return _not_begun(run, state, program)
-    seen = status_of(run, JobMonitor())
+    seen = status_of(run, live := JobMonitor())
     if seen.state is RunState.QUEUED:
-        return _queued(seen, program)
+        found = _queued(seen, program)
+        return replace(found, notes=(*(f"race: {line}" for line in of_race(seen, live)), *found.notes))
     return _other(seen, program, cause)
 
 
@@ -75,6 +76,23 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
         return found
     before = f"it has run before (attempt {seen.history.attempt}), and will continue from its newest checkpoint"
     return replace(found, notes=(before, *found.notes))
+
+
+def of_race(seen: RunStatus, live: JobMonitor) -> list[str]:
+    """Returns a line about each job of a race (cluster.race) of which none has started yet."""
+    if seen.state is not RunState.QUEUED or not seen.plan.race:
+        return []
+    jobs = [str(seen.history.job_id), *seen.history.waiting]
+    members = seen.run.record()["config"]["cluster"]["race"]
+    names = members if len(members) == len(jobs) else [""] * len(jobs)
+    queries = registry.queue(seen.plan.cluster.scheduler).queries(TIMEOUT)
+    found = live.snapshot(seen.plan.cluster.scheduler, queries, TIMEOUT).jobs
+    lines = []
+    for job, name in zip(jobs, names, strict=True):
+        known = found.get(queries.key(job))
+        state = state_text(known.raw_state, known.reason) if known else "not in the queue"
+        lines.append(f"job {job}{f' ({name})' if name else ''}: {state}")
+    return lines
 
 
 def _after(found: Explanation, plan: JobPlan, program: str) -> Explanation:

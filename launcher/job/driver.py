@@ -45,7 +45,7 @@ from launcher.files.shared_files import (
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.runs.job_file import JobFile, SetupLineFields
-from launcher.runs.lease import Lease, held
+from launcher.runs.lease import Lease, RaceLost, held, require_not_lost, win
 from launcher.runs.time_left import ends_in, uptime
 from launcher.schedulers.exports import parse_exports
 from launcher.structs import Struct, replace
@@ -119,7 +119,9 @@ def main(arguments: Sequence[str]) -> int:
     environ = dict(os.environ)
     while True:
         try:
-            with held(job.run_dir, environ.get("LAUNCHER_JOB_ID", ""), job.lease, stops.end_if_requested) as lease:
+            _end_if_lost(job)
+            waiting = partial(_waiting, job, stops)
+            with held(job.run_dir, environ.get("LAUNCHER_JOB_ID", ""), job.lease, waiting) as lease:
                 return Job(job, lease, stops, failed, umask).run()
         except Over as over:
             if over.code != HERE:
@@ -130,6 +132,21 @@ def main(arguments: Sequence[str]) -> int:
         os.environ.clear()
         os.environ.update(environ)
         os.environ[BEGUN] = str(uptime())  # each attempt has the whole time
+
+
+def _waiting(job: JobFile, stops: _Stops) -> None:
+    # Is called while the job waits for the lease
+    stops.end_if_requested()
+    _end_if_lost(job)
+
+
+def _end_if_lost(job: JobFile) -> None:
+    if job.race is not None:
+        try:
+            require_not_lost(job.run_dir, job.race, os.environ.get("LAUNCHER_JOB_ID", ""))
+        except RaceLost as error:
+            print(f"launcher: {error}", file=sys.stderr)
+            raise Over(DONE) from None
 
 
 def refuse(error: Exception) -> int:
@@ -218,6 +235,7 @@ class Job:
         self._attempt = self._run_dir
         self._id = os.environ.get("LAUNCHER_JOB_ID", "")
         self._secrets_file: Path | None = None
+        self._ends_others: subprocess.Popen[bytes] | None = None  # the command that cancels the other jobs of a race
 
     def run(self) -> int:
         """Runs the attempt, and returns the job's exit code.
@@ -237,6 +255,9 @@ class Job:
         self._set_deadline(begun)
         self._report_failure()
         self._set_environment()
+        if self._job.won:  # the other jobs end by themselves when they start: this only takes them out of the queue
+            with contextlib.suppress(OSError):
+                self._ends_others = subprocess.Popen(self._job.won, stdin=subprocess.DEVNULL)
         self._wait_for_others()
         if request := self._stops.requested:  # in a job that is being deleted PBS starts no more tasks
             self._event(StopRequested(signal=request, host=self._host))
@@ -244,6 +265,8 @@ class Job:
             command = RESUME  # nothing is lost
         else:
             command = self._command([*self._job.start, *self._job.node, str(self._run_dir)])
+        if self._ends_others is not None:
+            self._ends_others.wait()
         self._after(command)
         return self._end(command)
 
@@ -253,6 +276,8 @@ class Job:
         # Returns the uptime at which the job script began
         if self._job.chain and self._marked("over", "stop", "cancelled"):
             raise Over(DONE)
+        if self._job.race is not None:
+            self._win(self._job.race)
         if self._done():
             print(f"launcher: {self._run_dir} is done already: job {self._id} ends", file=sys.stderr)
             raise Over(DONE)
@@ -272,6 +297,13 @@ class Job:
             payload.unlink(missing_ok=True)
             payload.symlink_to("payload.pkl")
         return float(os.environ.pop(BEGUN, 0) or 0)
+
+    def _win(self, race: str) -> None:
+        try:
+            win(self._job.run_dir, race, self._id)
+        except RaceLost as error:
+            print(f"launcher: {error}", file=sys.stderr)
+            raise Over(DONE) from None
 
     def _done(self) -> bool:
         # An attempt of the run may have ended with 0: it may have been submitted twice by mistake

@@ -25,7 +25,7 @@ from typing import Any
 from launcher import errors
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import ResumeHow
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, SubmissionError
 from launcher.failures import text
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.shared_files import Ok, is_transient, retry_read
@@ -50,7 +50,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import JOB_TIMEOUT, Ending, QueryError
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
-from launcher.submission import render
+from launcher.submission import race, render
 from launcher.submission.dependencies import update_followers
 
 
@@ -236,6 +236,8 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> RequeueDecision:
     how, scheduler = plan.resume.how, registry.scheduler(plan.cluster.scheduler)
     if how == ResumeHow.chain.value:
         return continues(What.ELSEWHERE, NextReason.CHAIN)
+    if plan.race:
+        return continues(What.ELSEWHERE, NextReason.RESUBMITTED, _race_again(plan, attempt))
     if scheduler.requeues and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
         try:
             job = os.environ["LAUNCHER_JOB_ID"]
@@ -247,6 +249,23 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> RequeueDecision:
             print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
     job = _resubmit(plan, attempt)
     return continues(What.ELSEWHERE, NextReason.RESUBMITTED, job)
+
+
+def _race_again(plan: JobPlan, attempt: Attempt) -> str:
+    run, queue = attempt.run, registry.queue(plan.cluster.scheduler)
+    before = queue.own_job(os.environ)
+
+    def submit(each: JobPlan, token: str) -> str:
+        script = render.write(run, each, token=token)
+        environment = queue.environment_within(each, run)
+        run.journal(Submitting(token=token))
+        return submit_after(each, before, str(script), token, environment, JOB_TIMEOUT)
+
+    token = f"{run.record()['token']}-{attempt.number + 1}"
+    jobs = race.submit_all(plan, token, submit, lambda: False, SubmissionError)
+    run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:]), race=True))
+    update_followers(run.path)
+    return jobs[0]
 
 
 def _resubmit(plan: JobPlan, attempt: Attempt) -> str:

@@ -149,8 +149,10 @@ class JobMonitor:
             return JobStatus(JobState.RUNNING) if process.alive() else JobStatus()
         if history.job_id is None:
             return JobStatus()
-        key = queries(plan).key(history.job_id)
         snapshot = self._query(plan, quick=self._has_moved(run, history))
+        if plan.race and history.waiting:  # no job of the race has started the run yet
+            history = dataclasses.replace(history, job_id=self._ahead(plan, history, snapshot))
+        key = queries(plan).key(str(history.job_id))
         job = snapshot.jobs.get(key)
         if not snapshot.problem and (job is None or not job.state.live) and _predates(snapshot, history):
             snapshot = self._query(plan, newer=time.time())
@@ -162,10 +164,18 @@ class JobMonitor:
             return JobStatus(problem=snapshot.problem)
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
             try:
-                job = self.ended(plan, history.job_id) or job
+                job = self.ended(plan, str(history.job_id)) or job
             except QueryError as error:
                 return JobStatus(problem=str(error))
         return JobStatus() if job is None else JobStatus(job.state, job.raw_state, job.reason, signal=job.signal)
+
+    @staticmethod
+    def _ahead(plan: JobPlan, history: RunHistory, snapshot: JobSnapshot) -> str | None:
+        # Returns the job of a race that is nearest to its start
+        found = {each: snapshot.jobs.get(queries(plan).key(each)) for each in (str(history.job_id), *history.waiting)}
+        live = [each for each, job in found.items() if job is not None and job.state.live]
+        running = [each for each in live if found[each].state is not JobState.PENDING]  # type: ignore[union-attr]
+        return next(iter([*running, *live, *found]))
 
     def found_by_hand(self, run: Run, plan: JobPlan, history: RunHistory) -> RunHistory:
         """Looks for the job that the user submits by hand, and records it once it is there; returns the history."""

@@ -217,8 +217,9 @@ class Run:
         kept = self.path / f"record-{self._earlier_records() - 1}.json"
         kept.replace(self.path / "record.json")
 
-    def write_script(self, text: str) -> Path:
-        return self._write("script.sh", text)
+    def write_script(self, text: str, member: int = 0) -> Path:
+        """Writes the job script. member: number of the job in a race."""
+        return self._write(f"script-{member}.sh" if member else "script.sh", text)
 
     def write_environment(self, text: str) -> None:
         """Writes `environment.sh`: the submitter's environment that the job inherits, as shell text."""
@@ -274,13 +275,16 @@ class Run:
 
     def plan(self, name: str = "record.json") -> JobPlan:
         """Returns the plan from the record in file `name`. Raises UnavailableError, RunError: as for `record`."""
-        from launcher.spec.plan import from_dict, plan_misfit
+        from launcher.spec.plan import from_dict, member_plan, plan_misfit
 
         record = self.record(name)
         version = record.get("launcher", "unknown")
         if wrong := plan_misfit(record.get("plan")):
             raise RunError(f"{self.path}/{name} was written by another version ({version}): {wrong}")
-        return from_dict(record["plan"])
+        plan = from_dict(record["plan"])
+        member = os.environ.get("LAUNCHER_MEMBER", "")  # of the race that this process's job has won
+        mine = plan.race and member.isdecimal() and os.environ.get("LAUNCHER_RUN_DIR") == str(self.path)
+        return member_plan(plan, int(member)) if mine else plan
 
     def own_plan(self) -> JobPlan:
         """Returns the run's plan; for an array element without a record, derives it from the plan of the array."""

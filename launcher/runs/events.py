@@ -47,7 +47,8 @@ class Submitted(Event, kind="submitted"):
     """The scheduler has accepted a job."""
 
     job: str
-    chain: tuple[str, ...] = ()  # with resume.how=chain: the jobs that follow it
+    chain: tuple[str, ...] = ()  # with resume.how=chain the jobs that follow it, in a race the others
+    race: bool = False  # whether the first of these jobs that starts runs the run (cluster.race)
     token: str | None = None  # of an array
 
 

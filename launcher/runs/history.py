@@ -186,6 +186,7 @@ def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> l
     | the job of the last attempt | the current job |
     |---|---|
     | is the job submitted last, or one of its chain | is that job; if its attempt stopped, the next of the chain |
+    | is one of the race that was submitted last | is that job alone |
     | is another job, and started after the last submission | is that job, which its killed submitter did not record |
     | is another job, and started before the last submission | is the job submitted last |
     """
@@ -197,6 +198,8 @@ def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> l
         return jobs
     if started.job not in jobs:
         return [started.job] if started.time > submitted.time else jobs
+    if submitted.race:
+        return [started.job]
     here = jobs.index(started.job)
     stopped = ended is not None and ended.code == errors.RESUME and here + 1 < len(jobs)
     return jobs[here + stopped :]

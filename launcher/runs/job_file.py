@@ -63,6 +63,8 @@ class JobFile(Struct):
     repository: str | None = None
     path: tuple[str, ...] = ()  # folders of the snapshot for PYTHONPATH
     code_root: str | None = None  # the launcher's own folder for PYTHONPATH
+    race: str | None = None  # token of the race (cluster.race) in which the job takes part
+    won: tuple[str, ...] = ()  # the command that ends the other jobs of the race
 
     def of_element(self, name: str) -> dict[str, Any]:
         """Returns the fields of one element of an array that differ from the array's."""

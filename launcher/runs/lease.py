@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launcher.errors import RunError, UnavailableError
-from launcher.files import locks, shared_files
+from launcher.files import locks, run_files, shared_files
 from launcher.files.shared_files import Ok, Unavailable, is_transient, read_text, retry_read, unwrap
 from launcher.runs.job_file import LeaseTimes
 
@@ -185,6 +185,25 @@ def held(run_dir: str, job: str, times: LeaseTimes, waiting: Callable[[], None] 
         yield lease
     finally:
         lease.release()
+
+
+class RaceLost(RunError):
+    """Another job of the race has started before this one."""
+
+
+def require_not_lost(run_dir: str, race: str, job: str) -> None:
+    """Raises RaceLost if another job has won this race (`win`), UnavailableError if that is not known."""
+    winner = (unwrap(read_text(Path(run_dir, f".race-{race}"))) or job).strip()
+    if winner != job:
+        raise RaceLost(f"{run_dir} runs in job {winner}, which was the first to start: job {job} ends")
+
+
+def win(run_dir: str, race: str, job: str) -> None:
+    """Makes a job, which holds the lease, the winner of a race for ever; raises RaceLost or RunError."""
+    require_not_lost(run_dir, race, job)
+    mark = Path(run_dir, f".race-{race}")
+    if unwrap(retry_read(lambda: run_files.write(mark, f"{job}\n"), mark, retry_seconds=shared_files.IN_A_JOB)) is None:
+        raise RunError(_cannot_write(mark.parent))
 
 
 def _cannot_write(folder: Path) -> str:

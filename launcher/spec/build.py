@@ -190,6 +190,8 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         min_nodes=min_nodes,
         procs_per_node=procs,
         track=trackers(config.track),
+        race=(),
+        member=0,
         workload=resolved(
             Workload,
             workload,

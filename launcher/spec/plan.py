@@ -80,6 +80,8 @@ class JobPlan:
     secret_variables: tuple[str, ...]
     secrets_dir: str | None
     spares: int = 0
+    race: tuple[Mapping[str, Any], ...] = ()  # of each job of cluster.race: the keys and sections in which they differ
+    member: int = 0  # number of the job of the race
 
     @property
     def no_workdir(self) -> str:
@@ -146,6 +148,16 @@ class JobPlan:
 def as_dict(plan: JobPlan) -> dict[str, Any]:
     """Returns the plan as plain JSON types."""
     return as_json(plan)
+
+
+def member_plan(plan: JobPlan, member: int) -> JobPlan:
+    """Returns the plan of one job of a race (cluster.race)."""
+    return from_dict({**as_dict(plan), **plan.race[member], "member": member})
+
+
+def race_token(token: str, member: int) -> str:
+    """Returns the token of one job of a race; that of the first is the race's."""
+    return f"{token}-m{member}" if member else token
 
 
 def keys_of(plan: JobPlan) -> dict[str, Any]:

@@ -249,6 +249,10 @@ def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: P
     else:
         text, after = rendered_custom(template, values), block_after(template, values)
     job = as_json(_job_file(plan, scheduler, elements, after=after is not None))
+    if plan.race:
+        environment = {**job["environment"], "LAUNCHER_MEMBER": str(plan.member)}
+        words = (plan.python, *own_module("launcher.job.race"), plan.run_dir, token)
+        job |= {"race": token.removesuffix(f"-m{plan.member}"), "won": words, "environment": environment}
     _require_no_control_characters(job)
     return RenderedScript(text, json.dumps(job, indent=1) + "\n", after)
 
@@ -267,7 +271,7 @@ def write(run: Run, plan: JobPlan, *, token: str) -> Path:
     """Writes the job script of a run and the files beside it into its directory. Returns the script's path."""
     text = rendered(plan, token=token)
     _write_beside(text, plan, None)
-    return run.write_script(text.script)
+    return run.write_script(text.script, plan.member)
 
 
 def write_array(plan: JobPlan, path: Path, *, token: str, array: str, elements: Path) -> Path:
@@ -365,6 +369,8 @@ def _start(plan: JobPlan) -> list[str]:
 
 
 def _path_of(name: str, plan: JobPlan, elements: Path | None) -> Path:
+    if plan.member:
+        name = f"{plan.member}-{name}"
     return Path(plan.run_dir, name) if elements is None else elements.with_name(f"{elements.name}.{name}")
 
 

@@ -27,8 +27,8 @@ from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers.run_command import SubmissionRefused
-from launcher.submission import configs
-from launcher.submission.prepare import Prepared, prepare
+from launcher.submission import configs, race
+from launcher.submission.prepare import Prepared, check_capacity, prepare
 from launcher.submission.submit import (
     SubmittedRun,
     interrupted,
@@ -134,7 +134,25 @@ def ready_run(composed: Composed, overrides: Sequence[str]) -> Ready:
     """Prepares a new run. Raises ConfigError: the config cannot be run; the text names the fix."""
     if word := next((each for each in overrides if key_of(each).startswith("sweep.")), None):
         raise ConfigError(f"{word} is for a sweep, and this is a single run: add -m, or leave it out")
-    return Ready(composed, prepare(composed.config), tuple(overrides))
+    return Ready(*_prepared(composed, overrides), tuple(overrides))
+
+
+def _prepared(composed: Composed, overrides: Sequence[str], **given: Any) -> tuple[Composed, Prepared]:
+    # For a race, with the plans of all its jobs; the config is the first one's
+    if not (members := composed.config.cluster.race):
+        return composed, prepare(composed.config, **given)
+    made: list[Composed] = []
+
+    def one(words: Sequence[str]) -> Prepared:
+        made.append(configs.composed([*overrides, *words]))
+        return prepare(made[-1].config, **given)
+
+    if not composed.config.submit:
+        raise ConfigError("submit=false: a race has several jobs, of which the winner ends the others: leave it out")
+    found = race.prepared(
+        members, one, lambda plan, jobs: check_capacity(plan, made[0].config, os.environ, None, jobs)
+    )  # fmt: skip
+    return made[0], found
 
 
 def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Ready:
@@ -155,8 +173,8 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
     overrides = merged_overrides(record["overrides"], opened(changes))
     with _submitted_in(run):
-        composed = configs.composed([*overrides, *place_overrides(run)])
-        prepared = prepare(composed.config, run_id=run.id, new_snapshot=new_snapshot)
+        words = [*overrides, *place_overrides(run)]
+        composed, prepared = _prepared(configs.composed(words), words, run_id=run.id, new_snapshot=new_snapshot)
     return Ready(composed, prepared, tuple(overrides), run)
 
 

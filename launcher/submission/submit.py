@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, redaction
 from launcher.agent import payload
@@ -38,8 +38,11 @@ from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan, keys_of
-from launcher.submission import dependencies, render
+from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared
+
+if TYPE_CHECKING:
+    from launcher.schedulers.executor import RunExecutor
 
 # Fields of a plan that may differ between two submissions of one run.
 OF_THE_COMMAND = ("workdir", "umask", "python", "queued", "code.repository", "code.path", "secrets_dir")
@@ -217,10 +220,21 @@ def start(
     resumed: whether a job with this token may exist already, so that the scheduler is queried first.
     blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
     """
-    executor = registry.scheduler(plan.cluster.scheduler).executor()(
-        run, plan, token, scripts=render, resumed=resumed, by_hand=by_hand,
-        blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan)),
-    )  # fmt: skip
+
+    def executor_of(plan: JobPlan, token: str) -> RunExecutor:
+        return registry.scheduler(plan.cluster.scheduler).executor()(
+            run, plan, token, scripts=render, resumed=resumed, by_hand=by_hand,
+            blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan)),
+        )  # fmt: skip
+
+    if plan.race:
+        ids = race.submit_all(
+            plan, token, lambda each, own: executor_of(each, own).submit(payload.run, str(run.path)).job_id,
+            lambda: run.has(f".race-{token}"), SubmissionRefused,
+        )  # fmt: skip
+        run.journal(events.Submitted(job=ids[0], chain=tuple(ids[1:]), race=True))
+        return SubmittedRun(run, ids[0])
+    executor = executor_of(plan, token)
     jobs, script = [executor.submit(payload.run, str(run.path)).job_id], str(run.path / "script.sh")
     following = chain_tokens(plan, token)[1:]
     environment = job_environment(os.environ, plan).environment if following else {}

@@ -63,6 +63,16 @@ def test_a_chain_of_jobs(site: Site) -> None:
     frozen(site, site.runs / "chain/journal.jsonl")
 
 
+def test_a_race_of_jobs(site: Site) -> None:
+    site.answer("slurm", "submission")
+    site.submit(
+        "workload=p2p", "cluster=slurm", "cluster.check=false", "nodes=2", "run_id=race",
+        "cluster.race=[partition=a,partition=b time=5m]",
+    )  # fmt: skip
+    frozen(site, site.runs / "race/journal.jsonl")
+    frozen(site, site.runs / "race/1-job.json")
+
+
 def test_a_run_that_the_user_submits(site: Site) -> None:
     site.answer("slurm")
     site.submit("workload=p2p", "cluster=slurm", "cluster.check=false", "nodes=2", "submit=false", "run_id=by-hand")

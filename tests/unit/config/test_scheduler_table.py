@@ -188,4 +188,4 @@ def test_only_the_chosen_schedulers_keys_are_loaded(mine: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
     )
-    assert done.stderr.split() == ["launcher.schedulers.slurm.settings"]
+    assert done.stderr.split() == ["launcher.schedulers.slurm.settings"], done.stderr

@@ -1,0 +1,106 @@
+"""cluster.race: one run with several jobs, for other partitions, accounts or profiles. The first that starts runs it.
+
+Each job has a plan, a script and a token of its own. The job that holds the run's lease first writes its id into a mark
+of this race (`runs.lease.win`); every other one reads it, and ends without an attempt. A later attempt races again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.config.keys import all_keys
+from launcher.errors import ConfigError, near
+from launcher.spec.plan import JobPlan, as_dict, keys_of, member_plan, race_token
+
+if TYPE_CHECKING:
+    from launcher.submission.prepare import Prepared
+
+# What is the same in all jobs: the run, and what its checkpoints and results depend on.
+SAME = ("run_dir", "nodes", "min_nodes", "procs_per_node", "gpus_per_node", "workload", "train", "seed", "checkpoint")
+
+
+def overrides_of(race: Sequence[str]) -> list[list[str]]:
+    """Returns the overrides of each job: `partition=gpu time=1h` is cluster.partition=gpu and time=1h.
+
+    Raises ConfigError: there are fewer than two jobs, two are alike, or a key is another.
+    """
+    found = [[_full(word) for word in member.split()] for member in race]
+    if len(found) < 2 or len({tuple(sorted(each)) for each in found}) < len(found) or not all(found):
+        raise ConfigError(f"cluster.race={list(race)}: name two different jobs or more ([partition=a, partition=b])")
+    return found
+
+
+def _full(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if key == "profile":
+        return f"cluster={value}"
+    full = key if key in ("time", "mem") or key.startswith("cluster.") else f"cluster.{key}"
+    known = {each.removeprefix("cluster.") for each in all_keys() if each.startswith("cluster.")}
+    if not equals or (full.startswith("cluster.") and full.split(".")[1] not in known):
+        raise ConfigError(
+            f"cluster.race: {word!r} is none of profile, time, mem or a key of cluster with its value "
+            f"(partition=gpu).{near(key, known)}"
+        )
+    return f"{full}={value}"
+
+
+def prepared(
+    race: Sequence[str], prepare: Callable[[Sequence[str]], Prepared], check: Callable[[JobPlan, int], object]
+) -> Prepared:
+    """Returns the first job's plan, which has all of them.
+
+    prepare: makes and checks a plan from more overrides. check: checks a plan for a number of jobs like it.
+    Raises ConfigError: a job is refused; the text names it.
+    """
+    made: list[Prepared] = []
+    for words in overrides_of(race):
+        more = [f"run_id={made[0].plan.run_id}"] if made else []
+        try:
+            made.append(prepare([*words, *more]))
+            _require_alike(made[0].plan, made[-1].plan)
+        except ConfigError as error:
+            raise ConfigError(f"cluster.race: {' '.join(words)}: {error}") from None
+    plans = [each.plan for each in made]
+    for plan in plans:
+        check(plan, sum(each.cluster.settings == plan.cluster.settings for each in plans))
+    differ = [key for key in as_dict(plans[0]) if len({repr(getattr(each, key)) for each in plans}) > 1]
+    members = tuple({key: value for key, value in as_dict(plan).items() if key in differ} for plan in plans)
+    notes = tuple(dict.fromkeys(note for each in made for note in each.notes))
+    return replace(made[0], plan=replace(plans[0], race=members), notes=notes)
+
+
+def _require_alike(first: JobPlan, other: JobPlan) -> None:
+    if first.cluster.scheduler != other.cluster.scheduler or not first.queued:
+        raise ConfigError(f"all jobs of a race are of one scheduler with a queue, not {other.cluster.scheduler}")
+    if first.resume.how == "chain":
+        raise ConfigError("resume.how=chain submits all jobs at once: use resubmit")
+    mine, theirs = keys_of(first), keys_of(other)
+    if changed := [key for key in mine if mine[key] != theirs.get(key) and key.split(".")[0] in SAME]:
+        raise ConfigError(f"it changes {', '.join(changed)}, which all jobs of a run have in common: leave that out")
+
+
+def submit_all(
+    plan: JobPlan, token: str, submit: Callable[[JobPlan, str], str], won: Callable[[], bool], refused: type[Exception]
+) -> list[str]:
+    """Submits the jobs of a race, and returns their ids; stops when one has started.
+
+    submit: submits the job of a plan with a token. A job that the scheduler refuses (`refused`) is left out with a note
+    if another one was submitted.
+    """
+    jobs: list[str] = []
+    problems: list[Exception] = []
+    for number in range(len(plan.race)):
+        if jobs and won():
+            break
+        try:
+            jobs.append(submit(member_plan(plan, number), race_token(token, number)))
+        except refused as error:
+            problems.append(error)
+    if not jobs:
+        raise problems[0]
+    for each in problems:
+        print(f"launcher: one job of the race was not accepted, and the others wait: {each}", file=sys.stderr)
+    return jobs
