@@ -21,6 +21,7 @@
 - `stop`: time that the agreement of ranks on stops adds to a training step
 - `restart`: time from a killed rank to the next all_reduce, against torchrun
 - `redone`: steps that are done again after ranks and nodes were killed, and what copies in memory cost
+- `remote`: time of a submission to a cluster behind ssh, against one on its login node
 - `race`: jobs of which the first to start runs a run: double starts, and time until the others are gone
 - `checkpoint`: time to save and load, against torch.save and torch.load
 - `fabric`: times measured by `workload=collective`, against a hand-written loop

@@ -30,6 +30,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "restart": {"kills": 2, "trials": 1},
     "redone": {"kills": 3, "sizes": (1_000_000,), "steps": 20, "names": ("ddp_mnist",)},
     "race": {"races": 2},
+    "remote": {"repeats": 1},
     "preflight": {"repeats": 1, "warmup": 0},
     "binding": {"repeats": 1, "warmup": 0, "steps": 11},
     "rendezvous": {"agents": 8, "clients": 2, "rest": 0.5},

@@ -33,6 +33,7 @@ For scripts on the login node, which submit runs and follow them (docs/functions
 | `prepare` | a dry run: a `PreparedRun`, the very object that would be submitted |
 | `find` | finds a submitted run by its id, a prefix of it, or its directory |
 | `Run` | a submitted run: `id`, `path`, `state()`, `wait()`, `cancel()`, `resume()`, `metrics()`, `logs()` |
+| `RemoteRun` | the same of a run on a cluster behind ssh |
 | `RunState` | a run's state, as `state()` and `wait()` return it |
 
 Importing this package loads neither torch nor Hydra. They are loaded when a name that needs them is used.
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from launcher.checkpoint.resumable import Resumable
     from launcher.errors import ConfigError
     from launcher.monitoring.state import RunState
+    from launcher.remote.run import RemoteRun
     from launcher.schedulers.topology import Topology, TopologyError
     from launcher.spec.workload_hook import WorkloadHook
     from launcher.worker.global_batch import GlobalBatchSampler
@@ -72,9 +74,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "PreparedRun", "Resumable", "Run", "RunState",
-    "Topology", "TopologyError", "WorkloadHook", "evaluated", "find", "init", "prepare", "progress", "rank_zero",
-    "report", "run_dir", "should_stop", "stopping", "submit",
+    "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "PreparedRun", "RemoteRun", "Resumable", "Run",
+    "RunState", "Topology", "TopologyError", "WorkloadHook", "evaluated", "find", "init", "prepare", "progress",
+    "rank_zero", "report", "run_dir", "should_stop", "stopping", "submit",
 ]  # fmt: skip
 _MODULES = {
     "Checkpointer": "launcher.checkpoint.checkpointer",
@@ -82,6 +84,7 @@ _MODULES = {
     "GlobalBatchSampler": "launcher.worker.global_batch",
     "PreparedRun": "launcher.api",
     "Resumable": "launcher.checkpoint.resumable",
+    "RemoteRun": "launcher.remote.run",
     "Run": "launcher.api",
     "RunState": "launcher.monitoring.state",
     "Topology": "launcher.schedulers.topology",

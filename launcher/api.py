@@ -21,6 +21,8 @@ from launcher.files.ownership import require_own
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.paths import GROUPS, default_runs_dir
+from launcher.remote.clusters import locate
+from launcher.remote.run import RemoteRun, submitted
 from launcher.runs import directory, lookup
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import sweep_of
@@ -207,8 +209,10 @@ class PreparedRun:
         return Run(self._ready.submit().run.path)
 
 
-def submit(overrides: Overrides = (), **keys: Any) -> Run:
+def submit(overrides: Overrides = (), **keys: Any) -> Run | RemoteRun:
     """Submits a run without waiting for it; with cluster=local it runs in the background.
+
+    With a cluster behind ssh it submits the code of the working folder there, and returns a `RemoteRun`.
 
         run = launcher.submit(["workload=ddp_mnist", "cluster=slurm", "nodes=2", "workload.lr=0.1"])
         run = launcher.submit({"workload.lr": 0.1}, workload="ddp_mnist", cluster="slurm", nodes=2)
@@ -223,7 +227,7 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run:
         SubmissionError: the scheduler refused (nothing is left behind), or did not respond (call it again with the
             run_id in the text).
     """
-    return prepare(overrides, **keys).submit()
+    return submitted(as_overrides(overrides, keys)) or prepare(overrides, **keys).submit()
 
 
 def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
@@ -250,17 +254,20 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     return PreparedRun(ready_run(composed, words))
 
 
-def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """Finds a run that was submitted before, also by another user.
+def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run | RemoteRun:
+    """Finds a run that was submitted before, also by another user, or on a cluster behind ssh.
 
     Args:
-        name: the run's id or a unique prefix of it, `latest`, its directory, or a sweep's point (SWEEP/7).
+        name: the run's id or a unique prefix of it, `latest`, its directory, a sweep's point (SWEEP/7), or CLUSTER:RUN.
         runs_dir: the folder that contains run directories; None: $LAUNCHER_RUNS_DIR, else `runs` in the per-user data
             folder.
 
     Raises:
         RunError: no run matches, or several do.
     """
+    cluster, there = locate(name) if runs_dir is None else (None, name)
+    if cluster is not None:
+        return RemoteRun(cluster, there)
     return Run(lookup.find(name, default_runs_dir() if runs_dir is None else Path(runs_dir)).path)
 
 

@@ -9,7 +9,7 @@ A module with the name of a command has the command's `run` function.
 - `run`: `run SCRIPT`: turns a script and its arguments into overrides
 - `confirm`: prints the cost of a submission, and asks for confirmation
 - `follow`: follows a run to its end: output, progress, Ctrl-C
-- `remote`: runs commands on clusters behind ssh, with the code that a submission needs
+- `remote`: which commands and submissions go to clusters behind ssh
 - `remote_status`: asks all clusters behind ssh for the rows of `status`
 - `far`: the side of such a cluster: runs one command for another machine
 - `status`: chooses between an empty list and `status_view`

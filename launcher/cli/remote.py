@@ -1,40 +1,29 @@
-"""Commands for clusters behind ssh: which command lines go there, with the code that a submission needs."""
+"""Commands for clusters behind ssh: which command lines go there."""
 
 from __future__ import annotations
 
-import codecs
 import importlib
-import os
 import re
-import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.cli.screen import write_output
-from launcher.config.hydra_text import key_of
-from launcher.config.keys import opened
 from launcher.config.profiles import own_folder
-from launcher.environment.repository import Tree, check, commit_of, tree
-from launcher.errors import BAD_INPUT, DECLINED, DONE, ConfigError
+from launcher.errors import DONE, ConfigError
 from launcher.files import run_files
-from launcher.formatting import plural, rough_size
-from launcher.paths import default_runs_dir
-from launcher.redaction import secrets_in
-from launcher.remote import clusters, code, connection
-from launcher.remote.clusters import RemoteCluster, Unreachable
-from launcher.remote.connection import Call, in_terminal
-from launcher.runs.directory import new_id
-from launcher.units import parse_size
+from launcher.formatting import rough_size
+from launcher.remote import clusters, command, connection
+from launcher.remote.clusters import RemoteCluster
+from launcher.remote.command import SentCode, call, profile_of
+from launcher.remote.connection import in_terminal
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from launcher.remote.code import CodeFile
 
 # Commands about runs, and the attributes of their arguments that name these. All names of `ALIKE` are of one cluster.
 RUNS = {
@@ -44,10 +33,6 @@ RUNS = {
     ),
 }  # fmt: skip
 ALIKE = ("report",)
-LARGE = 1 << 20  # bytes of code; that more are sent is said
-LIMIT = "100M"  # of the code, unless env.snapshot_limit is among the overrides
-NOTHING_SUBMITTED = (BAD_INPUT, DECLINED)
-PRINTS = ("--cfg", "--help", "-h", "--info", "-i", "--hydra-help")
 
 
 # -- commands about runs
@@ -62,7 +47,7 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
         cluster = clusters.remote_clusters().get(arguments.cluster)
         if cluster is None:
             return None
-        return call(cluster, ["doctor", f"--cluster={_profile(cluster)}", *(["--json"] if arguments.as_json else [])])
+        return call(cluster, ["doctor", f"--cluster={profile_of(cluster)}", *(["--json"] if arguments.as_json else [])])
     attributes = RUNS.get(command, ())
     names = [each for attribute in attributes for each in _listed(getattr(arguments, attribute))]
     places = {name: clusters.locate(name) for name in names}
@@ -97,10 +82,6 @@ def _renamed(words: Sequence[str], names: Mapping[str, str], without: Collection
     return [*(names.get(word, word) for word in words[:at] if word not in without), *words[at:]]
 
 
-def _profile(cluster: RemoteCluster) -> str:
-    return cluster.profile or cluster.name
-
-
 def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:
     action = getattr(arguments, "action", "")
     if command == "attach" and (arguments.what or ("shell" if sys.stdin.isatty() else "stack")) != "stack":
@@ -129,53 +110,6 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Se
         if getattr(arguments, "show", False):
             importlib.import_module("launcher.cli.report").open_page(path)
     return exit_code
-
-
-def call(
-    cluster: RemoteCluster, words: Sequence[str], *, follows: bool = False, prompts: bool = False,
-    timeout: float | None = None, sent: SentCode | None = None, run: str = "", output: Path | None = None,
-    show: Callable[[bytes], object] | None = None, errors: Callable[[str], object] | None = None,
-) -> int:  # fmt: skip
-    """Runs a command there, and returns its exit code.
-
-    follows, run, sent: fields of the request. prompts, timeout, errors: see `Call`. output: file here that gets the one
-        that the command writes. show: gets the command's output; None: it is printed.
-    Raises Unreachable: it is not known how the command ended.
-    """
-    request = {
-        "arguments": list(words), "follows": follows, "output": output is not None, "run": run,
-        "columns": shutil.get_terminal_size().columns, "asks": prompts and sys.stdin.isatty(),
-        **(sent.request if sent else {}),
-    }  # fmt: skip
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    with Call(cluster, request, prompts=prompts, timeout=timeout, errors=errors) as made:
-        for event in made.events():
-            if not isinstance(event, bytes):
-                _answer(made, event, sent, output)
-            elif show is not None:
-                show(event)
-            elif output is None:
-                sys.stdout.write(decoder.decode(event))
-                sys.stdout.flush()
-    assert made.exit_code is not None
-    return made.exit_code
-
-
-def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output: Path | None) -> None:
-    if "ask" in frame:
-        made.answer({"answer": sys.stdin.readline()})
-    elif "file" in frame and output is not None:
-        part = output.with_name(run_files.temporary_name(output.name))
-        try:
-            with part.open("xb") as file:
-                made.take(int(frame["file"]), file.write)
-            part.replace(output)
-        finally:
-            part.unlink(missing_ok=True)
-    elif sent is not None and "list" in frame:
-        made.answer({"commit": commit_of(str(sent.tree.root)), "files": sent.files})
-    elif sent is not None and "contents" in frame:
-        sent.send(frame["contents"], made.send)
 
 
 # -- `site`
@@ -223,109 +157,13 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
 # -- submissions
 
 
-@dataclass(frozen=True)
-class SentCode:
-    """The code of a submission, as it is in the working folder."""
-
-    tree: Tree
-    files: Mapping[str, CodeFile]
-    request: Mapping[str, Any] = field(repr=False)  # its fields of the request
-
-    @classmethod
-    def here(cls, cluster: RemoteCluster, words: Sequence[str]) -> SentCode:
-        """Returns the code of the working folder's repository.
-
-        Raises ConfigError: there is no repository, it is too large (env.snapshot_limit), or an argument names one of
-            its files that is not sent.
-        """
-        keys, key = keys_of(words), f"cluster={cluster.name}"
-        found = tree(os.getcwd(), [str(default_runs_dir())], key)
-        files, left_out = code.listed(found, cluster.exclude)
-        sent = Tree(found.root, {name: found.files[name] for name in files})
-        check(sent, parse_size(keys.get("env.snapshot_limit", LIMIT)), key)
-        for name in left_out:
-            print(f"note: {name} is not sent: it is a link out of {found.root}", file=sys.stderr)
-        absolute = []
-        for path in _paths(words):
-            if os.path.isabs(whole := os.path.expanduser(path)):
-                absolute.append(whole)
-            elif os.path.isfile(path) and _inside(path, found.root) not in sent.files:
-                raise ConfigError(
-                    f"{path} exists, but is not sent to {cluster.name}: git ignores it, it is outside of {found.root}, "
-                    f"or `exclude` of {cluster.file} names it. Copy it there yourself, and name its path there"
-                )
-        secrets = secrets_in(os.environ, (*cluster.secrets, *re.findall(r"[\w*?]+", keys.get("env.secrets", ""))))
-        if missing := [name for name in cluster.secrets if name.isidentifier() and name not in secrets]:
-            raise ConfigError(f"{cluster.file}: secrets: {missing[0]} is not set in this environment")
-        place = {"digest": code.digest_of(files), "folder": _inside(".", found.root)}
-        return cls(sent, files, {"code": place, "paths": absolute, "secrets": secrets})
-
-    def send(self, wanted: Sequence[str], into: Callable[[bytes], None]) -> None:
-        """Sends contents, and says how much that is if it takes a while."""
-        sizes = {file.digest: file.size for file in self.files.values()}
-        if (size := sum(map(sizes.__getitem__, wanted))) > LARGE:
-            print(f"sending {plural(len(wanted), 'file')} ({rough_size(size)})", file=sys.stderr)
-        code.send(self.tree, self.files, wanted, into)
-
-
-def _inside(path: str, root: Path) -> str:
-    return os.path.relpath(os.path.realpath(path), os.path.realpath(root))
-
-
-def _paths(words: Sequence[str]) -> Iterator[str]:
-    # Yields what may be paths of this machine: existing ones, as a word, as a value, or in a list
-    for word in words:
-        for path in dict.fromkeys((word, word.partition("=")[2], *re.split(r"[][,{}'\"=]", word))):
-            if ("/" in path or "." in path) and path.strip("./") and os.path.lexists(os.path.expanduser(path)):
-                yield path
-
-
-def keys_of(words: Sequence[str]) -> dict[str, str]:
-    """Returns the values of overrides by their keys, as they are written but for quotes around them."""
-    return {key_of(word): word.partition("=")[2].strip("'\"") for word in opened(words) if "=" in word}
-
-
-def submit(words: Sequence[str], command: str = "") -> int | None:
+def submit(words: Sequence[str], name: str = "") -> int | None:
     """Submits a run or sweep to the cluster behind ssh that the arguments choose; None: they choose another.
 
-    words: as they are typed: overrides, flags, `--` and the arguments of a program. command: `run`, or empty.
+    words: as they are typed: overrides, flags, `--` and the arguments of a program. name: `run`, or empty.
     """
-    at = words.index("--") if "--" in words else len(words)
-    given, behind = list(words[:at]), list(words[at:])
-    cluster = clusters.chosen(given)
-    if cluster is None or {"-h", "--help"} & set(given):
+    if (made := command.submit(words, name)) is None:
         return None
-    keys = keys_of(given)
-    if keys.get("env.snapshot") in ("false", "False"):
-        raise ConfigError(f"env.snapshot=false: a run on {cluster.name} has a copy of the code that is sent there")
-    id_key = "sweep.id" if {"-m", "--multirun"} & set(given) else "run_id"
-    run_id = keys.get(id_key) or _new_id(given, keys, command)
-    rest = [word for word in given if key_of(word) not in ("cluster", "wait", id_key) or "=" not in word]
-    more = [f"cluster={_profile(cluster)}", "env.snapshot=true"]
-    sent = SentCode.here(cluster, words)
-    head = [command] if command else []
-    if keys.get("dry_run") == "true" or any(word.startswith(PRINTS) for word in given):
-        return call(cluster, [*head, *rest, *more, *behind], prompts=True, sent=sent)
-    clusters.note(cluster, run_id)
-    more += ["wait=false", f"{id_key}={run_id}"]
-    try:
-        exit_code = call(cluster, [*head, *rest, *more, *behind], prompts=True, sent=sent, run=run_id)
-    except Unreachable as error:
-        if not error.asked:
-            clusters.note(cluster, run_id, gone=True)
-            raise
-        raise Unreachable(
-            f"{error}.\nRepeat the command with {id_key}={run_id}: it takes the job that is there, or submits it if "
-            "there is none"
-        ) from None
-    if exit_code in NOTHING_SUBMITTED:
-        clusters.note(cluster, run_id, gone=True)
-    if exit_code or keys.get("wait") != "true":
-        return exit_code
-    return call(cluster, ["wait", run_id], follows=True)
-
-
-def _new_id(given: Sequence[str], keys: Mapping[str, str], command: str) -> str:
-    script = next((word for word in given if not word.startswith("-") and "=" not in word), "") if command else ""
-    name = keys.get("name") or Path(script).stem or keys.get("workload") or "run"
-    return new_id(re.sub(r"[^A-Za-z0-9_.+-]", "_", name.strip("'\"")).lstrip("-+.")[:60] or "run")
+    if made.exit_code or not made.waits:
+        return made.exit_code
+    return call(made.cluster, ["wait", made.run_id], follows=True)

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.cli.remote import call
 from launcher.errors import ConfigError
 from launcher.formatting import brief
 from launcher.monitoring.sweep import LIVE, WAITING
 from launcher.remote import clusters
 from launcher.remote.clusters import RemoteCluster, Unreachable
+from launcher.remote.command import call
 
 BETWEEN = 15.0  # seconds between two questions to a cluster of `status --watch`
 

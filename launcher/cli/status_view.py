@@ -55,7 +55,8 @@ def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
     if arguments.as_json:
         for line in view.notes:
             print(line, file=sys.stderr)
-        print(json.dumps([plain(row) for row in view.rows], indent=1))
+        results = {each.run.id: each.run.result() for each in view.seen} if names else {}
+        print(json.dumps([{**plain(row), "metrics": results.get(row["run"])} for row in view.rows], indent=1))
         return 0
     if not view.rows:
         print(f"no runs in {folder}" + (" that match" if rows.filter.filters else ""))

@@ -6,5 +6,7 @@ and what its commands print.
 - `clusters`: profiles with `ssh`, the one that a command line names, and the runs that are known to be there
 - `connection`: one command over there: OpenSSH, frames between its output, and what is said if it does not answer
 - `code`: the files of the user's code: their list, what of it is sent, and the folder that is made of it there
+- `command`: runs a command there, and submits runs with their code
+- `run`: a run there, for scripts in Python
 - `install`: what `site init --ssh` does: looks at the other side, and installs the launcher there
 """

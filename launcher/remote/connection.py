@@ -39,8 +39,8 @@ PROTOCOL = 1  # of requests and frames; a launcher there of another one refuses 
 HELLO = b"\x1eLAUNCHER\n"
 START = b"\x1e"
 PERSIST = 600  # seconds for which the control connection is kept
-CONNECT = 20.0  # seconds until the connection stands; a command that asks nothing waits QUICK seconds
-QUICK = 2.0
+CONNECT = 20.0  # seconds until the connection stands, unless ssh asks for a password
+QUICK = 2.0  # the same where many clusters are asked at once: one that is down is known soon
 LONGEST_SOCKET = (
     80  # characters of the control socket's path, to which ssh adds up to 24: the kernel takes 104 on a Mac
 )
@@ -81,8 +81,8 @@ def _control() -> dict[str, str]:
 class Call:
     """A command there. `events` yields its output and frames until its end, `exit_code` is known then.
 
-    request: what `launcher.cli.far` takes. prompts: whether ssh may ask for a password; else a connection must stand
-        within QUICK seconds. errors: gets what the command writes to stderr. timeout: seconds for all; None: no limit.
+    request: what `launcher.cli.far` takes. prompts: whether ssh may ask for a password. errors: gets what the command
+        writes to stderr. timeout: seconds for all, of which QUICK until a host answers; None: no limit.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Call:
         self.exit_code: int | None = None
         self._mark = secrets.token_hex(16).encode()
         self._prompts, self._errors = prompts, errors or sys.stderr.write
-        self._connect = CONNECT if prompts else QUICK
+        self._connect = CONNECT if timeout is None else QUICK
         began = time.monotonic()
-        # A password takes a person's time.
-        self._stands_by = None if prompts else began + self._connect + 1.0
         self._ends_by = None if timeout is None else began + timeout
+        # The shell there may need a while until it starts our script; a password takes a person's time.
+        self._stands_by = self._ends_by or (None if prompts else began + CONNECT)
         self._out, self._err = bytearray(), bytearray()
         words = [*arguments(cluster, prompts=prompts, connect=self._connect), cluster.command]
         try:
@@ -222,8 +222,8 @@ class Call:
             return None
         if (left := until - time.monotonic()) > 0:
             return left
-        if not self.connected:
-            raise Unreachable(self._text(f"no connection within {self._connect:g} s{self._login()}"))
+        if self._ends_by is None:
+            raise Unreachable(self._text(f"no connection within {CONNECT:g} s{self._login()}"))
         raise Unreachable(self._text(f"no answer within {self.cluster.timeout:g} s (`timeout` in {self.cluster.file})"))
 
     def _flush_errors(self) -> None:

@@ -337,13 +337,13 @@ def test_a_cluster_that_does_not_answer_is_shown_as_it_was_and_its_live_runs_are
     run = run_id(laptop("run", "train.py", "cluster=hpc").stdout)
     until(lambda: rows(laptop)[run]["state"] == "running", "the start")
     other = laptop.profile.with_name("dead.yaml")
-    other.write_text("ssh: 127.0.0.1\n")  # nothing listens at its port, or no key of this user is known
+    other.write_text("ssh: 127.0.0.1\ntimeout: 2\n")
     ssh = laptop.folder / "bin/ssh"
     before = ssh.read_text()
     ssh.write_text(f'#!/bin/sh\ncase "$*" in *127.0.0.1*) exec sleep 100;; esac\n{before.splitlines()[1]}\n')
     done = laptop("status")
     assert re.search(rf"{run} +running +hpc", done.stdout)
-    assert "dead (127.0.0.1): no connection within 2 s" in done.stdout
+    assert "dead (127.0.0.1): no answer within 2 s" in done.stdout
     assert "nothing is known of its runs" in done.stdout
     ssh.write_text("#!/bin/sh\necho gone >&2; exit 255\n")
     laptop.close()
@@ -413,3 +413,29 @@ def test_this_machine_may_be_a_mac_without_torch(laptop: Laptop) -> None:
     mac("sweep", "status", "latest")
     mac("site", "login", "hpc")
     time.sleep(0)
+
+
+# -- Python
+
+
+def test_scripts_submit_and_find_runs_there(laptop: Laptop) -> None:
+    (laptop.code / "train.py").write_text("import launcher\nprint('hello')\nlauncher.report(loss=0.5)\n")
+    (laptop.code / "drive.py").write_text(
+        "import launcher\n"
+        "run = launcher.submit(workload='program', cluster='hpc', **{'workload.script': 'train.py'})\n"
+        "print(run.wait().value, run.metrics(), [line for line in run.logs() if 'hello' in line])\n"
+        "print(launcher.find(run.id) == run, launcher.find('hpc:' + run.id).state().value)\n"
+        "for wrong in ({'nodez': 2}, {'time': '3 bananas'}):\n"
+        "    try:\n"
+        "        launcher.submit({**wrong, 'workload.script': 'train.py'}, workload='program', cluster='hpc')\n"
+        "    except launcher.ConfigError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "drive.py"], env=laptop.environ, cwd=laptop.code, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["done {'loss': 0.5} ['[0] hello']", "True done"], done.stdout + done.stderr
+    assert "nodez" in lines[2]
+    assert "time" in lines[3]
+    assert done.stderr == ""

@@ -37,7 +37,7 @@ NO_BOUNDS = {
     },
     "where one way is chosen, or a warning given, instead of another": {
         "checkpoint/copies.MOST_SHARED", "checkpoint/saving.SMALL", "checkpoint/saving.SLACK",
-        "cli/remote.LARGE", "diagnose/machine.FEW_INODES",
+        "remote/command.LARGE", "diagnose/machine.FEW_INODES",
         "diagnose/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
