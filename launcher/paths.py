@@ -1,10 +1,14 @@
-"""Paths on this machine: the folders conf/ and templates/ of the launcher, and the user's folders."""
+"""Paths on this machine: the launcher's conf/ and templates/, the user's folders, and the name of a new run's."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 PACKAGE = Path(__file__).resolve().parent
 GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folders of conf/, of which one file is chosen
@@ -63,3 +67,11 @@ def choices(group: str) -> list[str]:
     """Returns the options of a config group: the names of its YAML files in the launcher's and the user's folder."""
     folders = (resource("conf") / group, user_config_dir() / group)
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+
+
+def new_id(name: str, now: datetime | None = None) -> str:
+    """Returns a new run id, such as `ddp_mnist-20261121-074601-3f9c`: name, date, time, random digits."""
+    from datetime import datetime
+
+    moment = now or datetime.now()
+    return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"

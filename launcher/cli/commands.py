@@ -117,7 +117,8 @@ def main(arguments: list[str]) -> int:
         parsed = parser.parse(words)
     except SystemExit:
         return 0
-    if getattr(parsed, "runs_dir", None) is None and remote_profiles():
+    about_runs = name == "doctor" or getattr(parsed, "runs_dir", parsed) is None
+    if about_runs and remote_profiles():
         remote = importlib.import_module("launcher.cli.remote")
         if (code := remote.forward(name, parsed, words)) is not None:
             return int(code)

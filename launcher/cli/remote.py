@@ -88,10 +88,11 @@ def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, words: 
         return in_terminal(cluster, {"arguments": [command, *words]})
     if command == "report" or (command, action) == ("checkpoint", "extract"):
         return _fetch(cluster, command, arguments, words)
-    sent = SentCode.here(cluster, words) if command == "resume" and arguments.new_snapshot else None
+    new_code = command == "resume" and arguments.new_snapshot
+    code = partial(SentCode.here, cluster, words) if new_code else None
     follows = any(getattr(arguments, name, False) for name in ("follow", "watch")) or "wait" in (command, action)
     show = write_output if command == "logs" else None
-    return call(cluster, [command, *words], follows=follows, prompts=command == "resume", sent=sent, show=show)
+    return call(cluster, [command, *words], follows=follows, prompts=command == "resume", code=code, show=show)
 
 
 def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,8 @@ def run(arguments: Namespace) -> int:
 def _list() -> int:
     rows = [("NAME", "SCHEDULER", "FILE")]
     for each in profiles.profiles():
-        rows.append((each.name, each.scheduler or "?", str(each.path) if each.own else f"ours: {each.path.name}"))
+        apart = "ssh" if re.search(r"^ssh:", each.path.read_text(errors="replace"), re.MULTILINE) else "?"
+        rows.append((each.name, each.scheduler or apart, str(each.path) if each.own else f"ours: {each.path.name}"))
     print_columns(rows)
     print(f"\nYours are in {profiles.own_folder()}.\n`site show NAME` prints one, `site init` writes one.")
     return 0

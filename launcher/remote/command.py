@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,13 @@ from launcher.environment.repository import Tree, check, commit_of, tree
 from launcher.errors import BAD_INPUT, DECLINED, ConfigError
 from launcher.files import run_files
 from launcher.formatting import plural, rough_size
-from launcher.paths import default_runs_dir
+from launcher.paths import default_runs_dir, new_id
 from launcher.redaction import secrets_in
-from launcher.remote import clusters, code
+from launcher.remote import clusters
+from launcher.remote import code as files_of_code
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.code import CodeFile
 from launcher.remote.connection import Call
-from launcher.runs.directory import new_id
 from launcher.units import parse_size
 
 LARGE = 1 << 20  # bytes of code; that more are sent is said
@@ -39,25 +40,29 @@ def profile_of(cluster: RemoteCluster) -> str:
 
 def call(
     cluster: RemoteCluster, words: Sequence[str], *, follows: bool = False, prompts: bool = False,
-    timeout: float | None = None, sent: SentCode | None = None, run: str = "", output: Path | None = None,
+    timeout: float | None = None, code: Callable[[], SentCode] | None = None, run: str = "", output: Path | None = None,
     show: Callable[[bytes], object] | None = None, errors: Callable[[str], object] | None = None,
 ) -> int:  # fmt: skip
     """Runs a command there, and returns its exit code.
 
-    follows, run, sent: fields of the request. prompts, timeout, errors: see `Call`. output: file here that gets the one
-        that the command writes. show: gets the command's output; None: it is printed.
-    Raises Unreachable: it is not known how the command ended.
+    follows, run: fields of the request. prompts, timeout, errors: see `Call`. code: finds the code that the command
+        needs, while Python starts there. output: file here that gets the one that the command writes. show: gets the
+        command's output; None: it is printed.
+    Raises ConfigError (`code`), or Unreachable: it is not known how the command ended.
     """
+    sent: SentCode | None = None
     request = {
         "arguments": list(words), "follows": follows, "output": output is not None, "run": run,
         "columns": shutil.get_terminal_size().columns, "asks": prompts and sys.stdin.isatty(),
-        **(sent.request if sent else {}),
     }  # fmt: skip
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    with Call(cluster, request, prompts=prompts, timeout=timeout, errors=errors) as made:
+    with Call(cluster, prompts=prompts, timeout=timeout, errors=errors) as made:
         for event in made.events():
-            if not isinstance(event, bytes):
-                _answer(made, event, sent, output)
+            if not isinstance(event, bytes) and "hello" in event:
+                sent = code() if code else None
+                made.answer({**made.header, **request, **(sent.request if sent else {})})
+            elif not isinstance(event, bytes):
+                _answer(made, event, sent, output, asks=bool(request["asks"]))
             elif show is not None:
                 show(event)
             elif output is None:
@@ -67,8 +72,11 @@ def call(
     return made.exit_code
 
 
-def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output: Path | None) -> None:
-    if "ask" in frame:
+def _answer(
+    made: Call, frame: Mapping[str, Any], sent: SentCode | None, output: Path | None, *, asks: bool
+) -> None:  # fmt: skip
+    # The other side gets what the command needs, and nothing else
+    if "ask" in frame and asks:
         made.answer({"answer": sys.stdin.readline()})
     elif "file" in frame and output is not None:
         part = output.with_name(run_files.temporary_name(output.name))
@@ -104,7 +112,7 @@ class SentCode:
         """
         keys, key = keys_of(words), f"cluster={cluster.name}"
         found = tree(os.getcwd(), [str(default_runs_dir())], key)
-        files, left_out = code.listed(found, cluster.exclude)
+        files, left_out = files_of_code.listed(found, cluster.exclude)
         sent = Tree(found.root, {name: found.files[name] for name in files})
         check(sent, parse_size(keys.get("env.snapshot_limit", LIMIT)), key)
         for name in left_out:
@@ -121,7 +129,7 @@ class SentCode:
         secrets = secrets_in(os.environ, (*cluster.secrets, *re.findall(r"[\w*?]+", keys.get("env.secrets", ""))))
         if missing := [name for name in cluster.secrets if name.isidentifier() and name not in secrets]:
             raise ConfigError(f"{cluster.file}: secrets: {missing[0]} is not set in this environment")
-        place = {"digest": code.digest_of(files), "folder": _inside(".", found.root)}
+        place = {"digest": files_of_code.digest_of(files), "folder": _inside(".", found.root)}
         return cls(sent, files, {"code": place, "paths": absolute, "secrets": secrets})
 
     def send(self, wanted: Sequence[str], into: Callable[[bytes], None]) -> None:
@@ -129,7 +137,7 @@ class SentCode:
         sizes = {file.digest: file.size for file in self.files.values()}
         if (size := sum(map(sizes.__getitem__, wanted))) > LARGE:
             print(f"sending {plural(len(wanted), 'file')} ({rough_size(size)})", file=sys.stderr)
-        code.send(self.tree, self.files, wanted, into)
+        files_of_code.send(self.tree, self.files, wanted, into)
 
 
 def _inside(path: str, root: Path) -> str:
@@ -179,18 +187,20 @@ def submit(
     run_id = keys.get(id_key) or _new_id(given, keys, command)
     rest = [word for word in given if key_of(word) not in ("cluster", "wait", id_key) or "=" not in word]
     more = [f"cluster={profile_of(cluster)}", "env.snapshot=true"]
-    sent = SentCode.here(cluster, words)
+    code = partial(SentCode.here, cluster, words)
     head = [command] if command else []
     if keys.get("dry_run") == "true" or any(word.startswith(PRINTS) for word in given):
-        code = call(cluster, [*head, *rest, *more, *behind], prompts=True, sent=sent, show=show, errors=errors)
-        return RemoteSubmission(cluster, run_id, code)
+        words = [*head, *rest, *more, *behind]
+        return RemoteSubmission(
+            cluster, run_id, call(cluster, words, prompts=True, code=code, show=show, errors=errors)
+        )
     clusters.note(cluster, run_id)
     more += ["wait=false", f"{id_key}={run_id}"]
     try:
         words = [*head, *rest, *more, *behind]
-        exit_code = call(cluster, words, prompts=True, sent=sent, run=run_id, show=show, errors=errors)
-    except Unreachable as error:
-        if not error.asked:
+        exit_code = call(cluster, words, prompts=True, code=code, run=run_id, show=show, errors=errors)
+    except (ConfigError, Unreachable) as error:
+        if not (isinstance(error, Unreachable) and error.asked):
             clusters.note(cluster, run_id, gone=True)
             raise
         raise Unreachable(

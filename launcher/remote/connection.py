@@ -81,13 +81,14 @@ def _control() -> dict[str, str]:
 class Call:
     """A command there. `events` yields its output and frames until its end, `exit_code` is known then.
 
-    request: what `launcher.cli.far` takes. prompts: whether ssh may ask for a password. errors: gets what the command
-        writes to stderr. timeout: seconds for all, of which QUICK until a host answers; None: no limit.
+    The first frame is `{"hello": true}`: the caller sends the request, with the fields in `header`, that Python there
+    reads when it has started. prompts: whether ssh may ask for a password. errors: gets what the command writes to
+    stderr. timeout: seconds for all, of which QUICK until a host answers; None: no limit.
     """
 
     def __init__(
-        self, cluster: RemoteCluster, request: Mapping[str, Any], *, prompts: bool = False,
-        timeout: float | None = None, errors: Callable[[str], object] | None = None,
+        self, cluster: RemoteCluster, *, prompts: bool = False, timeout: float | None = None,
+        errors: Callable[[str], object] | None = None,
     ) -> None:  # fmt: skip
         self.cluster, self.connected = cluster, False
         self.exit_code: int | None = None
@@ -106,7 +107,7 @@ class Call:
             )
         except OSError as error:
             raise ConfigError(f"ssh cannot be started on this machine: {error.strerror}") from None
-        self._request = {"protocol": PROTOCOL, "launcher": __version__, "mark": self._mark.decode(), **request}
+        self.header = {"protocol": PROTOCOL, "launcher": __version__, "mark": self._mark.decode()}
 
     def __enter__(self) -> Call:
         return self
@@ -146,7 +147,7 @@ class Call:
                     continue
                 self.connected, self._out = True, bytearray(rest)
                 self._flush_errors()
-                self.answer(self._request)
+                yield {"hello": True}
             while self._out:
                 at = self._out.find(START)
                 if at:

@@ -69,17 +69,7 @@ _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exi
 _UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of further such names, mostly temporary
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from launcher.spec.plan import JobPlan
-
-
-def new_id(name: str, now: datetime | None = None) -> str:
-    """Returns a new run id, such as `ddp_mnist-20261121-074601-3f9c`: name, date, time, random digits."""
-    from datetime import datetime
-
-    moment = now or datetime.now()
-    return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
 TOKEN = "launcher-"  # noqa: S105  prefix of all job tokens

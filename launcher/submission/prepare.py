@@ -23,8 +23,8 @@ from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership
 from launcher.own_module import program
-from launcher.paths import code_root
-from launcher.runs.directory import Run, new_id, token_of
+from launcher.paths import code_root, new_id
+from launcher.runs.directory import Run, token_of
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.allocation import Allocation, require_room

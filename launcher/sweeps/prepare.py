@@ -270,6 +270,8 @@ def _plans(
             plan, plan_notes = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
             if plan.queued and plan.resume.how == ResumeHow.chain.value:
                 raise ConfigError("resume.how=chain is for single runs: use resubmit or requeue in a sweep")
+            if each.config.cluster.race:
+                raise ConfigError("cluster.race is for single runs: leave it out of a sweep")
             if (other := folders.setdefault(plan.checkpoint.dir, index)) != index:
                 raise ConfigError(
                     f"checkpoint.dir={plan.checkpoint.dir} is that of point {other} too: leave the key out, and each "

@@ -346,6 +346,11 @@ def test_a_chain_of_jobs_is_for_one_run(site: Site) -> None:
     assert "resume.how=chain is for single runs" in words
 
 
+def test_a_race_is_for_one_run(site: Site) -> None:
+    cluster = {"race": ["time=1h", "time=2h"]}
+    assert "cluster.race is for single runs" in site.refused(seeds(2), cluster=cluster)
+
+
 def test_points_do_not_share_checkpoints(site: Site) -> None:
     from launcher.config.schema import Checkpoint
 
