@@ -95,6 +95,7 @@ class Side:
 
     def __init__(self, out: Output, mark: str) -> None:
         self.out, self._start = out, START + mark.encode()
+        self.given = sys.stdin.buffer  # a command gets another stdin
 
     def tell(self, **frame: Any) -> None:
         self.out.write(self._start + json.dumps(frame).encode() + b"\n")
@@ -102,11 +103,17 @@ class Side:
     def ask(self, **frame: Any) -> dict[str, Any]:
         """Returns the answer to a frame; raises LauncherError: the connection is lost."""
         self.tell(**frame)
-        line = sys.stdin.buffer.readline()
+        line = self.given.readline()
         if not line.endswith(b"\n"):
             raise LauncherError("the connection was lost: nothing was submitted")
         found: dict[str, Any] = json.loads(line)
         return found
+
+    def exactly(self, size: int) -> bytes:
+        """Returns the next `size` bytes; raises LauncherError: the connection is lost."""
+        if len(data := self.given.read(size)) < size:
+            raise LauncherError("the connection was lost: nothing was submitted")
+        return data
 
 
 class Asking:
@@ -159,7 +166,8 @@ def main(arguments: Sequence[str]) -> int:
             raise
         print(f"launcher: {words}", file=sys.stderr)
         exit_code = FAILED
-    side.tell(exit=exit_code)
+    run = request.get("run")
+    side.tell(exit=exit_code, run=bool(run) and os.path.lexists(default_runs_dir() / str(run)))
     return exit_code
 
 
@@ -175,7 +183,8 @@ def _run(request: Mapping[str, Any], side: Side) -> int:
         if request.get("run"):
             _require_same_code(default_runs_dir() / str(request["run"]) / "code", sent["digest"])
         folder = code.folder_of(sent["digest"]) or _receive(sent["digest"], side)
-        os.chdir(inner if (inner := folder / sent["folder"]).is_dir() else folder)
+        (inner := folder / sent["folder"]).mkdir(parents=True, exist_ok=True)  # git knows no empty folders
+        os.chdir(inner)
     if request.get("follows"):
         threading.Thread(target=_end_with_connection, daemon=True).start()
     else:
@@ -211,16 +220,9 @@ def _receive(digest: str, side: Side) -> Path:
 
     def fetch(missing: Sequence[str]) -> Callable[[int], bytes]:
         side.tell(contents=missing)
-        return _exactly
+        return side.exactly
 
     return code.receive(facts, digest, fetch)
-
-
-def _exactly(size: int) -> bytes:
-    data: bytes = sys.stdin.buffer.read(size)
-    if len(data) < size:
-        raise LauncherError("the connection was lost: nothing was submitted")
-    return data
 
 
 def _end_with_connection() -> None:

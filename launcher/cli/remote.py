@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import re
 import sys
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.cli.screen import write_output
-from launcher.config.profiles import own_folder
-from launcher.errors import DONE, ConfigError
+from launcher.config import profiles
+from launcher.errors import DONE, ConfigError, LauncherError
 from launcher.files import run_files
 from launcher.formatting import rough_size
 from launcher.remote import clusters, command, connection
@@ -43,11 +44,10 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
 
     Of the runs that it names, those of this machine stay in `arguments`, if there are others.
     """
-    if command == "doctor" and arguments.cluster is not None:
-        cluster = clusters.remote_clusters().get(arguments.cluster)
-        if cluster is None:
-            return None
-        return call(cluster, ["doctor", f"--cluster={profile_of(cluster)}", *(["--json"] if arguments.as_json else [])])
+    if command == "doctor":
+        cluster = clusters.remote_clusters().get(arguments.cluster or profiles.default())
+        more = ["--json"] if arguments.as_json else []
+        return None if cluster is None else call(cluster, ["doctor", f"--cluster={profile_of(cluster)}", *more])
     attributes = RUNS.get(command, ())
     names = [each for attribute in attributes for each in _listed(getattr(arguments, attribute))]
     places = {name: clusters.locate(name) for name in names}
@@ -56,20 +56,24 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
         groups.setdefault(places[name][0], []).append(name)
     if not any(groups):
         return None
-    if command in ALIKE and len(groups) > 1:
+    if len(groups) > 1 and (command in ALIKE or getattr(arguments, "as_json", False)):
         raise ConfigError(f"{command}: {' and '.join(names)} are not on one cluster: name runs of one")
     codes = []
     for cluster, mine in groups.items():
-        if cluster is None:
-            arguments.names = mine
-            continue
-        others = [each for each in names if each not in mine]
-        codes.append(
-            _forward(cluster, command, arguments, _renamed(words, {name: places[name][1] for name in mine}, others))
-        )
-    if None not in groups:
-        return max(codes)
-    codes.append(importlib.import_module(f"launcher.cli.{command.replace('-', '_')}").run(arguments))
+        try:
+            if cluster is None:
+                arguments.names = mine
+                local = importlib.import_module(f"launcher.cli.{command.replace('-', '_')}")
+                codes.append(local.run(arguments))
+            else:
+                others = [each for each in names if each not in mine]
+                there = _renamed(words, {name: places[name][1] for name in mine}, others)
+                codes.append(_forward(cluster, command, arguments, there))
+        except LauncherError as error:
+            if len(groups) == 1:
+                raise
+            print(f"launcher: {error}", file=sys.stderr)
+            codes.append(error.exit_code)
     return max(codes)
 
 
@@ -79,20 +83,35 @@ def _listed(value: Any) -> list[str]:
 
 def _renamed(words: Sequence[str], names: Mapping[str, str], without: Collection[str]) -> list[str]:
     at = words.index("--") if "--" in words else len(words)
-    return [*(names.get(word, word) for word in words[:at] if word not in without), *words[at:]]
+    kept = [word for word in words[:at] if word not in without]
+    for number, word in enumerate(kept):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        kept[number] = option + equals + names.get(value, value)
+    return [*kept, *words[at:]]
 
 
 def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:
     action = getattr(arguments, "action", "")
-    if command == "attach" and (arguments.what or ("shell" if sys.stdin.isatty() else "stack")) != "stack":
+    if (
+        command == "attach"
+        and (arguments.what or ("shell" if sys.stdin and sys.stdin.isatty() else "stack")) != "stack"
+    ):
         return in_terminal(cluster, {"arguments": [command, *words]})
     if command == "report" or (command, action) == ("checkpoint", "extract"):
         return _fetch(cluster, command, arguments, words)
     new_code = command == "resume" and arguments.new_snapshot
     code = partial(SentCode.here, cluster, words) if new_code else None
     follows = any(getattr(arguments, name, False) for name in ("follow", "watch")) or "wait" in (command, action)
-    show = write_output if command == "logs" else None
-    return call(cluster, [command, *words], follows=follows, prompts=command == "resume", code=code, show=show)
+    submits = command == "resume" or (command, action) == ("sweep", "rerun")
+    show = _output if command == "logs" else None
+    return call(cluster, [command, *words], follows=follows, prompts=submits, code=code, show=show)
+
+
+_decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # pieces may end within a character
+
+
+def _output(data: bytes) -> None:
+    write_output(_decoder.decode(data).encode(errors="surrogateescape"))
 
 
 def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:
@@ -104,7 +123,12 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Se
     ]  # fmt: skip
     name = re.sub(r"[^\w.+-]", "-", clusters.locate(_listed(getattr(arguments, RUNS[command][0]))[0])[1])
     run_files.make_folder(cluster.folder)
-    path = Path(arguments.output or cluster.folder / f"{name}.{'html' if command == 'report' else 'checkpoint'}")
+    path = Path(arguments.output or cluster.folder / f"{name}.html")
+    if command != "report" and (arguments.output is None or path.exists()):
+        why = "needs -o FILE" if arguments.output is None else f"-o {path}: it exists already"
+        raise ConfigError(f"checkpoint extract of a run on {cluster.name}: {why}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"-o {path}: it is a folder, or in none")
     exit_code = call(cluster, [command, *wanted], output=path)
     if exit_code == DONE:
         print(f"wrote {path} ({rough_size(path.stat().st_size)})")
@@ -134,7 +158,7 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
     """
     from launcher.remote import install
 
-    cluster = clusters.parsed(own_folder() / f"{name}.yaml", text)
+    cluster = clusters.parsed(profiles.own_folder() / f"{name}.yaml", text)
     found = install.chosen_python(cluster, activate, python)
     print(f"python   {found.text}, {f'torch {found.torch}' if found.torch else 'without torch'}", flush=True)
     install.install(cluster, found, activate)
@@ -167,4 +191,7 @@ def submit(words: Sequence[str], name: str = "") -> int | None:
         return None
     if made.exit_code or not made.waits:
         return made.exit_code
-    return call(made.cluster, ["wait", made.run_id], follows=True)
+    try:
+        return call(made.cluster, ["wait", made.run_id], follows=True)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{made.run_id} goes on: `launcher cancel {made.run_id}` ends it") from None

@@ -18,6 +18,14 @@ from launcher.remote.command import call
 
 BETWEEN = 15.0  # seconds between two questions to a cluster of `status --watch`
 
+# Fields of a row that are computed with.
+NUMBERS = (
+    "nodes", "spares", "attempt", "step", "steps", "percent", "needs", "elapsed", "left", "checkpoint",
+    "checkpoint_age", "updated",
+)  # fmt: skip
+TEXTS = ("job", "kind", "before", "cause")
+WAIT = {"rank", "host", "where", "seconds"}  # of an entry of `breakpoints`
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -68,15 +76,26 @@ class RemoteRows:
         try:
             if call(cluster, self._words, timeout=cluster.timeout, show=text.append, errors=errors.append):
                 raise Unreachable(f"{cluster.name}: {' '.join(''.join(errors).split())}")
-            rows = [
-                row for row in json.loads(b"".join(text)) if isinstance(row, dict) and isinstance(row.get("run"), str)
-            ]
+            rows = list(filter(_sound, json.loads(b"".join(text))))
         except (Unreachable, ConfigError, OSError, ValueError, TypeError, KeyError) as error:
             seen = clusters.last_seen(cluster)
             old = tuple(_before(row, cluster) for row in seen.rows)
             return Answer(cluster, old, str(error), seen.time or None)
         clusters.save_seen(cluster, rows)
         return Answer(cluster, tuple(_row(row, cluster) for row in rows))
+
+
+def _sound(row: Any) -> bool:
+    # What is computed with a row must not fail because of what another machine has sent
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("run", "state")):
+        return False
+    points, waits = row.get("points") or {}, row.get("breakpoints") or []
+    return (
+        all(isinstance(row.get(key), int | float | None) for key in NUMBERS)
+        and all(isinstance(row.get(key), str | None) for key in TEXTS)
+        and isinstance(points, dict) and all(isinstance(each, int) for each in points.values())
+        and isinstance(waits, list) and all(isinstance(each, dict) and each.keys() >= WAIT for each in waits)
+    )  # fmt: skip
 
 
 def _row(row: Mapping[str, Any], cluster: RemoteCluster) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ from launcher.cli.text import print_columns
 from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
 from launcher.findings import Level, worst
+from launcher.remote.clusters import remote_clusters
+from launcher.remote.command import call, profile_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.schedulers.site import described_schedulers
@@ -61,9 +62,10 @@ def run(arguments: Namespace) -> int:
 
 def _list() -> int:
     rows = [("NAME", "SCHEDULER", "FILE")]
+    apart = remote_clusters()
     for each in profiles.profiles():
-        apart = "ssh" if re.search(r"^ssh:", each.path.read_text(errors="replace"), re.MULTILINE) else "?"
-        rows.append((each.name, each.scheduler or apart, str(each.path) if each.own else f"ours: {each.path.name}"))
+        kind = each.scheduler or ("ssh" if each.name in apart else "?")
+        rows.append((each.name, kind, str(each.path) if each.own else f"ours: {each.path.name}"))
     print_columns(rows)
     print(f"\nYours are in {profiles.own_folder()}.\n`site show NAME` prints one, `site init` writes one.")
     return 0
@@ -112,6 +114,8 @@ def _init_remote(arguments: Namespace) -> int:
 
 
 def _check(name: str) -> int:
+    if (apart := remote_clusters().get(name)) is not None:
+        return call(apart, ["site", "check", profile_of(apart)])
     profiles.find(name)
     cluster = doctor.config_of(name).cluster
     if not registry.scheduler(cluster.scheduler).command:

@@ -205,4 +205,3 @@ class Unreachable(LauncherError):
     """A cluster behind ssh did not answer, or the connection was lost."""
 
     code = "unreachable"
-    asked = False  # whether the request may have arrived there

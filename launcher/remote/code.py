@@ -26,6 +26,7 @@ from launcher.errors import ConfigError, RunError
 
 KEPT = 10  # newest folders of code, whose files need not be sent again
 UNUSED = 86_400.0  # seconds without a submission after which another folder is removed
+PART = ".part-"  # prefix of folders that are being made
 LINK, PROGRAM, FILE = "l", "x", "f"  # kinds of files: the content of a link is its target
 
 
@@ -90,13 +91,19 @@ def send(tree: Tree, files: Mapping[str, CodeFile], wanted: Iterable[str], into:
 
 
 def folder_of(digest: str) -> Path | None:
-    """Returns the folder of the code with this digest, and keeps it; None: it is not here."""
+    """Returns the folder of the code with this digest, and keeps it; None: it is not here, or was changed since."""
     folder = sent_folder() / digest
     try:
+        made = (folder / SENT).stat().st_mtime_ns
+        for name, (kind, size, _) in json.loads((folder / SENT).read_text())["files"].items():
+            status = (folder / name).lstat()
+            if status.st_mtime_ns > made or (kind != LINK and status.st_size != size):
+                raise FileNotFoundError(name)
         os.utime(folder)
-    except FileNotFoundError:
+        return folder
+    except (OSError, ValueError, KeyError):
+        shutil.rmtree(folder, ignore_errors=True)
         return None
-    return folder
 
 
 def receive(facts: Mapping[str, Any], digest: str, fetch: Callable[[Sequence[str]], Callable[[int], bytes]]) -> Path:
@@ -114,23 +121,22 @@ def receive(facts: Mapping[str, Any], digest: str, fetch: Callable[[Sequence[str
     sizes = {file.digest: file.size for file in files.values()}
     here = _contents_of(base, sizes)
     missing = [each for each in sizes if each not in here]
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=base))
+    part = Path(tempfile.mkdtemp(prefix=PART, dir=base))
     try:
-        store = part / ".contents"
-        store.mkdir()
+        (store := part / "contents").mkdir()
+        (tree := part / "tree").mkdir()
         read = fetch(missing)
         for each in missing:
             _store(store / each, read(sizes[each]), each)
         for name, file in files.items():
-            _make(part / name, file, store, here)
-        shutil.rmtree(store)
+            _make(tree / name, file, store, here)
         text = json.dumps({"digest": digest, "commit": facts.get("commit"), "files": files})
         if len(text) > bounds.CODE_LIST_BYTES:
             raise RunError(f"the list of the code's {len(files)} files has {len(text):,} bytes: send fewer (`exclude`)")
-        (part / SENT).write_text(text)
+        (tree / SENT).write_text(text)
         folder = base / digest
         try:
-            part.rename(folder)
+            tree.rename(folder)
         except OSError:  # another submission has made it
             if not folder.is_dir():
                 raise
@@ -143,7 +149,7 @@ def receive(facts: Mapping[str, Any], digest: str, fetch: Callable[[Sequence[str
 def _sound(name: str, file: CodeFile) -> bool:
     parts = Path(name).parts
     inside = bool(parts) and not os.path.isabs(name) and ".." not in parts and ".git" not in parts
-    return inside and parts[0] not in (SENT, ".contents") and file.kind in (LINK, PROGRAM, FILE) and file.size >= 0
+    return inside and parts[0] != SENT and file.kind in (LINK, PROGRAM, FILE) and file.size >= 0
 
 
 def _contents_of(base: Path, wanted: Collection[str]) -> dict[str, Path]:
@@ -161,8 +167,11 @@ def _contents_of(base: Path, wanted: Collection[str]) -> dict[str, Path]:
 
 
 def _newest(base: Path) -> list[Path]:
-    found = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(base) if not entry.name.startswith(".")]
-    return [Path(path) for _, path in sorted(found, reverse=True)]
+    found = []
+    for entry in os.scandir(base):
+        with contextlib.suppress(OSError):  # another submission has just removed it
+            found.append((entry.stat().st_mtime, entry.path))
+    return [Path(path) for _, path in sorted(found, reverse=True) if not os.path.basename(path).startswith(PART)]
 
 
 def _store(path: Path, content: bytes, digest: str) -> None:
@@ -182,6 +191,7 @@ def _make(path: Path, file: CodeFile, store: Path, here: Mapping[str, Path]) -> 
 
 
 def _prune(base: Path) -> None:
-    for folder in _newest(base)[KEPT:]:
-        if time.time() - folder.stat().st_mtime > UNUSED:
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in [*_newest(base)[KEPT:], *base.glob(f"{PART}*")]:
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > UNUSED:
+                shutil.rmtree(folder, ignore_errors=True)

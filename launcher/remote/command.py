@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from launcher.config.hydra_text import key_of
 from launcher.environment.repository import Tree, check, commit_of, tree
-from launcher.errors import BAD_INPUT, DECLINED, ConfigError
+from launcher.errors import ConfigError
 from launcher.files import run_files
 from launcher.formatting import plural, rough_size
 from launcher.paths import default_runs_dir, new_id
@@ -29,7 +29,6 @@ from launcher.units import parse_size
 
 LARGE = 1 << 20  # bytes of code; that more are sent is said
 LIMIT = "100M"  # of the code, unless env.snapshot_limit is among the overrides
-NOTHING_SUBMITTED = (BAD_INPUT, DECLINED)
 PRINTS = ("--cfg", "--help", "-h", "--info", "-i", "--hydra-help")
 
 
@@ -42,10 +41,12 @@ def call(
     cluster: RemoteCluster, words: Sequence[str], *, follows: bool = False, prompts: bool = False,
     timeout: float | None = None, code: Callable[[], SentCode] | None = None, run: str = "", output: Path | None = None,
     show: Callable[[bytes], object] | None = None, errors: Callable[[str], object] | None = None,
+    begun: Callable[[Call], object] = lambda _: None,
 ) -> int:  # fmt: skip
     """Runs a command there, and returns its exit code.
 
-    follows, run: fields of the request. prompts, timeout, errors: see `Call`. code: finds the code that the command
+    follows, run: fields of the request. prompts: whether it submits something: it gets the secrets, and ssh may ask for
+        a password. timeout, errors: see `Call`. code: finds the code that the command
         needs, while Python starts there. output: file here that gets the one that the command writes. show: gets the
         command's output; None: it is printed.
     Raises ConfigError (`code`), or Unreachable: it is not known how the command ended.
@@ -53,16 +54,21 @@ def call(
     sent: SentCode | None = None
     request = {
         "arguments": list(words), "follows": follows, "output": output is not None, "run": run,
-        "columns": shutil.get_terminal_size().columns, "asks": prompts and sys.stdin.isatty(),
+        "columns": shutil.get_terminal_size().columns, "asks": prompts and sys.stdin is not None and sys.stdin.isatty(),
     }  # fmt: skip
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with Call(cluster, prompts=prompts, timeout=timeout, errors=errors) as made:
+        begun(made)
         for event in made.events():
             if not isinstance(event, bytes) and "hello" in event:
                 sent = code() if code else None
-                made.answer({**made.header, **request, **(sent.request if sent else {})})
+                secrets = secrets_of(cluster, words) if prompts else {}
+                made.answer({**made.header, **request, "secrets": secrets, **(sent.request if sent else {})})
             elif not isinstance(event, bytes):
-                _answer(made, event, sent, output, asks=bool(request["asks"]))
+                try:
+                    _answer(made, event, sent, output, asks=bool(request["asks"]))
+                except (KeyError, TypeError, ValueError) as error:
+                    raise Unreachable(f"{cluster.name}: its answer cannot be understood: {error!r}") from None
             elif show is not None:
                 show(event)
             elif output is None:
@@ -76,7 +82,9 @@ def _answer(
     made: Call, frame: Mapping[str, Any], sent: SentCode | None, output: Path | None, *, asks: bool
 ) -> None:  # fmt: skip
     # The other side gets what the command needs, and nothing else
-    if "ask" in frame and asks:
+    if "ask" in frame:
+        if not asks:
+            raise Unreachable(f"{made.cluster.name}: it asks a question where nobody can answer")
         made.answer({"answer": sys.stdin.readline()})
     elif "file" in frame and output is not None:
         part = output.with_name(run_files.temporary_name(output.name))
@@ -126,11 +134,8 @@ class SentCode:
                     f"{path} exists, but is not sent to {cluster.name}: git ignores it, it is outside of {found.root}, "
                     f"or `exclude` of {cluster.file} names it. Copy it there yourself, and name its path there"
                 )
-        secrets = secrets_in(os.environ, (*cluster.secrets, *re.findall(r"[\w*?]+", keys.get("env.secrets", ""))))
-        if missing := [name for name in cluster.secrets if name.isidentifier() and name not in secrets]:
-            raise ConfigError(f"{cluster.file}: secrets: {missing[0]} is not set in this environment")
         place = {"digest": files_of_code.digest_of(files), "folder": _inside(".", found.root)}
-        return cls(sent, files, {"code": place, "paths": absolute, "secrets": secrets})
+        return cls(sent, files, {"code": place, "paths": absolute})
 
     def send(self, wanted: Sequence[str], into: Callable[[bytes], None]) -> None:
         """Sends contents, and says how much that is if it takes a while."""
@@ -138,6 +143,15 @@ class SentCode:
         if (size := sum(map(sizes.__getitem__, wanted))) > LARGE:
             print(f"sending {plural(len(wanted), 'file')} ({rough_size(size)})", file=sys.stderr)
         files_of_code.send(self.tree, self.files, wanted, into)
+
+
+def secrets_of(cluster: RemoteCluster, words: Sequence[str]) -> dict[str, str]:
+    """Returns the secrets that a submission has there; raises ConfigError: one that the profile names is not set."""
+    given = re.findall(r"!?[\w*?]+", keys_of(words).get("env.secrets", ""))
+    secrets = secrets_in(os.environ, (*cluster.secrets, *given))
+    if missing := [name for name in cluster.secrets if name.isidentifier() and name not in secrets]:
+        raise ConfigError(f"{cluster.file}: secrets: {missing[0]} is not set in this environment")
+    return secrets
 
 
 def _inside(path: str, root: Path) -> str:
@@ -148,7 +162,8 @@ def _paths(words: Sequence[str]) -> Iterator[str]:
     # Yields what may be paths of this machine: existing ones, as a word, as a value, or in a list
     for word in words:
         for path in dict.fromkeys((word, word.partition("=")[2], *re.split(r"[][,{}'\"=]", word))):
-            if ("/" in path or "." in path) and path.strip("./") and os.path.lexists(os.path.expanduser(path)):
+            whole = os.path.expanduser(path)
+            if path.strip("./") and os.path.lexists(whole) and ("/" in path or os.path.isfile(whole)):
                 yield path
 
 
@@ -166,6 +181,9 @@ class RemoteSubmission(NamedTuple):
     waits: bool = False  # whether the user waits for its end
 
 
+REPEAT = "Repeat the command with {}: it takes the job that is there, or submits it if there is none"
+
+
 def submit(
     words: Sequence[str], command: str = "", show: Callable[[bytes], object] | None = None,
     errors: Callable[[str], object] | None = None,
@@ -181,7 +199,7 @@ def submit(
     if cluster is None or {"-h", "--help"} & set(given):
         return None
     keys = keys_of(given)
-    if keys.get("env.snapshot") in ("false", "False"):
+    if keys.get("env.snapshot", "").lower() == "false":
         raise ConfigError(f"env.snapshot=false: a run on {cluster.name} has a copy of the code that is sent there")
     id_key = "sweep.id" if {"-m", "--multirun"} & set(given) else "run_id"
     run_id = keys.get(id_key) or _new_id(given, keys, command)
@@ -189,27 +207,30 @@ def submit(
     more = [f"cluster={profile_of(cluster)}", "env.snapshot=true"]
     code = partial(SentCode.here, cluster, words)
     head = [command] if command else []
-    if keys.get("dry_run") == "true" or any(word.startswith(PRINTS) for word in given):
+    if keys.get("dry_run", "").lower() == "true" or any(word.startswith(PRINTS) for word in given):
         words = [*head, *rest, *more, *behind]
         return RemoteSubmission(
             cluster, run_id, call(cluster, words, prompts=True, code=code, show=show, errors=errors)
         )
     clusters.note(cluster, run_id)
-    more += ["wait=false", f"{id_key}={run_id}"]
+    words = [*head, *rest, *more, "wait=false", f"{id_key}={run_id}", *behind]
+    begun: list[Call] = []
     try:
-        words = [*head, *rest, *more, *behind]
-        exit_code = call(cluster, words, prompts=True, code=code, run=run_id, show=show, errors=errors)
-    except (ConfigError, Unreachable) as error:
-        if not (isinstance(error, Unreachable) and error.asked):
+        exit_code = call(
+            cluster, words, prompts=True, code=code, run=run_id, show=show, errors=errors, begun=begun.append
+        )
+    except (KeyboardInterrupt, Exception) as error:
+        if not (begun and begun[0].connected) or isinstance(error, ConfigError):
             clusters.note(cluster, run_id, gone=True)
             raise
-        raise Unreachable(
-            f"{error}.\nRepeat the command with {id_key}={run_id}: it takes the job that is there, or submits it if "
-            "there is none"
-        ) from None
-    if exit_code in NOTHING_SUBMITTED:
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"interrupted. {REPEAT.format(f'{id_key}={run_id}')}") from None
+        if isinstance(error, Unreachable):
+            raise Unreachable(f"{error}.\n{REPEAT.format(f'{id_key}={run_id}')}") from None
+        raise
+    if exit_code and not begun[0].has_run:
         clusters.note(cluster, run_id, gone=True)
-    return RemoteSubmission(cluster, run_id, exit_code, keys.get("wait") == "true")
+    return RemoteSubmission(cluster, run_id, exit_code, keys.get("wait", "").lower() == "true")
 
 
 def _new_id(given: Sequence[str], keys: Mapping[str, str], command: str) -> str:

@@ -92,6 +92,7 @@ class Call:
     ) -> None:  # fmt: skip
         self.cluster, self.connected = cluster, False
         self.exit_code: int | None = None
+        self.has_run = False  # whether the run that the request names is there at the end
         self._mark = secrets.token_hex(16).encode()
         self._prompts, self._errors = prompts, errors or sys.stderr.write
         self._connect = CONNECT if timeout is None else QUICK
@@ -144,6 +145,7 @@ class Call:
             if not self.connected:
                 _, hello, rest = self._out.partition(HELLO)  # in front of it is what shells print at a login
                 if not hello:
+                    del self._out[: -len(HELLO)]
                     continue
                 self.connected, self._out = True, bytearray(rest)
                 self._flush_errors()
@@ -167,7 +169,7 @@ class Call:
                 value = json.loads(self._out[len(frame) : end])
                 del self._out[: end + 1]
                 if "exit" in value:
-                    self.exit_code = int(value["exit"])
+                    self.exit_code, self.has_run = int(value["exit"]), bool(value.get("run"))
                     self._flush_errors()
                     return
                 if "refused" in value:
@@ -243,9 +245,7 @@ class Call:
     def _lost(self) -> Unreachable:
         if self.connected:
             self._flush_errors()
-            lost = Unreachable(self._text("the connection was lost before the answer was complete"))
-            lost.asked = True
-            return lost
+            return Unreachable(self._text("the connection was lost before the answer was complete"))
         assert self._process.stderr is not None
         code = self._process.wait()
         os.set_blocking(self._process.stderr.fileno(), False)
@@ -257,7 +257,7 @@ class Call:
                 f"there is no launcher in {self.cluster.command}: `launcher site init {self.cluster.name} --ssh "
                 f"{self.cluster.host} --force` installs it ({said})"
             ))  # fmt: skip
-        hint = "" if code != 255 else self._login()
+        hint = self._login() if code == 255 and "denied" in said else ""
         return Unreachable(self._text((said or f"ssh ended with {code}") + hint))
 
 

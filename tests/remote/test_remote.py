@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import far, remote_status
+from launcher.errors import ConfigError
 from launcher.runs.lookup import all_runs
 from tests.launch import until
 from tests.remote.site import Laptop, LoginNode
+from tests.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("against")
 SLOW = "import time\nprint('begun', flush=True)\nfor _ in range(600):\n    time.sleep(0.1)\n"
@@ -181,6 +184,12 @@ def test_a_folder_of_code_that_somebody_edited_there_is_not_taken_for_what_it_wa
         (folder / "train.py").write_text("print('edited')\n")
     (laptop.code / "more.py").touch()
     assert "[0] one" in laptop("run", "train.py", "cluster=hpc", "wait=true").stdout
+    for folder in contents(node):
+        (folder / "train.py").write_text("print('edited')\n")
+    assert "[0] one" in laptop("run", "train.py", "cluster=hpc", "wait=true").stdout
+    for folder in contents(node):
+        (folder / "train.py").unlink(missing_ok=True)
+    assert "[0] one" in laptop("run", "train.py", "cluster=hpc", "wait=true").stdout
 
 
 def test_secrets_that_are_named_are_there_and_others_are_not(laptop: Laptop) -> None:
@@ -191,8 +200,49 @@ def test_secrets_that_are_named_are_there_and_others_are_not(laptop: Laptop) -> 
     given = ("run", "train.py", "cluster=hpc", "wait=true")
     assert "[0] k1 None" in laptop(*given, MY_API_KEY="k1", OTHER_KEY="k2").stdout
     assert "[0] k1 k2" in laptop(*given, "env.secrets=[OTHER_KEY]", MY_API_KEY="k1", OTHER_KEY="k2").stdout
+    excluded = ("env.secrets=['OTHER_*','!OTHER_KEY']", "run_id=sec")
+    assert "[0] k1 None" in laptop(*given, *excluded, MY_API_KEY="k1", OTHER_KEY="k2").stdout
+    (laptop.code / "train.py").write_text("from os import getenv\nprint(getenv('MY_API_KEY'))\nraise SystemExit(3)\n")
+    run = run_id(laptop(*given, MY_API_KEY="k1").stdout)
+    assert laptop("resume", run, "wait=true", MY_API_KEY="again").returncode in (1, 93)
+    assert "[0] again" in laptop("logs", run, "--attempt", "1").stdout
     missing = laptop(*given)
     assert (missing.returncode, "secrets: MY_API_KEY is not set" in missing.stderr) == (2, True)
+
+
+# -- questions and Ctrl-C
+
+
+@pytest.mark.parametrize(("answer", "submitted"), [("y", True), ("n", False)])
+def test_a_question_about_the_cost_is_answered_here(laptop: Laptop, answer: str, submitted: bool) -> None:
+    asked = ("site", "show", "hpc")
+    assert laptop(*asked).returncode == 0
+    laptop.profile.write_text(laptop.profile.read_text().replace("profile: local", "profile: queue"))
+    side = laptop.node.config_dir / "cluster"
+    side.mkdir(parents=True, exist_ok=True)
+    (side / "queue.yaml").write_text("defaults: [slurm, _self_]\nname: queue\ncheck: false\n")
+    words = [sys.executable, "-m", "launcher", "run", "train.py", "cluster=hpc", "confirm_above=0.001", "time=1h"]
+    terminal = Terminal(words, laptop.environ, laptop.code)
+    terminal.expect("Submit? [y/N]")
+    terminal.type(f"{answer}\n")
+    # There is no such scheduler: what is confirmed is tried, and refused there.
+    assert (terminal.end() == 3) is not submitted
+
+
+def test_an_interrupted_submission_says_how_to_find_its_job(laptop: Laptop, node: LoginNode) -> None:
+    slow = laptop.folder / "far"
+    slow.write_text(node.command.read_text().replace("PYTHONPATH=", "sleep 3; PYTHONPATH="))
+    slow.chmod(0o700)
+    laptop.profile.write_text(laptop.profile.read_text().replace(str(node.command), str(slow)))
+    words = [sys.executable, "-m", "launcher", "run", "train.py", "cluster=hpc", "run_id=interrupted"]
+    run = subprocess.Popen(words, env=laptop.environ, cwd=laptop.code, stderr=subprocess.PIPE, text=True)
+    until(lambda: (laptop.folder / "data/launcher/remote/hpc/runs.jsonl").exists(), "the submission")
+    time.sleep(1.0)  # the connection stands
+    run.send_signal(signal.SIGINT)
+    assert "Repeat the command with run_id=interrupted" in run.communicate(timeout=60)[1]
+    assert run.returncode == 130
+    again = laptop("run", "train.py", "cluster=hpc", "run_id=interrupted")
+    assert again.returncode == 0, again.stderr
 
 
 # -- one run id
@@ -233,16 +283,9 @@ def test_a_wrong_value_is_refused_by_name_before_anything_is_submitted(
     assert laptop("logs", "latest").returncode == 1  # nothing was submitted
 
 
-def test_a_path_of_this_machine_in_a_value_is_refused_by_name(laptop: Laptop, tmp_path: Path) -> None:
-    hidden = tmp_path / "data set"
-    hidden.mkdir()
-    laptop.node.command.chmod(0o700)
-    done = laptop("run", "train.py", "cluster=hpc", f"+env.setup=[{hidden}]", "--", str(hidden))
-    assert done.returncode != 0 or hidden.exists()  # the test's two sides have one file system
-    from launcher.cli.far import _run
-
-    with pytest.raises(Exception, match="/nowhere/data is on the machine where you typed this"):
-        _run({"arguments": [], "paths": ["/nowhere/data"]}, None)  # type: ignore[arg-type]
+def test_a_path_that_exists_there_alone_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="/nowhere/data is on the machine where you typed this"):
+        far._run({"arguments": [], "paths": ["/nowhere/data"]}, None)  # type: ignore[arg-type]
 
 
 def test_a_folder_without_git_is_refused_with_what_to_do(laptop: Laptop) -> None:
@@ -329,6 +372,38 @@ def test_a_full_quota_there_leaves_nothing_half_done(laptop: Laptop, node: Login
     assert contents(node) == before
 
 
+def test_a_side_that_asks_what_nobody_can_answer_gets_nothing(laptop: Laptop) -> None:
+    far = laptop.folder / "far"
+    hostile = (
+        "import json, sys; mark = json.loads(sys.stdin.readline())['mark']; "
+        "print(chr(30) + mark + json.dumps({'ask': True}), flush=True); "
+        "open(sys.argv[1], 'w').write(sys.stdin.readline())"
+    )
+    far.write_text(
+        f"#!/bin/sh\nprintf '\\036LAUNCHER\\n'\nexec {sys.executable} -c {shlex.quote(hostile)} {laptop.folder}/got\n"
+    )
+    far.chmod(0o700)
+    laptop.profile.write_text(laptop.profile.read_text().replace(str(laptop.node.command), str(far)))
+    for words in (["status"], ["logs", "hpc:run"], ["cancel", "hpc:run"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", *words], env=laptop.environ, cwd=laptop.code, input="secret\n",
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert "it asks a question where nobody can answer" in done.stdout + done.stderr
+    until(lambda: (laptop.folder / "got").exists(), "the end of the other side")
+    assert (laptop.folder / "got").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"job": 5}, {"points": 5}, {"points": {"done": "x"}}, {"elapsed": "1s"}, {"state": None}, {"breakpoints": [1]}],
+)
+def test_a_row_that_is_none_is_left_out(more: dict[str, object]) -> None:
+    assert remote_status._sound({"run": "a", "state": "running"})
+    assert not remote_status._sound({"run": "a", "state": "running", **more})
+    assert not remote_status._sound(["a"])
+
+
 # -- `status` of several clusters
 
 
@@ -364,6 +439,16 @@ def test_runs_of_two_clusters_are_cancelled_in_one_command(laptop: Laptop) -> No
     ended = (first, here, second)
     until(lambda: {rows(laptop)[name]["state"] for name in ended} == {"cancelled"}, "the end")
     assert laptop("report", first, here).returncode == 2
+    assert laptop("status", first, here, "--json").returncode == 2
+
+
+def test_a_cluster_that_is_down_does_not_keep_a_command_from_the_others(laptop: Laptop) -> None:
+    (laptop.code / "train.py").write_text(SLOW)
+    laptop.profile.with_name("down.yaml").write_text("ssh: nowhere.invalid\n")
+    run = run_id(laptop("run", "train.py", "cluster=hpc").stdout)
+    done = laptop("cancel", "down:x", run)
+    assert (done.returncode, "nowhere.invalid" in done.stderr) == (1, True)
+    until(lambda: rows(laptop)[run]["state"] == "cancelled", "the end")
 
 
 # -- a Mac
@@ -412,7 +497,6 @@ def test_this_machine_may_be_a_mac_without_torch(laptop: Laptop) -> None:
     mac("-m", "run", "train.py", "cluster=hpc", "workload.flags.a=1,2", "wait=true")
     mac("sweep", "status", "latest")
     mac("site", "login", "hpc")
-    time.sleep(0)
 
 
 # -- Python
