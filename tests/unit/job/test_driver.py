@@ -65,6 +65,39 @@ def ended(outcome: Outcome) -> list[object]:
     return [event["code"] for event in outcome.events() if event["event"] == "ended"]
 
 
+def race(sandbox: Sandbox, winner: str | None) -> Outcome:
+    """A job of a race; winner: the job that has won it before."""
+    if winner is not None:
+        (sandbox.run_dir / ".race-token").write_text(f"{winner}\n")
+    return drive(sandbox, race=({"time": 60}, {"time": 120}))
+
+
+@pytest.mark.parametrize("winner", [None, "7"])
+def test_the_job_that_wins_a_race_or_has_won_it_runs_the_run(sandbox: Sandbox, winner: str | None) -> None:
+    outcome = race(sandbox, winner)
+    assert (outcome.code, outcome.started) == (0, True)
+    assert (sandbox.run_dir / ".race-token").read_text() == "7\n"
+    assert outcome.environment["LAUNCHER_MEMBER"] == "0"
+
+
+def test_a_job_that_has_lost_ends_without_an_attempt_and_waits_for_no_lease(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sandbox.run_dir / "lease").write_text("8 0 node\n")  # of a job that is alive
+    outcome = race(sandbox, "8")
+    assert (outcome.code, outcome.started) == (0, False)
+    assert not (sandbox.run_dir / "attempts").exists() or not list((sandbox.run_dir / "attempts").iterdir())
+    assert "runs in job 8, which was the first to start: job 7 ends" in capsys.readouterr().err
+
+
+@NUMBERS
+def test_a_job_that_cannot_tell_who_has_won_does_not_begin(sandbox: Sandbox, server: FileServer, number: int) -> None:
+    server.fail("run-1/.race-token", number=number)
+    outcome = race(sandbox, None)
+    server.recover()
+    assert (outcome.code, outcome.started) == (75, False)
+
+
 KILLED, UNREAD = Stop(reason="killed", exit_code=137), Stop(reason="exit_unread")  # type: ignore[arg-type]
 HIDDEN = Unavailable("cannot be read", errno.EIO)
 
