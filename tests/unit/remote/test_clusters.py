@@ -1,0 +1,146 @@
+"""Profiles of clusters behind ssh, which of them a command line chooses, and where a run is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.remote import _renamed
+from launcher.errors import ConfigError
+from launcher.remote import clusters
+from launcher.remote.clusters import RemoteCluster, chosen, last_seen, locate, note, noted, parsed, save_seen
+from launcher.remote.command import _paths, keys_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folders, with two clusters behind ssh."""
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "config/cluster").mkdir(parents=True)
+    for name in ("hpc1", "hpc2"):
+        (tmp_path / f"config/cluster/{name}.yaml").write_text(f"ssh: me@{name}\n")
+    (tmp_path / "config/cluster/here.yaml").write_text("defaults: [slurm, _self_]\nname: here\n")
+    return tmp_path
+
+
+def cluster(name: str = "hpc1") -> RemoteCluster:
+    return clusters.remote_clusters()[name]
+
+
+def test_a_profile_says_how_to_get_there() -> None:
+    text = "ssh: me@login\ncommand: bin/launcher\nprofile: gpu\nsecrets: [A, B]\nexclude: ['*.pt']\ntimeout: 3\n"
+    found = parsed(Path("hpc.yaml"), text)
+    assert found == RemoteCluster(
+        "hpc", Path("hpc.yaml"), "me@login", "bin/launcher", "gpu", ("A", "B"), ("*.pt",), 3.0
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ssh: [", "this is no YAML"),
+        ("ssh: me@login\npartition: gpu\n", "has no key 'partition'"),
+        ("ssh: me@login\nexcludes: []\n", "Did you mean exclude?"),
+        ("ssh: 5\n", "ssh"),
+        ("ssh: ''\n", r"is not \[USER@\]HOST"),
+        ("ssh: -oProxyCommand=evil\n", r"is not \[USER@\]HOST"),
+        ("ssh: a b\n", r"is not \[USER@\]HOST"),
+        ("ssh: a\ncommand: 'x; rm'\n", "is not a path of letters"),
+        ("ssh: a\ncommand: $HOME/x\n", "is not a path of letters"),
+        ("ssh: a\ntimeout: 0\n", "is not a number of seconds"),
+        ("ssh: a\ntimeout: yes\n", "timeout"),
+        ("ssh: a\nsecrets: A\n", "secrets"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_is_refused_with_its_file(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^hpc\.yaml: .*{told}"):
+        parsed(Path("hpc.yaml"), text)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["cluster=hpc1"], "hpc1"),
+        (["cluster='hpc2'", "nodes=2"], "hpc2"),
+        (["cluster=hpc1", "cluster=here"], None),
+        (["cluster=here"], None),
+        ([], None),
+        (["--", "cluster=hpc1"], None),
+        (["cluster.partition=hpc1"], None),
+    ],
+)
+def test_the_last_cluster_on_the_command_line_counts(folder: Path, words: list[str], name: str | None) -> None:
+    found = chosen(words)
+    assert (found and found.name) == name
+
+
+def test_the_default_of_user_yaml_may_be_behind_ssh_and_a_sweep_has_one(folder: Path) -> None:
+    (folder / "config/user.yaml").write_text("cluster: hpc2\n")
+    assert chosen([]) == cluster("hpc2")
+    with pytest.raises(ConfigError, match="hpc1 is behind ssh, and a sweep has one such cluster"):
+        chosen(["cluster=here,hpc1"])
+
+
+def test_runs_are_found_where_they_are(folder: Path) -> None:
+    (folder / "runs/train-1").mkdir(parents=True)
+    note(cluster("hpc1"), "train-2")
+    note(cluster("hpc2"), "lr-3")
+    save_seen(cluster("hpc2"), [{"run": "old-9"}, {"run": "train-1"}])
+    here = (None, "train-1")
+    assert locate("train-1") == here
+    assert locate("train") == (None, "train")  # runs here come first, and may be several
+    assert locate("train-2") == (cluster("hpc1"), "train-2")
+    assert locate("lr") == (cluster("hpc2"), "lr-3")
+    assert locate("lr-3/7") == (cluster("hpc2"), "lr-3/7")
+    assert locate("ol") == (cluster("hpc2"), "old-9")
+    assert locate("hpc2:train-1") == (cluster("hpc2"), "train-1")
+    assert locate("hpc2:latest") == (cluster("hpc2"), "latest")
+    assert locate("unknown:x") == (None, "unknown:x")
+    assert locate("nothing") == (None, "nothing")
+    assert locate("latest") == (cluster("hpc2"), "lr-3")
+    (folder / "runs/latest").symlink_to("train-1")
+    os.utime(folder / "runs/latest", (2**32, 2**32), follow_symlinks=False)
+    assert locate("latest") == (None, "latest")
+
+
+def test_a_run_of_two_clusters_is_named_by_its_cluster(folder: Path) -> None:
+    for name in ("hpc1", "hpc2"):
+        note(cluster(name), "same-1")
+    with pytest.raises(ConfigError, match="write hpc1:same-1, hpc2:same-1"):
+        locate("same-1")
+    note(cluster("hpc1"), "same-2")
+    with pytest.raises(ConfigError, match="'same' fits"):
+        locate("same")
+
+
+def test_what_was_not_submitted_is_forgotten_and_damage_is_left_out(folder: Path) -> None:
+    for name in ("a", "b"):
+        note(cluster(), name)
+    note(cluster(), "a", gone=True)
+    with (cluster().folder / "runs.jsonl").open("ab") as file:
+        file.write(b'{"run": 5\n\xff\n{"run": "c"}\n')
+    assert list(noted(cluster())) == ["b"]
+    (cluster().folder / "status.json").write_text("{")
+    assert last_seen(cluster()) == clusters.LastSeen()
+
+
+def test_names_are_those_of_the_other_side() -> None:
+    words = ["hpc:a", "b", "--baseline=hpc:a", "--tail", "5", "--", "hpc:a"]
+    assert _renamed(words, {"hpc:a": "a"}, ["b"]) == ["a", "--baseline=a", "--tail", "5", "--", "hpc:a"]
+
+
+def test_paths_are_found_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("data.bin", "tokens", "x y"):
+        Path(name).touch()
+    Path("out").mkdir()
+    words = ["a=data.bin", "tokens", f"b=[{tmp_path}/data.bin,c]", "--in=x y", "out", "lr=0.1", "nothing.txt", "."]
+    assert list(_paths(words)) == ["data.bin", "tokens", f"{tmp_path}/data.bin", "x y"]
+
+
+def test_keys_are_read_without_signs_and_quotes() -> None:
+    assert keys_of(["++a.b='1'", "run_id=x", "--flag", "c=d=e"]) == {"a.b": "1", "run_id": "x", "c": "d=e"}

@@ -1,0 +1,139 @@
+"""The list of the code's files, and the folder that is made of it on the other side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.environment.repository import SENT, Tree, commit_of, sent_tree, tree
+from launcher.errors import ConfigError, RunError
+from launcher.remote import code
+
+NAMES = ("train.py", "pkg/a b.py", "pkg/näme\n'x'.py", "tool.sh", "-dash", os.fsdecode(b"raw-\xff.py"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(tmp_path / "cache"))
+    root = tmp_path / "project"
+    for name in NAMES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(os.fsencode(name))
+    (root / "tool.sh").chmod(0o755)
+    (root / "link").symlink_to(root / "tool.sh")
+    (root / "out").symlink_to("/etc/hostname")
+    return Tree(root, dict.fromkeys((*NAMES, "link", "out", "deleted"), 1))
+
+
+class Sender:
+    """This side; `asked` are the contents that the other one wanted, one list for each folder."""
+
+    def __init__(self, found: Tree) -> None:
+        self.tree, (self.files, self.left_out) = found, code.listed(found)
+        self.asked: list[Sequence[str]] = []
+
+    def __call__(self) -> Path:
+        return code.receive({"files": self.files, "commit": "abc+"}, code.digest_of(self.files), self._fetch)
+
+    def _fetch(self, wanted: Sequence[str]) -> Callable[[int], bytes]:
+        self.asked.append(wanted)
+        data = bytearray()
+        code.send(self.tree, self.files, wanted, data.extend)
+
+        def read(size: int) -> bytes:
+            part = bytes(data[:size])
+            del data[:size]
+            return part
+
+        return read
+
+
+def test_the_folder_there_is_the_code_here(here: Tree) -> None:
+    sender = Sender(here)
+    assert sender.left_out == ["out"]
+    folder = sender()
+    for name in NAMES:
+        assert (folder / name).read_bytes() == os.fsencode(name)
+    assert os.readlink(folder / "link") == "tool.sh"
+    assert os.access(folder / "tool.sh", os.X_OK) and not os.access(folder / "train.py", os.X_OK)
+    assert tree(str(folder / "pkg")).files.keys() == {*NAMES, "link", SENT}
+    assert commit_of(str(folder)) == "abc+"
+    assert (found := sent_tree(str(folder))) is not None and found.digest == folder.name
+    assert code.folder_of(folder.name) == folder
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_only_contents_that_are_new_are_asked_for(here: Tree) -> None:
+    Sender(here)()
+    (here.root / "train.py").write_text("changed")
+    sender = Sender(here)
+    folder = sender()
+    assert [len(each) for each in sender.asked] == [1]
+    assert (folder / "train.py").read_text() == "changed"
+    (folder / "pkg/a b.py").write_text("edited there")
+    (here.root / "more.py").touch()
+    again = Sender(Tree(here.root, {**here.files, "more.py": 0}))
+    assert (again() / "pkg/a b.py").read_text() == "pkg/a b.py"
+
+
+@pytest.mark.parametrize("damage", ["edit", "remove", "list"])
+def test_a_folder_that_was_changed_is_not_the_code(here: Tree, damage: str) -> None:
+    folder = Sender(here)()
+    if damage == "edit":
+        (folder / "train.py").write_text("TRAIN.PY")
+        os.utime(folder / "train.py", ns=(2**62, 2**62))
+    elif damage == "remove":
+        (folder / "train.py").unlink()
+    else:
+        (folder / SENT).write_text("{")
+    assert code.folder_of(folder.name) is None
+    assert code.folder_of("0" * 64) is None
+    assert (Sender(here)() / "train.py").read_text() == "train.py"
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x", "a/../../x", ".git/hooks/post-checkout", SENT, "", "sub/.git/config"]
+)
+def test_a_file_that_leads_elsewhere_is_refused(here: Tree, name: str) -> None:
+    files = {name: code.CodeFile(code.FILE, 0, "0" * 64)}
+    with pytest.raises(RunError, match="list of the code's files is damaged"):
+        code.receive({"files": files}, code.digest_of(files), lambda _: lambda _: b"")
+
+
+def test_what_arrives_damaged_leaves_nothing(here: Tree) -> None:
+    files, _ = code.listed(here)
+    with pytest.raises(RunError, match="has arrived damaged"):
+        code.receive({"files": files}, code.digest_of(files), lambda _: lambda size: b"x" * size)
+    with pytest.raises(RunError, match="is damaged"):
+        code.receive({"files": files}, "0" * 64, lambda _: lambda size: b"x" * size)
+    assert not list((here.root.parent / "cache/code").iterdir())
+
+
+def test_a_file_that_changes_while_it_is_sent_is_named(here: Tree) -> None:
+    sender = Sender(here)
+    (here.root / "train.py").write_text("later")
+    with pytest.raises(ConfigError, match=r"train\.py was changed while the code was sent"):
+        sender()
+
+
+def test_excluded_files_are_not_in_the_list(here: Tree) -> None:
+    files, _ = code.listed(here, ["*.sh", "pkg"])
+    assert not [name for name in files if name.endswith(".sh") or name.startswith("pkg/")]
+
+
+def test_old_folders_are_removed_and_used_ones_stay(here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "KEPT", 2)
+    made = []
+    for number in range(4):
+        (here.root / "train.py").write_text(str(number))
+        made.append(Sender(here)())
+        os.utime(made[-1], (number, number))
+    (stale := made[0].parent / ".part-x").mkdir()
+    os.utime(stale, (1, 1))
+    (here.root / "train.py").write_text("new")
+    Sender(here)()
+    assert [folder.is_dir() for folder in made] == [False, False, False, True]
+    assert not stale.exists()
