@@ -46,9 +46,9 @@ def call(
     """Runs a command there, and returns its exit code.
 
     follows, run: fields of the request. prompts: whether it submits something: it gets the secrets, and ssh may ask for
-        a password. timeout, errors: see `Call`. code: finds the code that the command
-        needs, while Python starts there. output: file here that gets the one that the command writes. show: gets the
-        command's output; None: it is printed.
+        a password. timeout, errors: see `Call`. code: finds the code that the command needs, while Python starts there.
+    output: file here that gets the one that the command writes. show: gets the command's output; None: it is printed.
+    begun: gets the call, which tells afterwards how far it came.
     Raises ConfigError (`code`), or Unreachable: it is not known how the command ended.
     """
     sent: SentCode | None = None

@@ -166,10 +166,14 @@ class Call:
                 end = self._out.find(b"\n")
                 if end < 0:
                     break
-                value = json.loads(self._out[len(frame) : end])
+                try:
+                    value = dict(json.loads(self._out[len(frame) : end]))
+                    code = int(value["exit"]) if "exit" in value else None
+                except (ValueError, TypeError):
+                    raise Unreachable(self._text("its answer cannot be understood")) from None
                 del self._out[: end + 1]
-                if "exit" in value:
-                    self.exit_code, self.has_run = int(value["exit"]), bool(value.get("run"))
+                if code is not None:
+                    self.exit_code, self.has_run = code, bool(value.get("run"))
                     self._flush_errors()
                     return
                 if "refused" in value:

@@ -55,7 +55,7 @@ class RemoteRun:
 
     def resume(self, overrides: Sequence[str] = ()) -> RemoteRun:
         """Submits another attempt, and returns this run; raises ConfigError or SubmissionError."""
-        self._call(["resume", self.id, *overrides, "wait=false"], SubmissionError)
+        self._call(["resume", self.id, *overrides, "wait=false"], SubmissionError, submits=True)
         return self
 
     def logs(self) -> Iterator[str]:
@@ -66,9 +66,9 @@ class RemoteRun:
         row: dict[str, Any] = json.loads(self._call(["status", self.id, "--json"], RunError))[0]
         return row
 
-    def _call(self, words: Sequence[str], error: Callable[[str], Exception]) -> str:
+    def _call(self, words: Sequence[str], error: Callable[[str], Exception], *, submits: bool = False) -> str:
         said, printed = list[str](), list[bytes]()
-        code = command.call(self.cluster, words, show=printed.append, errors=said.append)
+        code = command.call(self.cluster, words, prompts=submits, show=printed.append, errors=said.append)
         if code:
             raise (ConfigError if code == BAD_INPUT else error)("".join(said).strip().removeprefix("launcher: "))
         return b"".join(printed).decode(errors="replace")
