@@ -222,7 +222,7 @@ def test_status_as_json(call: Call, tmp_path: Path) -> None:
         "checkpoint_age": None, "restored": None,
         "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
         "kind": None, "code": None, "stop": None, "stays": None, "updated": row["updated"], "directory": str(run.path),
-        "breakpoints": [],
+        "breakpoints": [], "metrics": None,
     }  # fmt: skip
 
 
