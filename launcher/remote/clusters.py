@@ -133,9 +133,10 @@ def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
 def noted(cluster: RemoteCluster) -> dict[str, float]:
     """Returns the runs and sweeps that were submitted from here, the newest bounds.REMOTE_RUNS_BYTES, with the time."""
     found: dict[str, float] = {}
-    with contextlib.suppress(OSError), (cluster.folder / "runs.jsonl").open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - bounds.REMOTE_RUNS_BYTES))
-        for line in file.read().splitlines():
+    with contextlib.suppress(OSError):
+        for line in run_files.read_range(cluster.folder / "runs.jsonl", 0, None, bounds.REMOTE_RUNS_BYTES)[
+            0
+        ].splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
                 found[str(entry["run"])] = float(entry["time"])

@@ -91,7 +91,10 @@ def send(tree: Tree, files: Mapping[str, CodeFile], wanted: Iterable[str], into:
 
 
 def folder_of(digest: str) -> Path | None:
-    """Returns the folder of the code with this digest, and keeps it; None: it is not here, or was changed since."""
+    """Returns the folder of the code with this digest, and keeps it; None: it is not here, or was changed since.
+
+    Raises OSError: it cannot be read now, so that nothing is known of it.
+    """
     folder = sent_folder() / digest
     try:
         made = (folder / SENT).stat().st_mtime_ns
@@ -101,7 +104,7 @@ def folder_of(digest: str) -> Path | None:
                 raise FileNotFoundError(name)
         os.utime(folder)
         return folder
-    except (OSError, ValueError, KeyError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
         shutil.rmtree(folder, ignore_errors=True)
         return None
 

@@ -78,9 +78,7 @@ def call(
     return made.exit_code
 
 
-def _answer(
-    made: Call, frame: Mapping[str, Any], sent: SentCode | None, output: Path | None, *, asks: bool
-) -> None:  # fmt: skip
+def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output: Path | None, asks: bool) -> None:
     # The other side gets what the command needs, and nothing else
     if "ask" in frame:
         if not asks:

@@ -242,9 +242,8 @@ class Call:
         return f"{self.cluster.name} ({self.cluster.host}): {problem}"
 
     def _login(self) -> str:
-        return (
-            "" if self._prompts else f"; if it asks for a password, `launcher site login {self.cluster.name}` logs in"
-        )
+        hint = f"; if it asks for a password, `launcher site login {self.cluster.name}` logs in"
+        return "" if self._prompts else hint
 
     def _lost(self) -> Unreachable:
         if self.connected:

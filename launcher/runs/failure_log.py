@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import bounds
+from launcher.files import run_files
 from launcher.runs import sweep_directory
 
 NAME = ".failures.jsonl"
@@ -52,10 +53,8 @@ def add(run_dir: Path, cluster: str, failures: int, node_seconds: float) -> None
 def experience(run_dir: Path, cluster: str) -> Experience:
     """Returns what the last attempts on this cluster have seen (the end of the file, bounds.FAILURE_LOG_BYTES)."""
     failures, node_seconds = 0, 0.0
-    with contextlib.suppress(OSError), path_for(run_dir).open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - bounds.FAILURE_LOG_BYTES))
-        for line in stream.read().splitlines():
+    with contextlib.suppress(OSError):
+        for line in run_files.read_range(path_for(run_dir), 0, None, bounds.FAILURE_LOG_BYTES)[0].splitlines():
             seen = _parsed(line)
             if seen is not None and seen["cluster"] == cluster:
                 failures, node_seconds = failures + seen["failures"], node_seconds + seen["node_seconds"]

@@ -94,6 +94,15 @@ def test_a_folder_that_was_changed_is_not_the_code(here: Tree, damage: str) -> N
     assert (Sender(here)() / "train.py").read_text() == "train.py"
 
 
+def test_a_folder_that_cannot_be_read_now_stays(here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Sender(here)()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output"):
+            code.folder_of(folder.name)
+    assert code.folder_of(folder.name) == folder
+
+
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../x", "a/../../x", ".git/hooks/post-checkout", SENT, "", "sub/.git/config"]
 )
