@@ -1,12 +1,14 @@
 """The agent: one process per node that starts ranks, supervises them, and records how they ended.
 
-It may import preflight, attach, worker, rendezvous, runs and what is below them. torch is loaded here once for all
+It may import attach, checkpoint, worker, rendezvous, runs and what is below them. torch is loaded here once for all
 ranks of the node, but by none of the modules in which ranks are started, watched and judged.
 
 - `__main__`: what the scheduler starts on each node: checks the run directory, calls submitit, exits
 - `payload`: the function that submitit calls in every job
 - `attempt`: runs one node's part of an attempt: its agent joins the rendezvous, chooses the ranks' cores, runs them,
   and reports the end
+- `preflight`: the round before the first, whose ranks check the nodes: runs it, and decides which nodes are bad
+- `node_checks`: the checks of a node, alone (devices, space, folders) and with others (clocks, network)
 - `supervisor`: the event loop of a round: watches this agent's ranks, passes on stop requests, reports failures
 - `workers`: starts the ranks of one agent as processes, polls, signals and kills them, and reaps them
 - `forks`: whether a fork is safe; garbage collection and large pages around forks; imports before them

@@ -26,10 +26,10 @@ from launcher.agent.failures import (
     failed_by,
     fault_of_end,
     fault_of_start,
-    preflight_fault,
     stopped_early,
 )
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundLimits
+from launcher.agent.preflight import Preflight, fault_of_preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.supervisor import Supervisor
@@ -41,7 +41,6 @@ from launcher.binding.node import Node, Unbound
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, UnboundReason
 from launcher.files.shared_files import is_transient
-from launcher.preflight.attempt import Preflight
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import AgentLike, LeaderLost, Member, Placement, Rendezvous, RendezvousError
 from launcher.runs import directory, failure_log, health
@@ -279,11 +278,12 @@ class _Agent:
     def _run(self) -> dict[str, Any]:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
         forks.preload(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
-        history, rendezvous = self._control.first()
+        history, rendezvous = self._control.first(History(preflight=self._plan.preflight))
         set_network(self._plan, rendezvous, self.own.host)
-        if self._plan.preflight and history.round == 0:
-            history, rendezvous = self._preflighted(rendezvous)
         while True:
+            if history.preflight and (found := self._preflight(history, rendezvous)):
+                history, rendezvous = self._next(found, rendezvous)
+                continue
             self._events(
                 Met(
                     port=rendezvous.port, members=len(rendezvous.members), ranks=rendezvous.world_size,
@@ -302,11 +302,8 @@ class _Agent:
                 continue
             if isinstance(outcome, Done):
                 break
-            before = rendezvous = replace(rendezvous, spares=outcome.spares)
             self._failures += not outcome.planned
-            history, rendezvous = self._next(outcome, rendezvous)
-            if rendezvous.place_of(self.own.index) == 0:
-                self._report_changes(history.round, before, rendezvous)
+            history, rendezvous = self._next(outcome, replace(rendezvous, spares=outcome.spares))
         self._events(Finished())
         if rendezvous.place_of(self.own.index) == 0:
             self._attempt.write_exit_code(errors.DONE)
@@ -415,45 +412,43 @@ class _Agent:
         history = outcome.history
         try:
             if self.own.index not in outcome.lost:
-                return self._control.next(history, before, outcome.lost)
+                history, rendezvous = self._control.next(history, before, outcome.lost)
+                if rendezvous.place_of(self.own.index) == 0:
+                    self._report_changes(history.round, before, rendezvous)
+                return history, rendezvous
         except Overtaken:
             pass
         except RendezvousError as error:
+            if history.preflight:  # the run has not started: other nodes are needed
+                raise
             enough = len(before.members) + len(before.spares) - 1 >= self._limits.least  # without this agent
             if enough and self._continued_by_others(history.round, wait=True):
                 return self._control.join()
             ours = not error.from_leader
             raise AttemptFailed(error.fault, errors.RESUME, ours=ours, decides=ours) from None
         except AskedToStop as request:
+            if history.preflight:
+                raise
             fault = stopped_early(self.own.host, request, AgentPhase.BETWEEN_ROUNDS)
             raise AttemptFailed(fault, errors.RESUME, decides=True) from None
         return self._control.join()
 
-    def _preflighted(self, rendezvous: Rendezvous) -> tuple[History, Rendezvous]:
-        # After each failure, a new round starts without the bad nodes.
-        # Returns the history and the rendezvous of the round in which all nodes have passed.
-        number = 0
-        while True:
-            verdict = Preflight(
-                self._plan, self._attempt, self._events, self._control, rendezvous, round_number=number
-            ).run()
-            if verdict.then is PreflightThen.GO:
-                return History(round=number), rendezvous
-            leads = rendezvous.place_of(self.own.index) == 0
-            if verdict.then is PreflightThen.FAIL:
-                fault = preflight_fault(verdict, rendezvous, self.own.host)
-                if leads:
-                    self._events(fault)
-                raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
-            if self.own.index in verdict.lost:
-                raise _LeftOut
-            before, number = rendezvous, number + 1
-            try:
-                _, rendezvous = self._control.next(History(round=number), before, verdict.lost)
-            except Overtaken:
-                return self._control.join()
-            if rendezvous.place_of(self.own.index) == 0:
-                self._report_changes(number, before, rendezvous)
+    def _preflight(self, history: History, rendezvous: Rendezvous) -> NextRound | None:
+        # None: all nodes have passed
+        verdict = Preflight(
+            self._plan, self._attempt, self._events, self._control, rendezvous, round_number=history.round
+        ).run()
+        if verdict.then is PreflightThen.GO:
+            return None
+        leads = rendezvous.place_of(self.own.index) == 0
+        if verdict.then is PreflightThen.FAIL:
+            fault = fault_of_preflight(verdict, rendezvous, self.own.host)
+            if leads:
+                self._events(fault)
+            raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
+        if self.own.index in verdict.lost:
+            raise _LeftOut
+        return NextRound(replace(history, round=history.round + 1), verdict.lost)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))

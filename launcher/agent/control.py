@@ -205,9 +205,11 @@ class Link:
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def keep_alive(self) -> None:
-        """Sends and receives heartbeats without waiting, and keeps messages for `poll`. Call it during other work."""
-        self._inbox = [*self.poll(0.0), *self._inbox]
+    def keep_alive(self, seconds: float) -> None:
+        """Sends and receives for that time, and keeps messages for `poll`. Raises AskedToStop."""
+        others, self._inbox = self._inbox, []
+        self._inbox = [*others, *self.poll(seconds)]
+        self._signals.require_none()
 
     def _heartbeat(self) -> None:
         self.send({"type": "heartbeat", **self.status})
@@ -391,13 +393,8 @@ class Control(Link):
         while not self.begun(number):
             if time.monotonic() >= give_up:
                 return False
-            self._pause()
+            self.keep_alive(LOOK)
         return True
-
-    def _pause(self) -> None:
-        others, self._inbox = self._inbox, []
-        self._inbox = [*others, *self.poll(LOOK)]
-        self._signals.require_none()
 
     def _read(self, read: Callable[[], T]) -> T:
         # Retries it on OSError, for the join timeout
@@ -410,7 +407,7 @@ class Control(Link):
                     problem = f"cannot read the rounds of this attempt: {error}"
                     fault = Fault(code=FaultCode.UNREADABLE, host=self.own.host, error=problem)
                     raise RendezvousError(fault, final=True) from None
-            self._pause()
+            self.keep_alive(LOOK)
 
     def _attempt_over(self) -> bool:
         return exists(self._exit_code, retry_seconds=0) == Ok(True)
@@ -422,8 +419,8 @@ class Control(Link):
 
     # -- taking part in a round
 
-    def first(self) -> tuple[History, Rendezvous]:
-        """Joins round 0, or the next round if round 0 has started already. Returns its history and rendezvous.
+    def first(self, history: History) -> tuple[History, Rendezvous]:
+        """Joins round 0 (`history`), or the next one if that has started. Returns the round's history and rendezvous.
 
         Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
         Raises AttemptOver (the attempt ended first) or AskedToStop.
@@ -433,7 +430,7 @@ class Control(Link):
                 return self.join()
             raise RendezvousError(self._late(), final=True)
         try:
-            return self._round_of(History(), 0, range(self.size), self._join_timeout)
+            return self._round_of(history, 0, range(self.size), self._join_timeout)
         except RendezvousError:
             if not self._spare:
                 raise

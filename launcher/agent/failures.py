@@ -15,8 +15,7 @@ from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, StopReason
 from launcher.files.shared_files import is_transient
-from launcher.preflight.attempt import PreflightVerdict
-from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous
+from launcher.rendezvous.rounds import LeaderLost, Member
 from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 
 
@@ -258,12 +257,3 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
 def stopped_early(host: str, request: AskedToStop, during: AgentPhase) -> Fault:
     """Returns the fault of the agent of `host`, which was asked to stop while it waited for other agents."""
     return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
-
-
-def preflight_fault(verdict: PreflightVerdict, rendezvous: Rendezvous, host: str) -> Fault:
-    """Returns the event of a preflight that ends the attempt."""
-    hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
-    return Fault(
-        code=FaultCode.PREFLIGHT, host=host, preflight=verdict.failure, accused=tuple(map(Accused, hosts)),
-        ends_with=verdict.exit_code,
-    )  # fmt: skip

@@ -52,6 +52,7 @@ class History:
     tried: int = 0  # number of restarts in a row without progress
     listened: bool = False  # whether ranks of an earlier round could resume: they listened for stop requests
     hung: str = ""  # where the last round hung (`RoundFailure.place`); empty: it did not
+    preflight: bool = False  # whether the nodes of the current round are checked before the ranks start
 
     def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
         """Returns the history at the next round's start; counts: towards max_restarts; hung: where it did, or empty."""
@@ -63,6 +64,7 @@ class History:
             tried=(0 if further else self.tried) + counts,
             listened=True,
             hung=hung,
+            preflight=False,
         )
 
 

@@ -326,6 +326,10 @@ class WorkerGroup:
         """Returns the process ids of the ranks, by place. An ended rank's id may belong to another process by now."""
         return [worker.pid for worker in self._workers]
 
+    def reports(self) -> list[Mapping[str, Any] | None]:
+        """Returns what each rank has reported so far, by place; None: nothing."""
+        return [rank_report.read_report(worker.report).returned for worker in self._workers]
+
     def forward_output(self) -> bool:
         """Copies some of the ranks' new output, each line as `[RANK] ...`. Returns whether to call again at once."""
         return self._output is not None and self._output.forward()

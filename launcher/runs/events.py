@@ -354,7 +354,7 @@ NOTHING = Observation(code=codes.CheckCode.UNKNOWN)
 
 
 class CheckEnded(Open):
-    """The result of one check of a preflight on one node; see `launcher.preflight.checks.Check`."""
+    """The result of one check of a preflight on one node; see `launcher.agent.node_checks.NodeCheck`."""
 
     name: str
     level: str

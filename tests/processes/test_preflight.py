@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +20,15 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from launcher import Env
+from launcher.agent import node_checks as checks
+from launcher.agent import preflight as attempt
 from launcher.agent.control import Control
-from launcher.agent.policy import RoundLimits
+from launcher.agent.node_checks import CheckProblem, check
+from launcher.agent.policy import History, RoundLimits
+from launcher.agent.preflight import Preflight
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
 from launcher.failures.text import of_observation
-from launcher.preflight import attempt, checks
-from launcher.preflight.attempt import Preflight
-from launcher.preflight.checks import CheckProblem, check
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
@@ -175,9 +177,7 @@ def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, p
     else:
         pipe.recv()
     control = _control(index, members, folder, plan.min_nodes)
-    _, rendezvous = control.first()
-    if rendezvous.listener is not None:
-        rendezvous.listener.close()
+    _, rendezvous = control.first(History())
     pipe.send("there")
     pipe.recv()
     prepare(index)
@@ -272,13 +272,14 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
     """It does not answer any more, and nobody waits for ever."""
     monkeypatch.setattr(attempt, "ALONE", 0.5)
     monkeypatch.setattr(attempt, "TOGETHER", 0.5)
-    monkeypatch.setattr(Preflight, "_fork", lambda self: None)
+    monkeypatch.setattr(Preflight, "_start", lambda self: None)
+    monkeypatch.setattr(Preflight, "_collect", lambda self, part, timeout, died: None)
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
     leader, mine = (_control(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
-    thread = threading.Thread(target=leader.first)
+    thread = threading.Thread(target=leader.first, args=(History(),))
     thread.start()
-    _, rendezvous = mine.first()
+    _, rendezvous = mine.first(History())
     thread.join()
     verdict = Preflight(
         bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
@@ -295,24 +296,24 @@ def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path:
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
     leader, other = (_control(index, members, tmp_path, 1, heartbeat=1.0) for index in range(2))
-    thread = threading.Thread(target=leader.first)
+    thread = threading.Thread(target=leader.first, args=(History(),))
     thread.start()
-    _, rendezvous = other.first()
+    _, rendezvous = other.first(History())
     thread.join()
-    check_of_it, pipe = _context.Pipe()
+    reports: list[dict[str, Any]] = []
     part = Preflight(
         bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
         leader, rendezvous, round_number=0,
     )  # fmt: skip
-    part._children = [(None, check_of_it)]
+    part._workers = SimpleNamespace(poll=list, forward_output=bool, reports=lambda: reports)  # type: ignore[assignment]
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(part._collect(60, lambda place: None)))  # type: ignore[arg-type, return-value]
+    thread = threading.Thread(target=lambda: found.append(part._collect("alone", 60, lambda place: None)))  # type: ignore[arg-type, return-value]
     thread.start()
     lost: list[Any] = []
     give_up = time.monotonic() + 3.0
     while time.monotonic() < give_up:
         lost += [message for message in other.poll(0.1) if message["type"] == "leader_lost"]
-    pipe.send([])
+    reports.append({"alone": []})
     thread.join()
     assert (lost, found) == ([], [[]])
     assert leader._hub is not None

@@ -19,7 +19,9 @@ import torch
 from launcher import Env
 from launcher.agent.attempt import Binder
 from launcher.agent.failures import NextRound
+from launcher.agent.node_checks import CheckLevel, NodeCheck
 from launcher.agent.policy import History
+from launcher.agent.preflight import Preflight, PreflightVerdict
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
 from launcher.attach import requests
 from launcher.binding.node import Gpu, Nic
@@ -39,8 +41,6 @@ from launcher.failures.codes import (
     StopReason,
 )
 from launcher.job import requeue, wait_for_others
-from launcher.preflight.attempt import Preflight, PreflightVerdict
-from launcher.preflight.checks import CheckLevel, NodeCheck
 from launcher.rendezvous.rounds import Rounds, placements
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds

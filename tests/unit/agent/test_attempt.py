@@ -7,6 +7,7 @@ import errno
 import signal
 import socket
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,11 @@ from launcher.agent.attempt import Binder
 from launcher.agent.control import AttemptOver, Overtaken
 from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by
 from launcher.agent.policy import History
+from launcher.agent.preflight import PreflightVerdict
 from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen
-from launcher.preflight.attempt import PreflightVerdict
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
@@ -287,6 +288,9 @@ def test_whatever_becomes_of_a_preflight_is_no_traceback(
 ) -> None:
     plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), workdir=str(tmp_path), preflight=True)
     monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
+    for name in ("first", "next"):
+        [(history, rendezvous)] = script.steps[name]
+        script.steps[name] = [(replace(history, preflight=True), rendezvous)]
     script.steps.update({name: list(each) for name, each in steps.items()})
     assert ended(tmp_path) == outcome
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.agent import node_checks as checks
+from launcher.agent import preflight as attempt
+from launcher.agent.node_checks import CheckLevel, NodeCheck, check
+from launcher.agent.preflight import CheckedNode
 from launcher.failures.codes import PreflightReason, PreflightThen
 from launcher.failures.text import of_mismatch, of_observation
-from launcher.preflight import attempt, checks
-from launcher.preflight.attempt import CheckedNode
-from launcher.preflight.checks import CheckLevel, NodeCheck, check
 from launcher.worker import nccl_report
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"

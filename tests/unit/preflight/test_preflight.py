@@ -18,12 +18,13 @@ import pytest
 import torch
 
 from launcher import errors
+from launcher.agent import node_checks as checks
+from launcher.agent.node_checks import MIB, CheckLevel, CheckProblem, NodeCheck, check
+from launcher.agent.preflight import CheckedNode, PreflightVerdict, decide, nodes_of
 from launcher.failures import text
 from launcher.failures.codes import CheckCode, FaultCode, MismatchCode, PreflightReason, PreflightThen
 from launcher.failures.text import of_observation
-from launcher.preflight import checks
-from launcher.preflight.attempt import CheckedNode, PreflightVerdict, decide, nodes_of, verdict_of
-from launcher.preflight.checks import MIB, CheckLevel, CheckProblem, NodeCheck, check
+from launcher.files.json_types import from_json
 from launcher.rendezvous import protocol
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Fabric, Fault, Mismatch, NodeFinding, Observation, PreflightFailure
@@ -94,7 +95,7 @@ def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tu
 
 def shown(verdict: PreflightVerdict) -> str:
     """The text about a verdict, as another agent shows it."""
-    received = verdict_of(json.loads(json.dumps(asdict(verdict))))
+    received = from_json(json.loads(json.dumps(asdict(verdict))), PreflightVerdict)
     assert received == verdict
     return text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=received.failure))
 
@@ -174,7 +175,7 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
     verdict = PreflightVerdict(
         PreflightThen.FAIL, failure.findings, (3,), (NodeFinding("e", "f", "g", ODD.found),), failure, 93
     )
-    assert verdict_of(json.loads(json.dumps(asdict(verdict)))) == verdict
+    assert from_json(json.loads(json.dumps(asdict(verdict))), PreflightVerdict) == verdict
 
 
 # -- the checks

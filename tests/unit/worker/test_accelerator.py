@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from launcher.agent import node_checks as checks
 from launcher.checkpoint import resumable, saving
 from launcher.failures.codes import CheckCode
-from launcher.preflight import checks
 from launcher.runs.events import Observation
 from launcher.schedulers import topology
 from launcher.worker import devices, heartbeat, process_group, rank_objects

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import multiprocessing.connection
 import os
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from launcher import errors
-from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
+from launcher.agent.control import Control
+from launcher.agent.node_checks import (
+    ALONE_PART,
+    TOGETHER_PART,
+    CheckLevel,
+    NodeCheck,
+    cannot_start,
+    check_rank,
+)
+from launcher.agent.stop_requests import ENDS, WARNS
+from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
+from launcher.failures.codes import CheckCode, FaultCode, PreflightReason, PreflightThen
 from launcher.failures.text import signal_name
 from launcher.files.json_types import from_json
 from launcher.formatting import log_line
-from launcher.preflight import checks as processes
-from launcher.preflight.checks import CheckLevel, NodeCheck
 from launcher.rendezvous import store
-from launcher.rendezvous.protocol import free_ports, listen
-from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, address_reached
+from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, placements
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
-from launcher.runs.events import CheckEnded, NodeChecked, NodeFinding, Observation, Preflighted, PreflightFailure
+from launcher.runs.events import (
+    Accused,
+    CheckEnded,
+    Fault,
+    NodeChecked,
+    NodeFinding,
+    Observation,
+    Preflighted,
+    PreflightFailure,
+)
 from launcher.runs.health import preflight_lines
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
@@ -167,193 +180,145 @@ def _accused(
     return {**blind, **{node: checks[0] for node, checks in unseen.items() if checks and node not in blind}}
 
 
-# -- Runs the preflight of an attempt (`preflight=true`): checks of a few seconds on every node before the ranks start
+# -- The round of a preflight (`preflight=true`), before the first one of the workload
 #
-# The agents have a rendezvous already. Each agent forks one process per future rank to make the checks, and sends the
-# results to the leader, the agent that decides for all (`bad_nodes.decide`). There are two parts:
+# Its ranks make checks of a few seconds instead of the workload, in two parts, each with a result for the leader:
 #
 # 1. the checks that a node makes alone: its devices, free space, whether the run directory is shared;
-# 2. the checks that need all nodes: clocks, and an all_reduce with a known result.
+# 2. the checks that need all nodes: clocks, and an all_reduce with a known result. The gate of the ranks opens for it.
 #
-# Nothing here can hang an agent: a process that does not report in time is killed, and a node with an agent that does
-# not report in time is bad.
+# Nothing here can hang an agent: ranks that do not report in time are killed, and a node with an agent that does not
+# report in time is bad.
 
 
 ALONE = 40.0  # timeout of the first part, in seconds: a driver may take long to wake up eight GPUs
 TOGETHER = 50.0  # timeout of the second part, in seconds
 PER_RANK = 0.02  # seconds added to TOGETHER for each rank
-LOOK = 0.2  # seconds between heartbeats to the other agents during a part
+LOOK = 0.05  # seconds between two looks for reports of ranks
 SLACK = 5.0  # timeout of a message between agents, in seconds
-
-_context = multiprocessing.get_context("fork")
-
-
-class Agents(Protocol):
-    """The connection to the other agents while no ranks run; see `launcher.agent.control.Control`."""
-
-    own: Member
-
-    def names(self, indices: Iterable[int]) -> str:
-        """Returns the names of these agents for messages."""
-
-    def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
-        """On the leader: returns the values that agents report for `key` within `timeout` seconds, by agent index.
-        `value` is the leader's own."""
-
-    def publish(self, key: str, value: Any) -> None:
-        """On the leader: sends a value to all other agents, which wait for it in `answer` with the same `key`."""
-
-    def answer(self, key: str, timeout: float) -> Any:
-        """On the other agents: waits `timeout` seconds for the leader's value for `key`; raises LeaderLost."""
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to the leader."""
-
-    def keep_alive(self) -> None:
-        """Sends and receives heartbeats."""
 
 
 class Preflight:
     """A preflight, as one agent runs it."""
 
     def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, rendezvous: Rendezvous, *,
+        self, plan: JobPlan, attempt: directory.Attempt, events: Events, control: Control, rendezvous: Rendezvous, *,
         round_number: int,
     ) -> None:  # fmt: skip
         # rendezvous: of all agents that take part; the first is the leader
-        self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
+        self._plan, self._events, self._control = plan, events, control
         self._rendezvous, self._round = rendezvous, round_number
-        place = rendezvous.place_of(agents.own.index)
+        place = rendezvous.place_of(control.own.index)
         assert place is not None
         self._place, self._own = place, rendezvous.members[place]
-        self._least = plan.min_nodes * plan.tasks_per_node
-        self._nodes = nodes_of(rendezvous.members, agents.names)
-        self._children: list[tuple[Any, Connection]] = []
-        self._store: store.RanksStore | None = None
+        self._folder = attempt.path / "preflight"
+        self._nodes = nodes_of(rendezvous.members, control.names)
+        self._workers = WorkerGroup(self._folder)
+        self._exits: dict[int, WorkerExit] = {}
         self._together = TOGETHER + PER_RANK * rendezvous.world_size
 
     def run(self) -> PreflightVerdict:
-        """Runs both parts and returns the leader's decision, which is the same in every agent; no process is left.
+        """Runs both parts and returns the leader's decision, which is the same in every agent; no rank is left.
 
         If the leader is lost, each remaining agent decides to start without the leader's node.
+        Raises RendezvousError (the leader has refused this agent) or AskedToStop.
         """
         began = time.monotonic()
         found: list[NodeCheck] = []
         agreed = False
+        ranks_store: store.RanksStore | None = None
         try:
-            self._fork()
-            self._send("begin")
-            mine = self._collect(ALONE, self._died_alone)
+            mine = self._start()
+            if mine is None:
+                if self._rendezvous.listener is not None:  # the ranks of the workload need it, too
+                    ranks_store = store.RanksStore(self._rendezvous.listener.dup(), self._rendezvous.addresses)
+                mine = self._collect(ALONE_PART, ALONE, self._died_alone)
             found += mine or ()
-            verdict = self._agree("alone", mine, ALONE)
+            verdict = self._agree(ALONE_PART, mine, ALONE)
             if verdict.then is PreflightThen.GO:
-                self._send("go")
-                mine = self._collect(self._together, self._died_together)
+                self._workers.open_gate()
+                mine = self._collect(TOGETHER_PART, self._together, self._died_together)
                 found += mine or ()
-                verdict = self._agree("together", mine, self._together, verdict.warnings)
+                verdict = self._agree(TOGETHER_PART, mine, self._together, verdict.warnings)
             agreed = True
         except LeaderLost as error:
             verdict = self._without_leader(str(error))
         finally:
-            self._end()
+            if ranks_store is not None:
+                ranks_store.close()
+            self._workers.close()
         self._report(verdict, found, time.monotonic() - began, first=self._place == (0 if agreed else 1))
         return verdict
 
-    # -- processes
+    # -- ranks
 
-    def _fork(self) -> None:
-        # The leader then forks that of their store, which has threads
-        key = f"preflight/{self._round}/port"
-        listener = None
-        if self._place == 0:
-            ports = free_ports(self._plan.cluster.port_range)
-            listener = listen(ports, address_reached(self._rendezvous.members))
-            port = listener.getsockname()[1]
-            self._agents.publish(key, port)
-        else:
-            port = self._agents.answer(key, ALONE)
-        rendezvous = replace(self._rendezvous, port=port, listener=None)
-        sys.stdout.flush()
-        sys.stderr.flush()
+    def _start(self) -> list[NodeCheck] | None:
+        # Returns what is wrong with this node if its ranks cannot be started
+        rendezvous, plan = self._rendezvous, self._plan
         timeout = self._together - 4 * SLACK  # clocks are compared before the all_reduce; `reach` may run after it
-        for place in range(self._own.ranks):
-            ours, theirs = _context.Pipe()
-            arguments = (self._plan, self._attempt.path, rendezvous, self._place, place, timeout, theirs)
-            process = _context.Process(target=processes.check_rank, args=(*arguments, os.getpid()), daemon=True)
-            process.start()
-            theirs.close()  # so that this process sees when the child ends
-            self._children.append((process, ours))
-        if listener is not None:
-            self._store = store.RanksStore(listener, self._rendezvous.addresses)
+        ranks = placements(
+            rendezvous.members, self._place, master=(rendezvous.host, rendezvous.port), run_id=plan.run_id,
+            round_number=self._round, environ=os.environ,
+        )  # fmt: skip
+        listener = [] if rendezvous.listener is None else [rendezvous.listener.fileno()]
+        try:
+            self._workers.start(
+                ranks, partial(check_rank, plan, self._folder, rendezvous, self._place, timeout),
+                round_number=self._round, close_in_child=[*self._control.descriptors(), *listener],
+                ignore=(*ENDS, *WARNS),  # the agent ends them
+            )  # fmt: skip
+        except StartError as error:
+            return [cannot_start(error.number, error.message, self._folder)]
+        return None
 
-    def _send(self, word: str) -> None:
-        for _, pipe in self._children:
-            with contextlib.suppress(OSError):
-                pipe.send(word)
+    def _collect(self, part: str, timeout: float, died: Callable[[WorkerExit], NodeCheck]) -> list[NodeCheck] | None:
+        deadline = time.monotonic() + timeout
+        while True:
+            self._exits.update((ended.place, ended) for ended in self._workers.poll())
+            self._workers.forward_output()
+            found: list[list[NodeCheck]] = []
+            for place, report in enumerate(self._workers.reports()):
+                if report and part in report:
+                    found.append([from_json(each, NodeCheck) for each in report[part]])
+                elif place in self._exits:
+                    found.append([died(self._exits[place])])
+            if len(found) == self._own.ranks:
+                return [each for checks in found for each in checks]
+            if time.monotonic() >= deadline:
+                return None
+            self._control.keep_alive(LOOK)
 
-    def _collect(self, timeout: float, died: Callable[[int], NodeCheck]) -> list[NodeCheck] | None:
-        deadline, found = time.monotonic() + timeout, {}
-        waiting = {pipe: place for place, (_, pipe) in enumerate(self._children)}
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            self._agents.keep_alive()
-            for pipe in multiprocessing.connection.wait([*waiting], min(left, LOOK)):
-                assert isinstance(pipe, Connection)
-                place = waiting.pop(pipe)
-                try:
-                    found[place] = pipe.recv()
-                except (EOFError, OSError):
-                    found[place] = [died(place)]
-        return None if waiting else [each for place in sorted(found) for each in found[place]]
+    def _died_alone(self, ended: WorkerExit) -> NodeCheck:
+        return NodeCheck("device", CheckLevel.FAILED, _ended(CheckCode.PROCESS_ENDED, ended))
 
-    def _died_alone(self, place: int) -> NodeCheck:
-        return NodeCheck("device", CheckLevel.FAILED, self._ended(CheckCode.PROCESS_ENDED, place))
-
-    def _died_together(self, place: int) -> NodeCheck:
-        found = self._ended(CheckCode.RANK_ENDED, place)
+    def _died_together(self, ended: WorkerExit) -> NodeCheck:
+        found = _ended(CheckCode.RANK_ENDED, ended)
         # NCCL aborts on a timeout
         return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=found.signal == "SIGABRT")
-
-    def _ended(self, code: CheckCode, place: int) -> Observation:
-        process = self._children[place][0]
-        process.join(1)
-        exit_code: int | None = process.exitcode
-        if exit_code is not None and exit_code < 0:
-            return Observation(code=code, local_rank=place, signal=signal_name(-exit_code))
-        return Observation(code=code, local_rank=place, exit_code=exit_code)
-
-    def _end(self) -> None:
-        self._send("end")
-        for process, pipe in self._children:
-            process.join(2)
-            if process.is_alive():
-                process.kill()
-                process.join(1)  # a process in uninterruptible sleep stays; the agent continues
-            pipe.close()
-        if self._store is not None:
-            self._store.close()
-            self._store = None
 
     # -- agents
 
     def _agree(
         self, part: str, mine: list[NodeCheck] | None, timeout: float, warnings: tuple[NodeFinding, ...] = ()
     ) -> PreflightVerdict:
-        key = f"preflight/{self._round}/{part}"
         value = None if mine is None else [asdict(each) for each in mine]
         if self._place == 0:
-            reports = self._agents.collect(key, value, SLACK + (0.0 if mine is None else timeout))
-            checks = {member.index: checks_of(reports.get(member.index)) for member in self._rendezvous.members}
+            values = self._control.collect(part, value, SLACK + (0.0 if mine is None else timeout))
+            reports = {
+                index: None if checks is None else [from_json(each, NodeCheck) for each in checks]
+                for index, checks in values.items()
+            }
             cluster = self._plan.cluster
             verdict = decide(
-                self._nodes, checks, least=self._least, scheduler=cluster.scheduler, settings=cluster.settings,
-                timeout=timeout,
+                self._nodes, reports, least=self._plan.min_nodes * self._plan.tasks_per_node,
+                scheduler=cluster.scheduler, settings=cluster.settings, timeout=timeout,
             )  # fmt: skip
-            self._agents.publish(key, asdict(verdict))
+            self._control.publish(part, asdict(verdict))
         else:
-            self._agents.send({"type": "report", "key": key, "value": value})
-            verdict = verdict_of(self._agents.answer(key, 2 * SLACK + timeout))
+            self._control.send({"type": "report", "key": part, "value": value})
+            verdict = from_json(self._control.answer(part, 2 * SLACK + timeout), PreflightVerdict)
         kept = (*warnings, *verdict.warnings)
-        return PreflightVerdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.failure, verdict.exit_code)
+        return replace(verdict, warnings=kept)
 
     def _without_leader(self, error: str) -> PreflightVerdict:
         leader = self._rendezvous.members[0]
@@ -384,6 +349,12 @@ class Preflight:
             log_line(line)
 
 
+def _ended(code: CheckCode, ended: WorkerExit) -> Observation:
+    if ended.code < 0:
+        return Observation(code=code, local_rank=ended.place, signal=signal_name(-ended.code))
+    return Observation(code=code, local_rank=ended.place, exit_code=ended.code)
+
+
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[CheckedNode]:
     """Returns the nodes of these agents, in their order, with the names that messages give to agents' indices."""
     nodes, first = [], 0
@@ -401,12 +372,10 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
     return nodes
 
 
-def verdict_of(values: Mapping[str, Any]) -> PreflightVerdict:
-    """Returns the decision that the leader has sent as JSON."""
-    verdict: PreflightVerdict = from_json(values, PreflightVerdict)
-    return verdict
-
-
-def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[NodeCheck] | None:
-    """Returns the checks that an agent has sent as JSON; None: it has sent none."""
-    return None if values is None else [from_json(each, NodeCheck) for each in values]
+def fault_of_preflight(verdict: PreflightVerdict, rendezvous: Rendezvous, host: str) -> Fault:
+    """Returns the event of a preflight that ends the attempt."""
+    hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
+    return Fault(
+        code=FaultCode.PREFLIGHT, host=host, preflight=verdict.failure, accused=tuple(map(Accused, hosts)),
+        ends_with=verdict.exit_code,
+    )  # fmt: skip

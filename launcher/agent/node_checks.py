@@ -1,7 +1,7 @@
 """The checks that a node makes in a preflight, alone and with other nodes; `failures.text` tells their results.
 
-They run in processes that the agent forks (see `preflight.attempt`): a device or a file system that hangs must not hang
-the agent, and an agent must never touch a GPU, since ranks are forked from it.
+They run in ranks (see `preflight`): a device or a file system that hangs must not hang the agent, and an agent must
+never touch a GPU, since ranks are forked from it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
-from launcher import processes
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
 from launcher.rendezvous.protocol import listen_on
-from launcher.rendezvous.rounds import Rendezvous, place_variables
+from launcher.rendezvous.rounds import Placement, Rendezvous
 from launcher.runs.events import NOTHING, Observation
 from launcher.spec.plan import JobPlan
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker import devices, nccl_report, process_group
+from launcher.worker import devices, nccl_report, process_group, rank_report, script
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
@@ -411,47 +410,52 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
     destroy_without_gil(dist.group.WORLD)
 
 
-# -- The processes of a preflight. The agent forks one for each future rank, and receives its checks through a pipe
+# -- The ranks of a preflight
 
 
-STORE = 30.0  # timeout of the preflight's TCPStore, in seconds
+STORE = 30.0  # timeout of operations on the store, in seconds
 FILE = 10.0  # timeout for another node to write its file, in seconds
 NEAR = 5.0  # timeout for other nodes to reach the same check, in seconds
+GATE = 600.0  # longer than all agents need to decide about the first part, in seconds
+ALONE_PART, TOGETHER_PART = "alone", "together"  # the keys of a rank's report
 
 
 def check_rank(
-    plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int, timeout: float, pipe: Connection,
-    agent: int,
-) -> None:  # fmt: skip
-    """Makes the checks of one future rank: the main function of a preflight process. Does not return.
+    plan: JobPlan, folder: Path, rendezvous: Rendezvous, position: int, timeout: float, placement: Placement
+) -> NoReturn:
+    """Makes the checks of one rank, and adds those of each part to its report. Runs until the agent kills it.
 
-    rendezvous: the agents that take part; its port is that of the preflight's TCPStore.
-    index, place: of its agent in `rendezvous.members`, and of the rank among its agent's.
-    pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
-    agent: process id of the agent, with which this process dies.
+    folder: the attempt's directory `preflight`; position: of the rank's agent in `rendezvous.members`.
     """
-    processes.die_with_parent(agent)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the agent ends this process
+    agent = rank_report.take()
     torch.set_num_threads(1)
-    os.environ.update(place_variables(rendezvous.members, index, place))
-    with contextlib.suppress(EOFError, OSError):  # the agent has closed the pipe
-        if pipe.recv() == "begin":
-            looks = RankChecks(plan, attempt, rendezvous, index, place)
-            pipe.send(looks.alone())
-            if pipe.recv() == "go":
-                pipe.send(looks.together(timeout))
-                pipe.recv()  # waits for "end": others may still be reading what this process has sent
-    os._exit(0)  # skips what a backend would do at exit
+    checks = RankChecks(plan, folder, rendezvous, position, placement.place)
+
+    report = {ALONE_PART: [asdict(each) for each in checks.alone()]}
+    script.write_report(agent.report, os.getpid(), {"returned": report})
+    agent.wait(GATE)  # the agent opens it, or kills this rank
+    report[TOGETHER_PART] = [asdict(each) for each in checks.together(timeout)]
+    script.write_report(agent.report, os.getpid(), {"returned": report})
+    while True:  # others may still want to reach this node
+        signal.pause()
+
+
+def cannot_start(number: int, message: str, folder: Path) -> NodeCheck:
+    """Returns the failed check of a node that could not start the ranks of its preflight (errno, message)."""
+    error = OSError(number, os.strerror(number))
+    if isinstance(error, BlockingIOError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return NodeCheck("device", CheckLevel.FAILED, Observation(code=CheckCode.ERROR, error=message))
+    return NodeCheck("run_dir", CheckLevel.FAILED, _not_written(error, folder, "runs_dir"))
 
 
 class RankChecks:
-    """The checks of one future rank (arguments: `check_rank`); the first one of a node checks the node, too."""
+    """The checks of one rank (arguments: `check_rank`); the first one of a node checks the node, too."""
 
-    def __init__(self, plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int) -> None:
-        self._plan, self._folder, self._members = plan, attempt / "preflight", rendezvous.members
-        self._own, self._place = rendezvous.members[index], place
-        self._rank = rendezvous.first_rank(index) + place
+    def __init__(self, plan: JobPlan, folder: Path, rendezvous: Rendezvous, position: int, place: int) -> None:
+        # place: index of the rank among those of its agent
+        self._plan, self._folder = plan, folder
+        self._own = rendezvous.members[position]
+        self._rank = rendezvous.first_rank(position) + place
         self._world_size = rendezvous.world_size
         # The first agent of each node, in order.
         self._heads = list({member.node_rank: member for member in reversed(rendezvous.members)}.values())[::-1]
