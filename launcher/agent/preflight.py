@@ -77,6 +77,7 @@ def decide(
     reports: Reports,
     *,
     least: int,
+    spares: int = 0,
     scheduler: str,
     settings: Mapping[str, Any],
     timeout: float,
@@ -90,6 +91,8 @@ def decide(
     | all of several nodes are bad, by the same check of SETTINGS | fail (93): other nodes would fail too |
     | some nodes are bad, and too few are left | fail (1): the run can be resumed on other nodes |
     | ranks fail together, and the bad node is unknown | fail (1) |
+
+    least: minimum number of agents in a round; spares: number of agents that can replace those of bad nodes.
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
@@ -113,7 +116,8 @@ def decide(
         for node, check in found.items()
     )
     lost = tuple(index for node in found for index in node.members)
-    if sum(len(node.members) for node in nodes) - len(lost) >= max(least, 1):
+    left = sum(len(node.members) for node in nodes) - len(lost)
+    if left and left + spares >= least:
         return PreflightVerdict(PreflightThen.WITHOUT, bad, lost, warnings)
     names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
@@ -311,6 +315,7 @@ class Preflight:
             cluster = self._plan.cluster
             verdict = decide(
                 self._nodes, reports, least=self._plan.min_nodes * self._plan.tasks_per_node,
+                spares=len(self._rendezvous.spares),
                 scheduler=cluster.scheduler, settings=cluster.settings, timeout=timeout,
             )  # fmt: skip
             self._control.publish(part, asdict(verdict))

@@ -168,8 +168,6 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
     if config.spares < 0:
         raise ConfigError(f"spares={config.spares}: it is a number of nodes; 0: none")
-    if config.spares and config.preflight:
-        raise ConfigError(f"spares={config.spares}: preflight=true checks no spare nodes: leave one of them out")
     if config.spares and launch.mode is LaunchMode.tasks:
         raise ConfigError(
             f"spares={config.spares}: with launch=tasks the scheduler starts the ranks, and none can wait"

@@ -93,6 +93,20 @@ def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tu
     assert [each.name for each in verdict.bad] == [f"node{number}" for number in lost]
 
 
+@pytest.mark.parametrize(
+    ("bad", "spares", "then"),
+    [
+        ((1,), 0, PreflightThen.FAIL),
+        ((1,), 1, PreflightThen.WITHOUT),
+        ((1, 2), 1, PreflightThen.FAIL),
+        ((0, 1, 2, 3), 4, PreflightThen.FAIL),  # nobody is left to lead the next round
+    ],
+)
+def test_spare_nodes_replace_bad_ones(bad: tuple[int, ...], spares: int, then: PreflightThen) -> None:
+    reports = {number: [BROKEN] if number in bad else FINE for number in range(4)}
+    assert decide(NODES, reports, least=4, spares=spares, scheduler="slurm", settings={}, timeout=40).then is then
+
+
 def shown(verdict: PreflightVerdict) -> str:
     """The text about a verdict, as another agent shows it."""
     received = from_json(json.loads(json.dumps(asdict(verdict))), PreflightVerdict)
