@@ -126,6 +126,31 @@ def _scaled(size: float) -> tuple[str, str]:
     return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", _UNITS[power]
 
 
+# -- measurements
+
+
+_SI = (("n", 1e-9), ("µ", 1e-6), ("m", 1e-3), ("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
+
+
+def si(value: float | None, unit: str) -> str:
+    """Formats a measured value with three digits, in powers of 1000: `12.3 µs`, `1.18 GB/s`; None: `-`."""
+    if value is None:
+        return "-"
+    scale, name = si_unit(value, unit)
+    return f"{three_digits(value / scale)} {name}"
+
+
+def si_unit(value: float, unit: str) -> tuple[float, str]:
+    """Returns the power of 1000 by which a value is best divided, and the unit's name then. Seconds have no `ks`."""
+    known = [each for each in _SI if unit != "s" or each[1] <= 1]
+    prefix, factor = next((each for each in known if value < 999.5 * each[1]), known[-1])
+    return factor, prefix + unit
+
+
+def three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 100 and value != int(value) else f"{value:.0f}"
+
+
 # -- Prints the launcher's own lines, `launcher: ...`, into the output of a job or a rank
 
 

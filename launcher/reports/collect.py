@@ -1,4 +1,4 @@
-"""Collects what a report shows of a run: its attempts, events, curves and results."""
+"""Collects what a report shows of a run: its attempts, events, timeline, curves and results."""
 
 from __future__ import annotations
 
@@ -10,18 +10,41 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint import format as checkpoints
+from launcher.diagnose.evidence import tail
 from launcher.errors import RunError
-from launcher.files import run_files
+from launcher.failures import text as texts
+from launcher.files.json_types import misfit
 from launcher.files.shared_files import read_json, unwrap
+from launcher.formatting import clean, long_size, plural, si
 from launcher.monitoring.run_status import RunStatus
-from launcher.reports.fabric import FabricResults, Unreadable, parse
-from launcher.reports.timeline import Timeline, clean, redact_override, timeline
+from launcher.redaction import HIDDEN, is_secret, public
 from launcher.runs import unreadable
 from launcher.runs.directory import Run
-from launcher.runs.events import Evaluated, Progress, known
+from launcher.runs.events import (
+    Continues,
+    Ended,
+    Evaluated,
+    Event,
+    Fault,
+    Met,
+    PassedOver,
+    Progress,
+    Resized,
+    Restart,
+    Restored,
+    Saved,
+    SaveFailure,
+    SetupFailed,
+    Started,
+    Stays,
+    Stop,
+    Submitted,
+    every,
+    first,
+    known,
+)
 from launcher.runs.health import remarks, stragglers
 from launcher.runs.history import journal_events
-from launcher.runs.output import last_state
 
 # -- Reads a run directory into one object. No other module of the report reads files of a run
 # Files may be incomplete, damaged or of another version: the page shows what can be read, and lists what cannot.
@@ -30,7 +53,7 @@ from launcher.runs.output import last_state
 LOG_LINES = 200  # last lines of the output that the page shows
 LOG_BYTES = 256 * 1024  # bytes that are read from the end of the output
 LONGEST_LINE = 500  # characters; longer lines are cut
-Event = Mapping[str, Any]
+Entry = Mapping[str, Any]  # an event, as files have it
 
 
 @dataclass(frozen=True)
@@ -42,12 +65,12 @@ class RunData:
     state: str  # the run's state, as in `status`
     cause: str | None  # why the run ended, as one line; None: the run is done, or the cause is not known
     record: Mapping[str, Any]  # the run's record, as JSON types: plan, config, versions, overrides
-    attempts: tuple[tuple[int, tuple[Event, ...]], ...] = ()  # (number, events) of each attempt
+    attempts: tuple[tuple[int, tuple[Entry, ...]], ...] = ()  # (number, events) of each attempt
     # the spans and moments of all attempts, from the journal and the events
     timeline: Timeline = field(default_factory=lambda: Timeline((), ()))
     curves: tuple[Curve, ...] = ()  # the training's metrics over steps, from the events
     # `pace` events of each attempt, evenly apart: the step times of its ranks
-    paces: tuple[tuple[Event, ...], ...] = ()
+    paces: tuple[tuple[Entry, ...], ...] = ()
     # lines about preflight checks, unused GPUs, and ranks that were slower than the others
     health: tuple[str, ...] = ()
     result: Mapping[str, Any] | None = None  # the metrics that rank 0 returned; None: it returned none
@@ -110,7 +133,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
     )
 
 
-def _health(seen: RunStatus, attempts: Sequence[Sequence[Event]], paces: Sequence[Sequence[Event]]) -> tuple[str, ...]:
+def _health(seen: RunStatus, attempts: Sequence[Sequence[Entry]], paces: Sequence[Sequence[Entry]]) -> tuple[str, ...]:
     found = [line for events in attempts for line in remarks(events)]
     for number, events in enumerate(paces):
         over = seen.state.over or number + 1 < len(paces)
@@ -146,16 +169,153 @@ def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[
 
 def _log(run: Run) -> tuple[str, ...]:
     outputs = run.outputs()
-    if not outputs:
-        return ()
-    try:
-        data, start = run_files.read_range(outputs[-1], 0, None, LOG_BYTES)
-    except OSError:
-        return ()
-    lines = data.decode(errors="replace").split("\n")[1 if start else 0 :]
+    lines = tail(outputs[-1], most=LOG_BYTES) if outputs else []
     while lines and not lines[-1].strip():
         lines.pop()
-    return tuple(clean(last_state(line))[:LONGEST_LINE] for line in lines[-LOG_LINES:])
+    return tuple(clean(line)[:LONGEST_LINE] for line in lines[-LOG_LINES:])
+
+
+def redact_override(override: str) -> str:
+    """Returns an override (`KEY=VALUE`); if a pattern of secrets matches it, with a placeholder for the value."""
+    key, equals, text = override.partition("=")
+    return f"{key}={HIDDEN if is_secret(override) else public(key, text)}" if equals else override
+
+
+# -- Makes the timeline of a run (spans and moments) from its journal and the events of its attempts
+
+
+@dataclass(frozen=True)
+class Span:
+    """A period of an attempt, shown as a bar."""
+
+    attempt: int  # the attempt's number
+    # what the attempt did: queued, starting, running or restarting. begin, end: the period's start and end, in seconds
+    # since the epoch
+    what: str
+    begin: float
+    end: float
+    text: str = ""  # details, such as the number of ranks or the cause of a restart; may be empty
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An event of an attempt, shown as a mark."""
+
+    attempt: int  # the attempt's number
+    kind: str  # checkpoint, stop, fault, restart, resized, warning or end
+    time: float  # when the event happened, in seconds since the epoch
+    text: str  # what happened, as one line
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The history of a run."""
+
+    spans: tuple[Span, ...]  # the periods of all attempts, in order of time
+    moments: tuple[Moment, ...]  # the events of all attempts, in order of time
+
+    @property
+    def begin(self) -> float | None:
+        return min((span.begin for span in self.spans), default=None)
+
+    @property
+    def end(self) -> float | None:
+        return max((span.end for span in self.spans), default=None)
+
+    def total(self, what: str) -> float:
+        """Returns the total length in seconds of all spans with this `what`."""
+        return sum(span.end - span.begin for span in self.spans if span.what == what)
+
+
+def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[Entry]]], now: float | None) -> Timeline:
+    """Returns the timeline of a run from its journal and (number, events by time) of each attempt.
+
+    now: for a run that is not over, the present time, at which its last span ends; None: the run is over.
+    """
+    submitted = [event.time for event in every(journal, Submitted)]
+    spans: list[Span] = []
+    moments: list[Moment] = []
+    before: float | None = None  # when the previous attempt ended
+    for place, (number, entries) in enumerate(attempts):
+        if not entries:
+            continue
+        newest = place + 1 == len(attempts)
+        events = list(known(entries))
+        started, ended = first(entries, Started), first(entries, Ended)
+        began = started.time if started else float(entries[0]["time"])
+        if (waited := _queued_since(submitted, before, began)) is not None and waited < began:
+            spans.append(Span(number, "queued", waited, began))
+        end = ended.time if ended else now if newest and now is not None else float(entries[-1]["time"])
+        spans += _spans(number, events, began, max(end, began))
+        marks = ((event.time, _mark(event)) for event in events)
+        moments += [Moment(number, mark[0], time, mark[1]) for time, mark in marks if mark is not None]
+        before = spans[-1].end
+    if now is not None and submitted and (not attempts or (before is not None and submitted[-1] > before)):
+        spans.append(Span(1 + max((number for number, _ in attempts), default=-1), "queued", submitted[-1], now))
+    return Timeline(tuple(spans), tuple(moments))
+
+
+def _queued_since(submitted: Sequence[float], before: float | None, began: float) -> float | None:
+    """Returns when an attempt was queued, in seconds since the epoch; None: not known.
+
+    | after the end of the previous attempt | queued at |
+    |---|---|
+    | the run was submitted | the last submission before the attempt began |
+    | the run was not submitted: its job was requeued | the end of the previous attempt |
+    | (there is no previous attempt) | the last submission before the attempt began |
+
+    before: when the previous attempt ended; None: there is none.
+    """
+    known = [time for time in submitted if time <= began and (before is None or time >= before)]
+    return known[-1] if known else before
+
+
+def _spans(number: int, events: Sequence[Event], began: float, end: float) -> list[Span]:
+    spans: list[Span] = []
+    what, since, text = "starting", began, ""
+    for event in events:
+        time = max(since, event.time)
+        if isinstance(event, Met) and what != "running":
+            spans.append(Span(number, what, since, time, text))
+            what, since = "running", time
+            text = f"{plural(event.ranks, 'rank')} on {plural(event.members, 'node')}"
+        elif isinstance(event, Restart) and what == "running":
+            spans.append(Span(number, what, since, time, text))
+            what, since, text = "restarting", time, texts.of_fault(event)
+    return [*spans, Span(number, what, since, max(since, end), text)]
+
+
+def _mark(event: Event) -> tuple[str, str] | None:
+    if isinstance(event, Saved):
+        size, seconds = long_size(event.bytes), si(event.seconds, "s")
+        return "checkpoint", f"checkpoint of step {event.step}, {size}, {seconds}"
+    if isinstance(event, Restart):
+        return "restart", f"restart in place{_at(event.step)}, round {event.round}: {texts.of_fault(event)}"
+    if isinstance(event, Fault):
+        cause = texts.of_fault(event)
+        host = f" ({event.host})" if event.host not in cause else ""
+        return "fault", f"fault{_at(event.step)}: {cause}{host}"
+    if isinstance(event, SetupFailed):
+        return "fault", f"fault: {texts.of_setup_line(event.of, event.number, event.name)} failed ({event.host})"
+    if isinstance(event, Stop):
+        return "stop", f"stop{_at(event.step)}: {texts.of_stop(event)}"
+    if isinstance(event, Resized):
+        return "resized", texts.of_resized(event)
+    if isinstance(event, SaveFailure):
+        return "warning", texts.of_save_failed(event)
+    if isinstance(event, PassedOver):
+        return "warning", texts.of_passed_over(event)
+    if isinstance(event, Restored):
+        return "restart", texts.of_restored(event)
+    if isinstance(event, Continues):
+        return "end", f"continues: {texts.of_next(event)}"
+    if isinstance(event, Stays):
+        return "end", f"does not continue: {texts.of_next(event)}"
+    return ("end", f"ended with exit code {event.code}") if isinstance(event, Ended) else None
+
+
+def _at(step: int | None) -> str:
+    return f" at step {step}" if step is not None and step >= 0 else ""
 
 
 # -- Makes curves of a training's metrics over steps from its events
@@ -175,7 +335,7 @@ class Curve:
     repeated: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
 
 
-def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
+def curves(attempts: Iterable[Sequence[Entry]]) -> list[Curve]:
     """Returns a curve for each metric in `progress` and `evaluated` events by attempt, in order of appearance."""
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:
@@ -183,7 +343,7 @@ def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
             if not isinstance(event, (Progress, Evaluated)):
                 continue
             for name, value in (event.values or {}).items():
-                if name not in NO_CURVES and _number(value):
+                if name not in NO_CURVES and finite(value) is not None:
                     points.setdefault(name, []).append((int(event.step), float(value)))
     return [_curve(name, found) for name, found in points.items()]
 
@@ -218,5 +378,99 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tupl
     return tuple(step for step, _ in points), tuple(value for _, value in points)
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+# -- The results of a benchmark of the interconnect (RUN/results.json; workloads/results.py documents the format)
+
+
+FORMAT = 1
+_NUMBERS = ("size", "algbw", "busbw", "bandwidth", "latency")
+_ROW = {
+    **dict.fromkeys(_NUMBERS, float | None),
+    "seconds": Mapping[str, Any] | None,
+}  # types of the columns that are used in calculations
+_CONDITIONS = {"hosts": list[str], "environment": Mapping[str, str]}
+
+Row = Mapping[str, Any]
+
+
+class Unreadable(ValueError):
+    """A results.json cannot be read; the text says why."""
+
+
+@dataclass(frozen=True)
+class FabricResults:
+    """The results of a benchmark."""
+
+    workload: str  # `p2p` or `collective`
+    conditions: Mapping[str, Any]  # what the numbers depend on: hosts, backend, device, iterations
+    roof: Mapping[str, Any]  # measured upper limits of the speed, in bytes/s, and how they were measured
+    rows: tuple[Row, ...]  # the measurements, a mapping from column to value each
+    matrix: Mapping[str, Any] | None  # bandwidth and latency of all pairs of hosts; None: not measured
+    complete: bool  # whether the benchmark measured everything
+    reason: str = ""  # why the benchmark did not measure everything
+
+    def roofs(self) -> dict[str, float]:
+        """Returns the measured upper limits in bytes/s, by their name (`socket`, `memory`)."""
+        return {name: speed for name in ("socket", "memory") if (speed := positive(self.roof.get(name)))}
+
+
+def parse(values: Any) -> FabricResults:
+    """Converts the parsed JSON of a results.json into Fabric; raises Unreadable."""
+    if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
+        raise Unreadable("results.json is damaged: it has no rows")
+    if values.get("format") != FORMAT:
+        raise Unreadable(f"results.json has format {values.get('format')}, and this launcher reads format {FORMAT}")
+    conditions, roof, matrix = values.get("conditions"), values.get("roof"), values.get("matrix")
+    if matrix is not None and not _is_matrix(matrix):
+        raise Unreadable("results.json is damaged: its matrix has not a number or null for each pair of hosts")
+    for place, row in enumerate(values["rows"]):
+        wrong = misfit(row, dict, f"rows[{place}]") or _misfits(row, _ROW, f"rows[{place}].")
+        if wrong:
+            raise Unreadable(f"results.json is damaged: {wrong}")
+    if isinstance(conditions, Mapping) and (wrong := _misfits(conditions, _CONDITIONS, "conditions.")):
+        raise Unreadable(f"results.json is damaged: {wrong}")
+    return FabricResults(
+        str(values.get("workload", "")),
+        conditions if isinstance(conditions, Mapping) else {},
+        roof if isinstance(roof, Mapping) else {},
+        tuple(values["rows"]),
+        matrix,
+        bool(values.get("complete")),
+        str(values.get("reason") or ""),
+    )
+
+
+def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any], name: str) -> str | None:
+    found = (misfit(values[key], kind, f"{name}{key}") for key, kind in kinds.items() if key in values)
+    return next((words for words in found if words), None)
+
+
+def finite(value: Any) -> float | None:
+    """Returns the value as a float if it is a finite number (and no bool), else None."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if number else None
+
+
+def positive(value: Any) -> float | None:
+    """Returns the value as a float if it is a number above zero, as a logarithmic axis needs, else None."""
+    number = finite(value)
+    return number if number is not None and number > 0 else None
+
+
+def _is_matrix(matrix: Any) -> bool:
+    if not isinstance(matrix, Mapping) or not isinstance(matrix.get("hosts"), list) or not matrix["hosts"]:
+        return False
+    if misfit(matrix.get("block", 1), int, "block") or block_of(matrix) < 1:
+        return False
+    count = math.ceil(len(matrix["hosts"]) / block_of(matrix))
+    return all(
+        isinstance(table := matrix.get(name), list)
+        and len(table) == count
+        and all(isinstance(row, list) and len(row) == count for row in table)
+        and all(cell is None or positive(cell) is not None for row in table for cell in row)
+        for name in ("bandwidth", "latency")
+    )
+
+
+def block_of(matrix: Mapping[str, Any]) -> int:
+    """Returns the number of rows of a matrix that a row of its values stands for; 1: each has its own."""
+    return int(matrix.get("block", 1))

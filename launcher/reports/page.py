@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html
 import importlib.util
 import math
 import secrets
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
 from launcher.files import run_files
-from launcher.reports.collect import Curve, thin
-from launcher.reports.timeline import Timeline, clean, plain_text, span_text
+from launcher.formatting import clean, exact_time
+from launcher.formatting import number as number_text
+from launcher.reports.collect import Curve, Timeline, thin
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 SERIES = 8  # number of colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")
 DASHED = ("solid", "dotted", "dashed", "dashed and dotted")  # DASHES as text
+FEW = 40  # at most so many points of a line have marks
+MOST_MARKED = 8  # with more lines in a figure, none has marks
 POINTS = 20_000  # about so many points are shown of all curves of a figure together
 MOST_MARKS = 300  # about so many moments of one kind are shown in a timeline
 LEAST_SHOWN = 0.002  # a kind of span is left out if each of its spans is shorter than this fraction of the whole time
@@ -56,6 +60,15 @@ class Figure:
     wide: bool = False  # whether the chart takes the full width of the page
 
 
+def line(name: str, x: Sequence[Any], y: Sequence[Any], shade: str, **more: Any) -> dict[str, Any]:
+    """Returns plotly's trace of a line, with marks at its points if they are few; `more` adds or replaces keys."""
+    dash, width = more.pop("dash", "solid"), more.pop("width", 2)
+    return {
+        "type": "scatter", "mode": "lines+markers" if len(x) <= FEW else "lines", "name": plain_text(name),
+        "x": x, "y": y, "line": {"color": shade, "width": width, "dash": dash}, "marker": {"size": 5}, **more,
+    }  # fmt: skip
+
+
 def colour(place: int) -> str:
     """Returns the colour of series number `place`, from 0; colours repeat after SERIES."""
     return f"--series-{place % SERIES + 1}"
@@ -64,6 +77,34 @@ def colour(place: int) -> str:
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
     """Returns plotly's keys for an axis: a title, if it is not empty, and `more`."""
     return {"title": {"text": title}, **more} if title else more
+
+
+# -- words
+
+
+def value_text(anything: Any) -> str:
+    """Returns a value of a config or of a result as text; `-` for None."""
+    if anything is None:
+        return "-"
+    if isinstance(anything, bool):
+        return str(anything).lower()
+    return number_text(anything) if isinstance(anything, float) else str(anything)
+
+
+def span_text(seconds: float) -> str:
+    """Returns a duration as text: `0.4s`, `12s`, `3m20s`, `5h2m1s`."""
+    return exact_time(round(seconds)) if seconds >= 9.95 else f"{max(0.0, seconds):.1f}s"
+
+
+def change_text(now: float, before: float) -> str:
+    """Returns the relative change from `before` to `now` as text: `+3.1 %`, `-12 %`."""
+    percent = 100 * (now / before - 1)
+    return f"{percent:+.1f} %" if abs(percent) < 9.95 else f"{percent:+,.0f} %"
+
+
+def plain_text(text: Any) -> str:
+    """Returns text with HTML escaped, because plotly interprets some HTML in names, ticks and hover texts."""
+    return html.escape(clean(str(text)), quote=False)
 
 
 # -- timeline
@@ -84,7 +125,10 @@ def timeline_figure(timeline: Timeline) -> Figure:
                 "x": [round(1000 * (span.end - span.begin)) for span in spans],
                 "y": [str(span.attempt) for span in spans],
                 "marker": {"color": shade, "line": {"width": 0}},
-                "customdata": [plain_text(_about(what, span.end - span.begin, span.text)) for span in spans],
+                "customdata": [
+                    plain_text(f"{what} for {span_text(span.end - span.begin)}{f': {span.text}' if span.text else ''}")
+                    for span in spans
+                ],
                 "hovertemplate": "%{customdata}<extra></extra>",
             })  # fmt: skip
     for kind, (symbol, shade) in MARKS.items():
@@ -106,10 +150,6 @@ def timeline_figure(timeline: Timeline) -> Figure:
         "hovermode": "closest",
     }  # fmt: skip
     return Figure("", traces, layout, height=min(640, 130 + 34 * len(numbers)), wide=True)
-
-
-def _about(what: str, seconds: float, text: str) -> str:
-    return f"{what} for {span_text(seconds)}" + (f": {text}" if text else "")
 
 
 def clock(time: float) -> str:
@@ -172,26 +212,20 @@ def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: i
         curve = thin(whole, max(100, POINTS // len(shown)))
         number = names.index(curve.name)
         label = " ".join([run] * (len(runs) > 1) + [curve.name] * (len(names) > 1 or len(runs) == 1))
-        line = {"color": colour(place if len(runs) > 1 else number), "width": 2,
-                "dash": DASHES[number % len(DASHES) if len(runs) > 1 else 0]}  # fmt: skip
-        few = len(curve.steps) <= 40 and len(shown) <= 8
-        trace = {
-            "type": "scatter", "mode": "lines+markers" if few else "lines", "name": plain_text(label),
-            "x": curve.steps, "y": curve.values, "line": line, "marker": {"size": 5},
-        }  # fmt: skip
+        shade, dash = (place, number) if len(runs) > 1 else (number, 0)
         if in_colour is not None and place >= in_colour:
-            line |= {"color": "--muted", "width": 1}
-            traces.insert(0, {**trace, "mode": "lines", "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"})
+            grey = {"width": 1, "mode": "lines", "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
+            traces.insert(0, line(label, curve.steps, curve.values, "--muted", **grey))
         else:
-            traces.append(trace)
+            more = {"mode": "lines"} if len(shown) > MOST_MARKED else {}
+            dashes = DASHES[dash % len(DASHES)]
+            traces.append(line(label, curve.steps, curve.values, colour(shade), dash=dashes, **more))
         values += curve.values
         if curve.repeated and len(runs) == 1 and title == "Loss":
             steps = [step for steps, _ in curve.repeated for step in (*steps, None)]
             again = [value for _, values in curve.repeated for value in (*values, None)]
-            traces.append({
-                "type": "scatter", "mode": "lines", "name": plain_text(f"{curve.name}, repeated"), "x": steps,
-                "y": again, "line": {"color": "--muted", "width": 1, "dash": "dot"}, "connectgaps": False,
-            })  # fmt: skip
+            dotted = {"width": 1, "dash": "dot", "mode": "lines", "connectgaps": False}
+            traces.append(line(f"{curve.name}, repeated", steps, again, "--muted", **dotted))
     log = title == "Loss" and min(values) > 0 and max(values) / min(values) >= LOG_FROM
     unit = next((unit for known, unit, _ in GROUPS if known == title), "")
     y = axis(unit, type="log" if log else "linear", tickformat="~g" if log else "~s" if title == "Throughput" else "")
@@ -207,9 +241,6 @@ def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: i
     caption = clean(", ".join(drawn)) if len(runs) > 1 and len(names) > 1 else ""
     single = f" ({names[0]})" if len(names) == 1 and names[0].lower() not in title.lower() else ""
     return Figure(clean(title + single), traces, layout, caption, height=300 + 18 * rows)
-
-
-# -- A page: its data types, and the HTML file that is made of it
 
 
 # -- The data types that a page consists of: Page, Section, Table, Code. page.html.j2 renders them

@@ -10,11 +10,11 @@ from typing import Any
 
 from launcher import __version__
 from launcher.failures import text
-from launcher.formatting import long_size
-from launcher.monitoring.state import RunState
-from launcher.reports.collect import Curve, RunData
-from launcher.reports.fabric import finite, positive
-from launcher.reports.fabric_page import fabric_section
+from launcher.formatting import clean, long_size
+from launcher.monitoring.sweep import LIVE
+from launcher.redaction import HIDDEN, is_secret, public
+from launcher.reports.collect import Curve, RunData, finite, positive
+from launcher.reports.fabric import fabric_section
 from launcher.reports.page import (
     POINTS,
     CodeBlock,
@@ -23,25 +23,17 @@ from launcher.reports.page import (
     Section,
     Table,
     axis,
+    change_text,
     clock,
     colour,
     legend,
+    line,
+    span_text,
     timeline_figure,
     training_figures,
-)
-from launcher.reports.timeline import (
-    HIDDEN,
-    attempts_table,
-    change_text,
-    clean,
-    flat_values,
-    is_secret,
-    plain_text,
-    shortened,
-    span_text,
     value_text,
 )
-from launcher.runs.events import Bound, Fault, Met, Progress, every, last
+from launcher.runs.events import Bound, Ended, Fault, Met, Progress, Started, Stop, every, last
 from launcher.runs.health import differing_bindings, latest_bindings
 from launcher.spec import build
 
@@ -110,12 +102,8 @@ def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
 def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade: str, dash: str) -> dict[str, Any]:
     stride = max(1, len(points) * (MOST_LINES + 1) // POINTS)
     kept = points[::stride]
-    return {
-        "type": "scatter", "mode": "lines+markers" if len(kept) < 40 else "lines", "name": plain_text(name),
-        "x": [None if time is None else clock(time) for time, _ in kept], "y": [value for _, value in kept],
-        "line": {"color": shade, "width": 2, "dash": dash}, "marker": {"size": 5},
-        "hovertemplate": "%{y:.3s}s",
-    }  # fmt: skip
+    times = [None if time is None else clock(time) for time, _ in kept]
+    return line(name, times, [value for _, value in kept], shade, dash=dash, hovertemplate="%{y:.3s}s")
 
 
 # -- Makes the sections of a page about one run, and the facts above them
@@ -123,8 +111,8 @@ def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade:
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200  # the last events that the timeline's table lists
+LONGEST = 24  # characters of a value in a table of several runs
 MOST_RANKS = 512  # at most so many ranks are listed with their cores
-LIVE = {state.value for state in RunState if not state.over}  # states of runs that are not over
 
 
 def single(run: RunData) -> list[Section]:
@@ -215,11 +203,27 @@ def timeline_section(run: RunData, name: str = "") -> Section | None:
     tables = []
     if len(run.attempts) > 1:
         heads = ("attempt", "ranks", "step", "waited", "ran", "ended", "job")
-        tables.append(Table(heads, attempts_table(history, run.attempts), frozenset({0, 5, 6})))
+        rows = [_attempt_row(run, number, entries) for number, entries in run.attempts]
+        tables.append(Table(heads, rows, frozenset({0, 5, 6})))
     if events:
         tables.append(Table(("after", "attempt", "what happened"), events, frozenset({2}), summary="Events"))
     title = "Timeline" + (f" of {name}" if name else "")
     return Section(title, figures=[timeline_figure(history)], tables=tables, folded=bool(name))
+
+
+def _attempt_row(run: RunData, number: int, events: Sequence[Event]) -> tuple[str, ...]:
+    spans = [span for span in run.timeline.spans if span.attempt == number]
+    waited = sum(span.end - span.begin for span in spans if span.what == "queued")
+    ran = sum(span.end - span.begin for span in spans if span.what != "queued")
+    ended, why = last(events, Ended), last(events, Fault) or last(events, Stop)
+    met, progress, started = last(events, Met), last(events, Progress), last(events, Started)
+    how = str(ended.code) if ended else "-"
+    if how != "0" and why is not None:
+        how += f": {text.of_fault(why) if isinstance(why, Fault) else text.of_stop(why)}"
+    return (
+        str(number), value_text(met and met.ranks), value_text(progress and progress.step), span_text(waited),
+        span_text(ran), how, started.job if started else "-",
+    )  # fmt: skip
 
 
 def traceback_section(run: RunData) -> Section | None:
@@ -305,6 +309,20 @@ def output_section(run: RunData, *, folded: bool) -> Section | None:
     return Section("Last lines of output", log=run.log, folded=folded)
 
 
+def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns nested values by dotted key (`a.b.c`), below a prefix; those of secrets are replaced."""
+    if not isinstance(values, dict) or not values:
+        name = prefix.rpartition(".")[2]
+        if isinstance(values, str):
+            return {prefix: public(name, values)}
+        return {prefix: HIDDEN if values is not None and is_secret(name) else values}
+    return {
+        key: each
+        for name, inner in values.items()
+        for key, each in flat_values(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+    }
+
+
 def config_section(run: RunData) -> Section | None:
     values = flat_values(dict(run.config))
     chosen = {override.lstrip("+~").partition("=")[0] for override in run.overrides}
@@ -352,6 +370,16 @@ def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) ->
             single(first),
             made(first),
         )
+    found = [
+        notes_section(everything),
+        runs_section(everything),
+        training_section(everything),
+        metrics_section(everything, against),
+        fabric_section(everything, against),
+        config_differences(everything),
+        *(timeline_section(run, run.id) for run in everything),
+        *(environment_section(run, run.id) for run in everything),
+    ]
     return Page(
         f"{first.id} and {everything[1].id}" if len(everything) == 2 else f"{len(everything)} runs",
         "Runs side by side",
@@ -359,23 +387,9 @@ def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) ->
         f"compared with {against.id}" if against else "",
         (),
         (),
-        [section for section in comparison_sections(everything, against) if section is not None],
+        [section for section in found if section is not None],
         made(first),
     )
-
-
-def comparison_sections(runs: Sequence[RunData], against: RunData | None) -> list[Section | None]:
-    """Returns the sections of a page about several runs, and a baseline if any; None is an empty one."""
-    return [
-        notes_section(runs),
-        runs_section(runs),
-        training_section(runs),
-        metrics_section(runs, against),
-        fabric_section(runs, against),
-        config_differences(runs),
-        *(timeline_section(run, run.id) for run in runs),
-        *(environment_section(run, run.id) for run in runs),
-    ]
 
 
 def runs_section(runs: Sequence[RunData]) -> Section:
@@ -401,7 +415,8 @@ def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section
         cells = []
         for run in runs:
             value = (run.result or {}).get(name)
-            text, now = shortened(value_text(value)), positive(value)
+            text, now = value_text(value), positive(value)
+            text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
             if run is not against and now and before and now != before:
                 text += f" ({change_text(now, before)})"
             cells.append(text)

@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.formatting import plural
-from launcher.reports.collect import Curve, RunData
-from launcher.reports.fabric import finite
-from launcher.reports.page import CodeBlock, Figure, Page, Section, Table, legend, training_figures
+from launcher.redaction import public
+from launcher.reports.collect import Curve, RunData, finite, redact_override
+from launcher.reports.page import (
+    CodeBlock,
+    Figure,
+    Page,
+    Section,
+    Table,
+    legend,
+    line,
+    plain_text,
+    training_figures,
+    value_text,
+)
 from launcher.reports.sections import PROGRAM, made
-from launcher.reports.timeline import override_value, plain_text, redact_override, value_text
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
 from launcher.search.progress import SearchProgress, described, rung_lines
 from launcher.spec import build
@@ -115,7 +125,7 @@ def _points_section(
     for point in ranked:
         values, result = values_of(point.overrides, keys), (point.run.result if point.run else None) or {}
         rows.append((
-            point.name, point.state, *(override_value(key, values.get(key, "-")) for key in keys),
+            point.name, point.state, *(public(key, values.get(key, "-")) for key in keys),
             *(value_text(result.get(key)) for key in metrics),
         ))  # fmt: skip
     marks = {place: "good" for place, point in enumerate(ranked) if point is best}
@@ -193,7 +203,7 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
 
     def values(point: SweepPoint) -> list[str]:
         own = values_of(point.overrides, keys)
-        return [*(override_value(key, own.get(key, "default")) for key in keys), _goal(point, goal)]
+        return [*(public(key, own.get(key, "default")) for key in keys), _goal(point, goal)]
 
     table = [values(point) for point in done]
     axes = [axis_of(name, [row[place] for row in table]) for place, name in enumerate(columns)]
@@ -202,9 +212,9 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
     for part, shade, opacity in SHADES:
         last = max(first, math.ceil(part * len(done)))
         if table[first:last]:
-            traces.insert(0, _lines(table[first:last], axes, {"color": shade, "width": 1.5}, opacity))
+            traces.insert(0, _lines(table[first:last], axes, shade, 1.5, opacity))
         first = last
-    traces.append(_lines(table[:1], axes, {"color": "--good", "width": 3}, 1.0))
+    traces.append(_lines(table[:1], axes, "--good", 3, 1.0))
     ticks = [
         {"x": place, "y": height, "xanchor": "right" if place else "left", "xshift": -6 if place else 6,
          "showarrow": False, "text": plain_text(text[:16]), "bgcolor": "--surface",
@@ -230,7 +240,7 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
 
 
 def _lines(
-    table: Sequence[Sequence[str]], axes: Sequence[Axis], line: Mapping[str, Any], opacity: float
+    table: Sequence[Sequence[str]], axes: Sequence[Axis], shade: str, width: float, opacity: float
 ) -> dict[str, Any]:
     x: list[int | None] = []
     y: list[float | None] = []
@@ -240,10 +250,8 @@ def _lines(
         x += [*range(len(axes)), None]
         y += [*(round(axis.places[value], 4) for axis, value in zip(axes, row, strict=True)), None]
         text += [plain_text(label)] * (len(axes) + 1)
-    return {
-        "type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "opacity": opacity, "connectgaps": False,
-        "customdata": text, "hovertemplate": "%{customdata}<extra></extra>",
-    }  # fmt: skip
+    hover = {"customdata": text, "hovertemplate": "%{customdata}<extra></extra>"}
+    return line("", x, y, shade, width=width, mode="lines", opacity=opacity, connectgaps=False, **hover)
 
 
 def _goal(point: SweepPoint, goal: str) -> str:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from launcher import Env, bounds
 from launcher.config.schema import P2P, MatrixOf
-from launcher.reports.fabric import parse
-from launcher.reports.fabric_page import matrix_figures
+from launcher.reports.collect import parse
+from launcher.reports.fabric import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import exchanges, keys, matrix, matrix_text, p2p, results, roof

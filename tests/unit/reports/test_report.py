@@ -18,24 +18,14 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
+from launcher.formatting import clean, si
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
 from launcher.reports import page, sections
-from launcher.reports.collect import Curve, RunData, collect, curves, thin
-from launcher.reports.fabric import Unreadable, coarse, differences, lines, parse
-from launcher.reports.page import Figure, Page
+from launcher.reports.collect import Curve, Moment, RunData, Span, Unreadable, collect, curves, parse, thin, timeline
+from launcher.reports.fabric import coarse, differences, lines
+from launcher.reports.page import Figure, Page, change_text, plain_text, span_text
 from launcher.reports.sections import pace_figure
-from launcher.reports.timeline import (
-    Moment,
-    Span,
-    change_text,
-    clean,
-    latency_text,
-    plain_text,
-    rate_text,
-    span_text,
-    timeline,
-)
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
 
@@ -203,10 +193,10 @@ def test_half_written_results_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        (latency_text(12.34e-6), "12.3 µs"), (latency_text(0.25), "250 ms"), (latency_text(3), "3 s"),
-        (rate_text(1.234e9), "1.23 GB/s"), (rate_text(999), "999 B/s"), (rate_text(999.9e6), "1 GB/s"),
-        (span_text(0.04), "0.0 s"), (span_text(59.6), "1 min 00 s"), (span_text(200), "3 min 20 s"),
-        (span_text(90000), "1 d 01 h"), (change_text(0.9, 1.0), "-10 %"), (change_text(1.031, 1.0), "+3.1 %"),
+        (si(12.34e-6, "s"), "12.3 µs"), (si(0.25, "s"), "250 ms"), (si(3000, "s"), "3000 s"), (si(None, "s"), "-"),
+        (si(1.234e9, "B/s"), "1.23 GB/s"), (si(999, "B/s"), "999 B/s"), (si(999.9e6, "B/s"), "1 GB/s"),
+        (span_text(0.04), "0.0s"), (span_text(59.6), "1m"), (span_text(200), "3m20s"), (span_text(90000), "25h"),
+         (change_text(0.9, 1.0), "-10 %"), (change_text(1.031, 1.0), "+3.1 %"),
         (clean("\x1b[31mred\x1b[0m\x07"), "red"), (plain_text("<b>&"), "&lt;b&gt;&amp;"),
     ],
 )  # fmt: skip
@@ -345,7 +335,7 @@ def test_the_head_tells_the_state_and_the_command(tmp_path: Path) -> None:
     shown = sections.comparison_page([data_of(run, "rank 1 on node2: ValueError: no")])
     assert (shown.state, shown.cause) == ("failed", "rank 1 on node2: ValueError: no")
     assert shown.codes[0].text == "python -m launcher workload=ddp_mnist 'name=a b'"
-    assert ("took", "7.0 s") in shown.facts
+    assert ("took", "7.0s") in shown.facts
 
 
 def test_a_failed_run_shows_its_traceback_and_its_last_lines_first(tmp_path: Path) -> None:
