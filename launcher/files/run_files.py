@@ -200,13 +200,64 @@ def create(path: Path, data: bytes) -> Path:
     Raises OSError: the file cannot be written, or its file system has no hard links.
     """
     with _temporary_file(path, data, sync=False) as temporary:
-        try:
-            os.link(temporary, path)  # fails if the path exists, unlike a rename
-        except FileExistsError:
-            # NFS repeats a request whose reply was lost; the second one fails because of the first one's link.
-            if temporary.stat().st_nlink == 1:
-                raise
+        if not link(temporary, path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     return path
+
+
+def link(source: Path, path: Path) -> bool:
+    """Makes a hard link, unless another file is at `path`, unlike a rename; returns whether it is one to `source`.
+
+    Of several processes with files of their own, one succeeds. OSError: no answer, or no hard links (WITHOUT_LINKS).
+    """
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        # NFS repeats a request whose reply was lost; the second one fails because of the first one's link.
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samefile(source, path)
+        return False
+    return True
+
+
+def append(path: AnyPath, line: str, *, sync: bool = False) -> None:
+    """Appends a line, or several, to a file, made if missing: readers see the whole text or, on a full disk, nothing.
+
+    sync: whether to wait until it is on disk; it is then a line of its own, though the one before may be cut off.
+    """
+    with open_to_append(path) as descriptor, naming(path):
+        size = os.fstat(descriptor).st_size if sync else 0
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = "\n" + line
+        write_all(descriptor, line.encode(), sync=sync)
+
+
+@contextlib.contextmanager
+def open_to_append(path: AnyPath) -> Iterator[int]:
+    """Yields a descriptor to append to and read a file, made with mode 0600 if missing; OSError as `open_regular`."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        _require_regular(os.fstat(descriptor), path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes, *, sync: bool) -> None:
+    """Writes at the end of a file; after an OSError (a full disk) nothing of `data` is left there."""
+    left = data
+    try:
+        while left:  # on a full disk the first write is short, and the second one fails
+            left = left[os.write(descriptor, left) :]
+        if sync:  # NFS says only now that its disk is full
+            os.fsync(descriptor)
+    except OSError:
+        part = data[: len(data) - len(left)]
+        begin = os.fstat(descriptor).st_size - len(part)
+        if part and os.pread(descriptor, len(part) + 1, begin) == part:  # nobody has appended since
+            os.ftruncate(descriptor, begin)
+        raise
 
 
 @contextlib.contextmanager
@@ -226,13 +277,13 @@ def _temporary_file(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def naming(path: Path | str) -> Iterator[None]:
+def naming(path: AnyPath) -> Iterator[None]:
     """Adds the file's name to OSErrors raised in the block that name no file, such as those of write and fsync."""
     try:
         yield
     except OSError as error:
         if error.errno is not None and error.filename is None:
-            error.filename = str(path)
+            error.filename = os.fspath(path)
         raise
 
 

@@ -123,11 +123,7 @@ def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
     """
     run_files.make_folder(cluster.folder)
     line = json.dumps({"run": run_id, "time": 0 if gone else time.time()}) + "\n"
-    file = os.open(cluster.folder / "runs.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(file, line.encode())
-    finally:
-        os.close(file)
+    run_files.append(cluster.folder / "runs.jsonl", line)
 
 
 def noted(cluster: RemoteCluster) -> dict[str, float]:

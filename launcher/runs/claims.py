@@ -282,7 +282,7 @@ class Claims:
         one.touch(mode=0o600)
         try:
             two.unlink(missing_ok=True)
-            os.link(one, two)
+            run_files.link(one, two)
         except OSError as error:
             if error.errno not in run_files.WITHOUT_LINKS:
                 raise
@@ -335,33 +335,19 @@ class Claims:
         while True:
             mark = self._folder / (f"{name}.{serial}" if serial else name)
             if mark not in self._made:
-                self._make(mark, name)
+                with contextlib.suppress(FileExistsError):
+                    run_files.create(mark, name.encode())  # the content is read by `_by_content`
+                self._made.add(mark)
             try:
-                os.link(mark, path)
-                self._added.add(path)
-                return True
-            except FileExistsError:
-                # NFS repeats a link whose reply was lost, and then fails: the entry is this manager's own.
-                if manager is None or not os.path.samefile(mark, path):
-                    return False
-                self._added.add(path)
-                return True
+                made = run_files.link(mark, path)
             except OSError as error:
                 if error.errno != errno.EMLINK:
                     raise
+            else:
+                self._added.update([path] if made else ())
+                return made
             serial += 1  # of this mark no more links are possible
             self._full[name] = serial
-
-    def _make(self, mark: Path, text: str) -> None:
-        # Makes a mark with `text` (MANAGER.KIND) as content, atomically, unless it exists; see `_by_content`
-        temporary = mark.with_name(run_files.temporary_name(mark.name))
-        run_files.write(temporary, text, sync=False)
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, mark)
-        finally:
-            temporary.unlink()
-        self._made.add(mark)
 
     def _by_content(self, name: str) -> LogEntry | None:
         # Needed on file systems whose listings do not report the shared inode of hard links

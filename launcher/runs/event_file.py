@@ -13,7 +13,6 @@ from typing import Any
 from launcher import bounds
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
-from launcher.files.run_files import naming
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
 from launcher.runs import events
@@ -29,35 +28,11 @@ _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JS
 
 
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
-    """Appends one event to an event file, in a single write, so that readers see the whole line or nothing.
+    """Appends one event to an event file (`run_files.append`). An event without a time gets the present one.
 
-    If the disk is full (OSError), the incomplete line is removed again. An event without a time gets the present one.
     Raises ValueError: the event exceeds a bound of events or of JSON.
     """
-    line = run_files.json_text(entry(event), bounds.EVENT_BYTES, lines=False) + "\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size if sync else 0
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # an earlier line was cut off by a full disk
-            line = "\n" + line
-        with naming(path):
-            left = data = line.encode()
-            try:
-                while left:  # on a full disk the first write is short, and the second one fails
-                    left = left[os.write(descriptor, left) :]
-            except OSError:
-                _take_back(descriptor, data[: len(data) - len(left)])
-                raise
-            if sync:
-                os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _take_back(descriptor: int, part: bytes) -> None:
-    begin = os.fstat(descriptor).st_size - len(part)
-    if part and os.pread(descriptor, len(part) + 1, begin) == part:
-        os.ftruncate(descriptor, begin)
+    run_files.append(path, run_files.json_text(entry(event), bounds.EVENT_BYTES, lines=False) + "\n", sync=sync)
 
 
 def entry(event: Event) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,7 @@ def add(run_dir: Path, cluster: str, failures: int, node_seconds: float) -> None
     """Appends what an attempt has seen, if that is possible."""
     line = json.dumps({"cluster": cluster, "failures": failures, "node_seconds": round(node_seconds)}) + "\n"
     with contextlib.suppress(OSError):
-        file = os.open(path_for(run_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+        run_files.append(path_for(run_dir), line)
 
 
 def experience(run_dir: Path, cluster: str) -> Experience:

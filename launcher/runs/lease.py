@@ -105,19 +105,20 @@ class Lease:
         beats = fails = locked = 0
         since = unread = time.monotonic()
         while True:
+            failed: OSError | None = None
             try:
-                os.link(self._mine, self.path)
-                return
+                if run_files.link(self._mine, self.path):
+                    return
             except OSError as error:
                 failed = error
             waiting()
-            try:
-                if self._held():
-                    return
-                now = self._seen()
-            except OSError as error:
-                now, failed = None, error
-            if is_transient(failed):
+            now: tuple[int, int] | None = None
+            if failed is None or not is_transient(failed):
+                try:
+                    now = self._seen()
+                except OSError as error:
+                    failed = error
+            if failed is not None and is_transient(failed):
                 seen, since = None, time.monotonic()
                 if since - unread > shared_files.IN_A_JOB:
                     raise UnavailableError(f"{self.path} cannot be read now: {failed.strerror}")

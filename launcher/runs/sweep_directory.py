@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -235,8 +234,7 @@ class Sweep:
         """Adds a request to run points on this machine. restart: whether points that have run before are run again."""
         live_index.add(self.path)
         since = time.time() if restart else 0.0
-        with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
-            file.write(f"{since} {ranges(points)}\n")
+        run_files.append(self.path / "points", f"{since} {ranges(points)}\n")
 
     def local_requests(self) -> dict[int, float]:
         """Returns the points that this machine is to start, with the time of the request (since the epoch), by time.

@@ -40,7 +40,7 @@ from launcher.config import search_space
 from launcher.config.search_space import Dimension, Method, Space
 from launcher.errors import RunError, UnavailableError
 from launcher.files import locks
-from launcher.files.run_files import naming, open_regular
+from launcher.files.run_files import naming, open_regular, open_to_append, write_all
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
 from launcher.runs.sweep_directory import (
@@ -130,8 +130,7 @@ class JournalBackend(BaseJournalBackend):
                 f"{long_size(bounds.SEARCH_LINE_BYTES)} are read: give the keys fewer choices"
             )
         data = b"\n".join(lines) + b"\n"
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-        try:
+        with open_to_append(self._path) as descriptor, naming(self._path):
             size = os.fstat(descriptor).st_size
             if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
                 raise self._lock_lost()
@@ -141,17 +140,7 @@ class JournalBackend(BaseJournalBackend):
                     f"{self._path} has {long_size(size)}, and no more than {long_size(bounds.SEARCH_BYTES)} are read: "
                     "continue with another search (sweep.id)"
                 )
-            with naming(self._path):
-                left = before + data
-                try:
-                    while left:
-                        left = left[os.write(descriptor, left) :]
-                    os.fsync(descriptor)
-                except OSError:  # a full disk: half of an operation must not be read
-                    os.ftruncate(descriptor, size)
-                    raise
-        finally:
-            os.close(descriptor)
+            write_all(descriptor, before + data, sync=True)
         # Only this process's records are new in the file, because it held the lock, and it has read them already.
         self._offset = size + len(before) + len(data)
 

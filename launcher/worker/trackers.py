@@ -35,11 +35,10 @@ class TrackerEntry:
 
 def keep(path: Path, entries: Sequence[TrackerEntry]) -> None:
     """Appends entries that did not reach a tracker to its file; raises OSError, or ValueError above UNSENT_BYTES."""
-    data = "".join(json.dumps(astuple(entry)) + "\n" for entry in entries).encode()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as file:
-        if file.tell() + len(data) > bounds.UNSENT_BYTES:
-            raise ValueError(f"{path} has its {bounds.UNSENT_BYTES >> 20} MiB")
-        file.write(data)
+    lines = "".join(json.dumps(astuple(entry)) + "\n" for entry in entries)
+    if path.exists() and path.stat().st_size + len(lines) > bounds.UNSENT_BYTES:
+        raise ValueError(f"{path} has its {bounds.UNSENT_BYTES >> 20} MiB")
+    run_files.append(path, lines)
 
 
 def kept(path: Path) -> list[TrackerEntry]:

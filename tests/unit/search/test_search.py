@@ -364,12 +364,14 @@ def test_an_operation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     before = SearchRecord(tmp_path).journal_file.read_bytes()
 
     def full(descriptor: int, data: bytes) -> int:
-        real(descriptor, data[:20])
-        raise OSError(28, "No space left on device")
+        if len(written) == 1:
+            raise OSError(28, "No space left on device")
+        written.append(real(descriptor, data[:20]))
+        return written[0]
 
     with monkeypatch.context() as patch:
-        real = os.write
-        patch.setattr("launcher.search.search.os.write", full)
+        real, written = os.write, list[int]()
+        patch.setattr(os, "write", full)
         with pytest.raises(OSError, match="No space left"):
             search.ask()
     assert SearchRecord(tmp_path).journal_file.read_bytes() == before
