@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.roof import memory_on_node
+from launcher.binding import node_memory
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\n"
 V2 = "/sys/fs/cgroup"
@@ -42,15 +42,14 @@ V1 = "/sys/fs/cgroup/memory"
         ),
     ],
 )
-def test_the_least_of_all_limits_counts(files: dict[str, str], free: int | None) -> None:
-    def read(path: str) -> str:
-        if path in files:
-            return files[path]
-        raise FileNotFoundError(path)
-
-    assert memory_on_node(read) == free
+def test_the_least_of_all_limits_counts(files: dict[str, str], free: int | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        path = tmp_path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert node_memory.free(tmp_path) == free
 
 
 def test_this_machine_tells_how_much_it_has() -> None:
-    free = memory_on_node(lambda path: Path(path).read_text())
+    free = node_memory.free()
     assert free is not None and free > 2**20
