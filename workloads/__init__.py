@@ -9,10 +9,9 @@ Collectives:
 
 Point-to-point transfers:
 
-- `p2p`: `workload=p2p`: runs the chosen patterns; output, metrics, comparison with a baseline
+- `p2p`: `workload=p2p`: runs, times and verifies the chosen patterns; output, metrics, comparison with a baseline
 - `keys`: what the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes; free of torch
 - `exchanges`: the transfers of p2p: between two ranks, and the patterns of all ranks
-- `transfers`: times and verifies one pattern at one size; the rows of results.json
 - `matrix`: the matrix of p2p: measures the link between each two nodes, and finds slow links and the suspects
 - `matrix_text`: the printed lines about the matrix of links: heat map, slow links, suspects, how to exclude them
 
@@ -29,6 +28,7 @@ Training:
 
 Shared:
 
+- `hooks`: the submission hooks: what the login node checks and completes in the workloads' settings; free of torch
 - `ranks`: helpers of all workloads: gather, print, raise an error of one rank on all ranks
 - `roof`: the limits of the hardware: the speed of a TCP stream and of a copy in memory, and how much memory is left
 - `results`: writes and reads the results of a benchmark; compares them with those of an earlier run

@@ -14,8 +14,7 @@ from launcher.errors import ConfigError
 from launcher.spec.workload_hook import load
 from tests.launch import ROOT
 from tests.unit.plans import hook_of, plan_of
-from workloads.hooks import training
-from workloads.hooks.benchmarks import check_names, check_sweep
+from workloads.hooks import check_names, check_sweep, check_training
 
 
 @pytest.mark.parametrize(
@@ -92,9 +91,8 @@ def test_the_defaults_of_every_workload_pass(name: str) -> None:
 
 
 def test_a_submission_needs_no_torch_for_a_hook() -> None:
-    for path in (ROOT / "workloads" / "hooks").glob("*.py"):
-        code = f"import sys, workloads.hooks.{path.stem}; assert not {{'torch', 'hydra', 'numpy'}} & set(sys.modules)"
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    code = "import sys, workloads.hooks; assert not {'torch', 'hydra', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +109,17 @@ def test_a_submission_needs_no_torch_for_a_hook() -> None:
 )
 def test_numbers_with_which_no_training_could_start_are_refused(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        training.check(plan_of(workload=DDPMnist("w", "workloads.ddp:main", seed=0, **keys)))
+        check_training(plan_of(workload=DDPMnist("w", "workloads.ddp:main", seed=0, **keys)))
     assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", [DDPMnist, FSDPLm])
 def test_a_batch_has_a_sample_for_each_rank(kind: type[DDPMnist | FSDPLm]) -> None:
     workload = kind("w", "workloads.training:main", seed=0, batch_size=7)
-    training.check(plan_of(workload=workload, nodes=7))
+    check_training(plan_of(workload=workload, nodes=7))
     with pytest.raises(ConfigError, match=r"batch_size=7 leaves some of the 8 ranks without a sample: set it to 8"):
-        training.check(plan_of(workload=workload, nodes=2, procs_per_node=4))
+        check_training(plan_of(workload=workload, nodes=2, procs_per_node=4))
 
 
 def test_a_function_of_the_users_own_may_mean_something_else_by_the_keys_of_a_training() -> None:
-    training.check(plan_of(workload=DDPMnist("w", "mine:main", seed=0, lr=0.0, batch_size=1), nodes=2))
+    check_training(plan_of(workload=DDPMnist("w", "mine:main", seed=0, lr=0.0, batch_size=1), nodes=2))

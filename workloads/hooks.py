@@ -1,20 +1,27 @@
-"""The hook of the benchmarks: checks their settings before a submission, and describes their results."""
+"""The submission hooks of the workloads (`workload.hook`): they check and complete a config on the login node.
+
+They do not import torch, which takes a second.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import WorkloadHook
 from launcher.errors import ConfigError
 from launcher.formatting import format_size
-from workloads import keys
+from workloads import datasets, keys, texts
 from workloads.keys import check_group_ranks, members_of, parse_groups, parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
-    from launcher.config.schema import P2P, Collective, Config, Workload
+    from launcher.config.schema import P2P, Collective, Config, DDPMnist, FSDPLm, Workload
     from launcher.spec.plan import JobPlan
+
+
+# -- The benchmarks
 
 
 # Keys with one name or several: the word for such a name in errors, and the known names.
@@ -114,10 +121,9 @@ def _check_operations(plan: JobPlan) -> None:
             )
 
 
-# -- The submission hook of the communication benchmarks (p2p, collective): checks names and sizes, finds a baseline
+class Benchmark(WorkloadHook):
+    """The hook of p2p and collective: checks names and sizes, finds a baseline."""
 
-
-class Hook(WorkloadHook):
     def prepare(self, config: Config) -> tuple[Workload, tuple[str, ...]]:
         """Returns the workload with `baseline` replaced by the path of that run's results file, and no messages.
 
@@ -143,6 +149,77 @@ class Hook(WorkloadHook):
         return dataclasses.replace(workload, baseline=str(path)), ()
 
     def check(self, plan: JobPlan) -> None:
-
         check_names(plan)
         check_sweep(plan)
+
+
+# -- The trainings
+
+
+# Keys with a lower limit of 1, and of just above 0.
+AT_LEAST_ONE = ("epochs", "micro_batch_size", "log_every", "threads")
+ABOVE_ZERO = ("lr", "bucket_mb")
+
+
+def check_training(plan: JobPlan) -> None:
+    """Checks that the settings of ddp_mnist and fsdp_lm are in range, and that each rank gets a sample of each batch.
+
+    A user's program may give these keys another meaning, so its config is not checked.
+
+    Raises ConfigError: a setting (AT_LEAST_ONE, ABOVE_ZERO) is out of range, or there are more ranks than samples.
+    """
+    if not plan.workload.entry.startswith("workloads."):
+        return
+    for key, value in plan.workload.params.items():
+        if key in AT_LEAST_ONE and value is not None and value < 1:
+            raise ConfigError(f"workload.{key}={value}: it must be 1 or more")
+        if key in ABOVE_ZERO and not 0 < value < float("inf"):
+            raise ConfigError(f"workload.{key}={value:g}: it must be above 0")
+    size = plan.workload.params.get("batch_size")
+    if isinstance(size, int) and size < plan.world_size:
+        raise ConfigError(
+            f"workload.batch_size={size} leaves some of the {plan.world_size} ranks without a sample: set it to "
+            f"{plan.world_size} or more, or use fewer ranks (nodes, procs_per_node)"
+        )
+
+
+class ImageTraining(WorkloadHook):
+    """The hook of ddp_mnist: finds the data set; the data sets that `launcher data` lists."""
+
+    def __init__(self) -> None:
+        self._find = functools.cache(_found)
+
+    def prepare(self, config: Config) -> tuple[DDPMnist, tuple[str, ...]]:
+        workload: DDPMnist = config.workload  # type: ignore[assignment]  # that of conf/workload/ddp_mnist.yaml
+        found = self._find(workload.dataset, workload.data_dir)
+        chosen = dataclasses.replace(workload, dataset=found.name, data_dir=str(found.dir))
+        return chosen, (f"data set: {found.name}, {found.how}",)
+
+    def check(self, plan: JobPlan) -> None:
+        check_training(plan)
+
+    def data_sets(self) -> tuple[datasets.Dataset, ...]:
+        return tuple(datasets.KNOWN.values())
+
+
+def _found(name: str, folder: str | None) -> datasets.Found:
+    try:
+        return datasets.find(name, folder)
+    except datasets.DatasetError as error:
+        raise ConfigError(f"workload.dataset={name}: {error}") from None
+
+
+class TextTraining(WorkloadHook):
+    """The hook of fsdp_lm: finds the text."""
+
+    def __init__(self) -> None:
+        self._find = functools.cache(texts.find)
+
+    def prepare(self, config: Config) -> tuple[FSDPLm, tuple[str, ...]]:
+        workload: FSDPLm = config.workload  # type: ignore[assignment]  # that of conf/workload/fsdp_lm.yaml
+        text = self._find(workload.text)
+        texts.check(workload, text, config.train.invariant)
+        return dataclasses.replace(workload, text=text.name), (f"text: {text.name}, {text.length:,} bytes",)
+
+    def check(self, plan: JobPlan) -> None:
+        check_training(plan)
