@@ -91,7 +91,7 @@ WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
 def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> list[str]:
     """Returns the lines about a matrix, for a terminal of 80 columns.
 
-    how_to_exclude: returns text on how the next run can exclude nodes (see launcher.worker.node_exclusion).
+    how_to_exclude: returns text on how the next run can exclude nodes (see launcher.worker.settings).
     """
     small, large = (format_size(size) for size in matrix.sizes)
     rows = "ranks" if config.matrix.value == "ranks" else "nodes"

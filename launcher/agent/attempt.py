@@ -36,8 +36,8 @@ from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere, placements
 from launcher.attach.requests import RequestHandler
 from launcher.binding import hardware, masks
+from launcher.binding.hardware import Node, Unbound
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices
-from launcher.binding.node import Node, Unbound
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, UnboundReason
 from launcher.files.shared_files import is_transient

@@ -4,7 +4,6 @@
 commands use it, so of the launcher it imports only failures.codes, errors, formatting and units.
 
 - `masks`: which CPUs and devices each rank gets, as was asked for
-- `node`: dataclasses for the hardware of a node: cores, accelerators, network devices
 - `node_memory`: the memory of a node: limit, use and what is free; how often the kernel killed for lack of it
-- `hardware`: the hardware of a node: read from sysfs, asked of NVIDIA's driver, or as a profile describes it
+- `hardware`: the cores, accelerators and network devices of a node: from sysfs, NVIDIA's driver, or a profile
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
+from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound
 from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import plural, ranges

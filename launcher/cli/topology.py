@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection
 
-    from launcher.binding.node import Node
+    from launcher.binding.hardware import Node
 
 
 WIDTH = 79

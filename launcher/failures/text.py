@@ -23,7 +23,7 @@ from launcher.failures.codes import (
 from launcher.formatting import format_size, name_ranks, plural
 
 if TYPE_CHECKING:
-    from launcher.binding.node import Unbound
+    from launcher.binding.hardware import Unbound
     from launcher.runs.events import (
         Accused,
         BlockedCollective,

@@ -5,13 +5,14 @@ import `launcher.worker` and what is below it. Nothing else in launcher imports 
 
 - `lightning`: callback for Lightning's Trainer; extra `launcher[lightning]`
 - `transformers`: callback for transformers' Trainer; extra `launcher[transformers]`
-- `values`: what both share: metrics from a trainer's values, whether to exit at a step
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 __all__ = ["checkpoint_dir"]
 
@@ -31,3 +32,32 @@ def missing(package: str, error: ImportError) -> ImportError:
     return ImportError(
         f"launcher.integrations.{package} needs the package {package}: pip install 'launcher[{package}]' ({error})"
     )
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers and the one-element tensors among `values`, as floats. A tensor on a GPU is waited for."""
+    found = {}
+    for name, value in values.items():
+        one = getattr(value, "numel", None)
+        if callable(one) and one() == 1:
+            value = value.item()
+        if isinstance(value, (int, float)):
+            found[name] = float(value)
+    return found
+
+
+def leaves(stop: str | None, step: int, total: int) -> bool:
+    """Returns whether the rank must exit after this step, once it has saved.
+
+    | stop | step, total | result |
+    |---|---|---|
+    | None | any | no |
+    | a stop reason | total unknown (0), or step < total | yes |
+    | a stop reason | step >= total | no: only the trainer's cleanup is left, which another attempt would not do |
+
+    Args:
+        stop: why the attempt must end early; None: it need not.
+        step: steps done.
+        total: steps of the whole training; 0: unknown.
+    """
+    return stop is not None and not 0 < total <= step

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from launcher import errors, evaluated, progress, report
-from launcher.integrations import checkpoint_dir, missing
-from launcher.integrations.values import leaves, numbers
+from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.runs.event_writer import current_attempt
 from launcher.worker import heartbeat, rank_objects, stop
 

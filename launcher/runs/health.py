@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.binding import masks
-from launcher.binding.node import Node, Unbound
+from launcher.binding.hardware import Node, Unbound
 from launcher.failures.codes import PreflightThen
 from launcher.failures.text import of_observation, of_unused_gpus
 from launcher.formatting import name_ranks, plural, ranges

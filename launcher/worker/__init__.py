@@ -5,7 +5,7 @@ interpreter a program needs, so it imports the standard library only.
 
 - `main`: main function of a rank: sets up the process, calls the workload, decides which errors are final
 - `process_group`: joins the process group of the ranks, and tells who is missing
-- `settings`: the settings that ranks read from the plan, with the run directory and the deadline
+- `settings`: what ranks read from the plan: settings of a training, the deadline, how the next run excludes slow nodes
 - `devices`: the device of a rank: GPU or CPU, its accelerator's calls, and the threads of a rank
 - `program`: executes the user's own program as a rank: its command line and environment
 - `script`: runs a script as `python` would, and reports how it failed; standard library only
@@ -20,6 +20,5 @@ interpreter a program needs, so it imports the standard library only.
 - `tracking`: writes rank 0's progress, evaluations and metrics to the run directory and, by a queue, to trackers
 - `trackers`: where metrics go besides the run: MLflow, TensorBoard, Weights & Biases
 - `nccl_report`: reads from NCCL's log which network it uses, and compares it with `cluster.expects`
-- `node_exclusion`: text on how the next run can exclude nodes that a workload has found to be slow
 - `debugger`: the debugger of a rank: breakpoints, and the console through which `attach --debug` reaches it
 """

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 import torch
-
-from launcher.integrations.values import leaves, numbers
+from launcher.integrations import leaves, numbers
 
 
 def test_numbers_are_taken_out_of_tensors_too() -> None:

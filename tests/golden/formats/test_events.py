@@ -24,7 +24,7 @@ from launcher.agent.policy import History
 from launcher.agent.preflight import Preflight, PreflightVerdict
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
 from launcher.attach import requests
-from launcher.binding.node import Gpu, Nic
+from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY

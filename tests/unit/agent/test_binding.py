@@ -9,8 +9,8 @@ import pytest
 
 from launcher.agent import attempt
 from launcher.agent.attempt import Binder
+from launcher.binding.hardware import Node, Unbound
 from launcher.binding.masks import BindingRefused
-from launcher.binding.node import Node, Unbound
 from launcher.failures.codes import UnboundReason
 from launcher.rendezvous.rounds import Member, Placement, placements
 from launcher.runs.events import Bound

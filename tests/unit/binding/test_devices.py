@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.binding import hardware, masks
+from launcher.binding.hardware import Node, Unbound
 from launcher.binding.masks import DeviceError
-from launcher.binding.node import Node, Unbound
 from launcher.failures.codes import UnboundReason
 from tests.unit.binding import trees
 

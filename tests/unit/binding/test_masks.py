@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.binding import hardware, masks
+from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound
 from launcher.binding.masks import Binding, BindingRefused, RankDevices, parse
-from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import ranges
 from launcher.units import parse_ranges

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.binding import hardware
-from launcher.binding.node import CPUS, Core, Unbound
+from launcher.binding.hardware import CPUS, Core, Unbound
 from launcher.failures.codes import UnboundReason
 from tests.unit.binding import trees
 

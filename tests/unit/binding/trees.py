@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.binding import hardware
-from launcher.binding.node import Node
+from launcher.binding.hardware import Node
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 

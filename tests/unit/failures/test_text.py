@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.binding.node import Unbound
+from launcher.binding.hardware import Unbound
 from launcher.failures import text
 from launcher.failures.codes import (
     AgentPhase,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from launcher.binding.node import Unbound
+from launcher.binding.hardware import Unbound
 from launcher.failures.codes import UnboundReason
 from launcher.reports.collect import RunData
 from launcher.reports.sections import ranks_section
