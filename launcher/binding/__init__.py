@@ -1,6 +1,6 @@
 """Decides which cores, GPU and network device each rank of a node uses, from the hardware of the node.
 
-`sysfs` reads the node's files and `nvidia` queries a library; the rest is pure. Plans (`launch.bind`), agents and
+`hardware` reads files and asks a library; `masks` is pure. Plans (`launch.bind`), agents and
 commands use it, so of the launcher it imports only failures.codes, errors, formatting and units.
 
 - `masks`: which CPUs and devices each rank gets, as was asked for
