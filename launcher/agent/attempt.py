@@ -33,7 +33,7 @@ from launcher.agent.preflight import Preflight, fault_of_preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.supervisor import Supervisor
-from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere, placements
+from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere
 from launcher.attach.requests import RequestHandler
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node, Unbound
@@ -42,7 +42,7 @@ from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, UnboundReason
 from launcher.files.shared_files import is_transient
 from launcher.rendezvous import store
-from launcher.rendezvous.rounds import AgentLike, LeaderLost, Member, Placement, Rendezvous, RendezvousError
+from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
 from launcher.runs import directory, failure_log, health
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, StartLimit
@@ -400,7 +400,7 @@ class _Agent:
         own, leader = self.own, rendezvous.members[0]
         fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
         failure = RoundFailure(RoundEnd.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
-        self._control.send({"type": "failure", **failure.fields()})
+        self._control.send(failure.message())
         coordinator = self._control.coordinator
         if coordinator is None:  # the leader writes the event, and decides the attempt's exit code
             return AttemptFailed(fault, errors.RESUME, ours=False, decides=not self._control.elastic)
@@ -488,7 +488,7 @@ class Binder:
         self._seen: tuple[Node, Set[int]] | None = None
 
     def bind(
-        self, agents: Sequence[AgentLike], position: int, ranks: Sequence[Placement]
+        self, agents: Sequence[Member], position: int, ranks: Sequence[Placement]
     ) -> tuple[list[Placement], Bound]:
         """Returns an agent's ranks with their CPUs and the variables that depend on them, and the event of this.
 
@@ -513,9 +513,7 @@ class Binder:
         )  # fmt: skip
         return placed, event
 
-    def _binding(
-        self, node: Node, allowed: Set[int], agents: Sequence[AgentLike], position: int
-    ) -> tuple[int, Binding]:
+    def _binding(self, node: Node, allowed: Set[int], agents: Sequence[Member], position: int) -> tuple[int, Binding]:
         # The binding covers the ranks of all agents of this host, since simulated nodes share the cores of one machine.
         # With launch=tasks it covers only this agent's rank, which has its own CPUs from the scheduler.
         own = agents[position]
@@ -535,7 +533,7 @@ class Binder:
         found = masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
         return _before(on_this_host, own), found
 
-    def _near(self, node: Node, agent: AgentLike, tasks: bool) -> list[RankDevices]:
+    def _near(self, node: Node, agent: Member, tasks: bool) -> list[RankDevices]:
         plan = self._plan
         first = agent.first_local_rank if tasks else 0
         asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
@@ -572,5 +570,5 @@ def omp_threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[s
     return {THREADS: str(cores)} if ours and not plan.train.invariant else {}
 
 
-def _before(on_this_host: Sequence[AgentLike], own: AgentLike) -> int:
+def _before(on_this_host: Sequence[Member], own: Member) -> int:
     return sum(agent.ranks for agent in on_this_host[: [agent is own for agent in on_this_host].index(True)])

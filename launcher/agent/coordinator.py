@@ -55,6 +55,7 @@ from launcher.agent.policy import (
     judge,
 )
 from launcher.failures.codes import FaultCode
+from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.channel import Message, refused
 from launcher.rendezvous.protocol import Arrivals
 from launcher.rendezvous.rounds import Member, RendezvousError
@@ -316,7 +317,7 @@ class Coordinator:
             self._paces.append(message["pace"])
 
     def _on_failure(self, agent: AgentState, message: Message, now: float) -> None:
-        self._found(RoundFailure.of(message))
+        self._found(from_json(message["failure"], RoundFailure))
 
     def _on_stop(self, agent: AgentState, message: Message, now: float) -> None:
         level = "warning" if message["level"] == "warning" else "stop"
@@ -380,7 +381,7 @@ class Coordinator:
                 saved=self._saved,
             )
             self.history = self.verdict.history
-            self.broadcast(self.verdict.message())
+            self.broadcast({"type": "verdict", "verdict": as_json(self.verdict, defaults=False)})
         self._look_at_ended()
 
     def _go_on_without(self, lost: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from launcher import bounds, errors
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, HangSign
+from launcher.files.json_types import as_json
 from launcher.rendezvous.rounds import Member
 from launcher.runs import events
 from launcher.runs.events import Accused, Fault, Hang, HostSignal, Restart, Stop
@@ -138,24 +139,9 @@ class RoundFailure:
         """Step of the run that the round reached; -1: none."""
         return -1 if self.fault.step is None else self.fault.step
 
-    def fields(self) -> dict[str, Any]:
-        """Returns the fields of a message `failure` or `verdict`, as JSON types."""
-        return {
-            "kind": self.kind.value, "fault": events.values(self.fault), "member": self.member,
-            "listens": self.listens, "lost": list(self.lost),
-            "stop": events.values(self.stop) if self.stop else None, "exit_code": self.exit_code,
-            "place": self.place,
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> RoundFailure:
-        """Returns the failure that a message describes; the inverse of `fields`."""
-        stop = message["stop"]
-        return cls(
-            RoundEnd(message["kind"]), events.from_values(Fault, message["fault"]), int(message["member"]),
-            bool(message["listens"]), tuple(message["lost"]),
-            None if stop is None else events.from_values(Stop, stop), message["exit_code"], message["place"],
-        )  # fmt: skip
+    def message(self) -> dict[str, Any]:
+        """Returns the message that reports this failure to the leader, in JSON types."""
+        return {"type": "failure", "failure": as_json(self, defaults=False)}
 
 
 @dataclass(frozen=True)
@@ -188,19 +174,6 @@ class RoundVerdict:
         """Returns the event to write if the ranks restart after this verdict."""
         values = events.values(self.failure.fault)
         return events.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
-
-    def message(self) -> dict[str, Any]:
-        """Returns the verdict as a message `verdict` to the agents, in JSON types."""
-        return {
-            "type": "verdict", **self.failure.fields(), "then": self.then.value, "ends_with": self.exit_code,
-            "history": asdict(self.history),
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> RoundVerdict:
-        """Returns the verdict that a message describes; the inverse of `message`."""
-        failure = RoundFailure.of(message)
-        return cls(failure, NextStep(message["then"]), int(message["ends_with"]), History(**message["history"]))
 
 
 def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:

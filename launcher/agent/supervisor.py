@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from launcher import errors
 from launcher.agent import rank_status
-from launcher.agent.coordinator import Coordinator
+from launcher.agent.control import Control
 from launcher.agent.failures import (
     AttemptFailed,
     Done,
@@ -34,9 +34,10 @@ from launcher.agent.failures import (
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_status import AgentContext, RankStatus
 from launcher.agent.stop_requests import StopChecker
-from launcher.agent.workers import LeftOver, WorkerExit
+from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
 from launcher.attach.requests import GONE
 from launcher.failures.codes import FaultCode, StopReason
+from launcher.files.json_types import from_json
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
@@ -54,27 +55,6 @@ DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node
 DECIDED = 5.0  # seconds, besides launch.heartbeat, in which the leader has to decide about a failure
 
 
-class Workers(Protocol):
-    """The processes of this agent's ranks: `launcher.agent.workers.WorkerGroup`, or a test's."""
-
-    def poll(self) -> list[WorkerExit]: ...
-    def pids(self) -> list[int]: ...
-    def signal(self, place: int, number: int) -> None: ...
-    def kill(self) -> None: ...
-    def forward_output(self) -> bool: ...
-
-
-class Connection(Protocol):
-    """The connection to the other agents: `launcher.agent.control.Control`, or a test's."""
-
-    status: dict[str, Any]
-    coordinator: Coordinator | None
-
-    def send(self, message: Message) -> None: ...
-    def heartbeat(self) -> None: ...
-    def poll(self, timeout: float) -> list[Message]: ...
-
-
 class Phase(Enum):
     """The state of this agent's ranks."""
 
@@ -89,7 +69,7 @@ class Supervisor:
     """Supervises this agent's ranks in one round. A rank's `place` is its index among the ranks of its agent."""
 
     def __init__(
-        self, context: AgentContext, control: Connection, workers: Workers, rendezvous: Rendezvous,
+        self, context: AgentContext, control: Control, workers: WorkerGroup, rendezvous: Rendezvous,
         position: int, history: History, *, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         # workers: they have been started. position: in `rendezvous.members`; the agent at 0 is the leader
@@ -192,7 +172,7 @@ class Supervisor:
         elif kind == "regroup":
             self._returned = tuple(Place(**each) for each in message["back"])
         elif kind == "verdict":
-            self._receive_verdict(RoundVerdict.of(message), now)
+            self._receive_verdict(from_json(message["verdict"], RoundVerdict), now)
         elif kind == "over":
             self._over = True
         elif kind == "resized":
@@ -363,7 +343,7 @@ class Supervisor:
         self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, stop: Stop | None = None
     ) -> None:
         failure = replace(self._failure(kind, fault, listens=listens), stop=stop)
-        self._control.send({"type": "failure", **failure.fields()})
+        self._control.send(failure.message())
 
     def _failure(
         self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, lost: tuple[int, ...] = (),

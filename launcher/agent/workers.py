@@ -20,7 +20,7 @@ from launcher.agent.forks import fork, garbage_kept, unsafe_to_fork
 from launcher.agent.output import Forwarder, log_name
 from launcher.files import memory_file, run_files
 from launcher.formatting import log_line, ranges
-from launcher.rendezvous.rounds import Placement, environment_of, place_variables, placements
+from launcher.rendezvous.rounds import Placement
 from launcher.worker import hangs, rank_report
 from launcher.worker.rank_report import WorkerError
 
@@ -118,12 +118,6 @@ def _take_streams(out: int, err: int) -> None:
 #
 # Only `reap` and `close` block, and `start` while no process, memory or file descriptor is left. This module does not
 # import torch.
-
-
-__all__ = [
-    "Fresh", "LeftOver", "Placement", "StartError", "WorkerError", "WorkerExit", "WorkerGroup", "WorkersStillThere",
-    "environment_of", "place_variables", "placements",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from launcher.failures import text
 from launcher.files import run_files
@@ -84,11 +84,6 @@ class Rendezvous:
     spares: tuple[int, ...] = ()  # `Member.index` of the agents that wait to take the place of a lost one
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """Host name of each node that takes part, in the order of its ranks."""
-        return tuple({member.node_rank: member.host for member in self.members}.values())
-
-    @property
     def addresses(self) -> list[str]:
         """IP addresses from which the members have connected to the leader."""
         return [member.local_address for member in self.members if member.local_address]
@@ -122,24 +117,6 @@ def address_reached(members: Sequence[Member]) -> str:
 # -- Makes the environment variables of ranks: those that torchrun sets, and the launcher's
 
 
-ROLE = "rank"
-
-
-class AgentLike(Protocol):
-    # What this module reads of an agent: with launch=tasks several have the same node rank
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def node_rank(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def ranks(self) -> int: ...
-    @property
-    def first_local_rank(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Placement:
     """One rank to start."""
@@ -150,41 +127,27 @@ class Placement:
     cpus: tuple[int, ...] = ()  # ids of the CPUs that the rank may run on; empty: all CPUs of its agent
 
 
-def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:
-    """Returns a rank's variables that depend on its node: local rank, node rank and hosts.
+def placements(
+    members: Sequence[Member], position: int, *,
+    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
+) -> list[Placement]:  # fmt: skip
+    """Returns the ranks of the agent `members[position]`, each with the variables that torchrun sets, and two of ours.
 
-    agents: all of the round, in the order of their ranks; the one at `position` starts the rank as its `place`-th.
+    members: all of the round, in rank order; environ: the agent's, with TORCH_NCCL_ASYNC_ERROR_HANDLING.
     """
-    own = agents[position]
-    nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
-    on_node = [agent for agent in agents if agent.node_rank == own.node_rank]
-    hosts = {agent.node_rank: agent.host for agent in agents}
-    node = str(nodes.index(own.node_rank))
-    return {
-        "LOCAL_RANK": str(sum(agent.ranks for agent in on_node if agent.index < own.index) + place),
-        "LOCAL_WORLD_SIZE": str(sum(agent.ranks for agent in on_node)),
+    own = members[position]
+    nodes = {member.node_rank: member.host for member in members}
+    node = str([*nodes].index(own.node_rank))
+    on_node = [member for member in members if member.node_rank == own.node_rank]
+    first_local_rank = sum(member.ranks for member in on_node if member.index < own.index)
+    world_size = str(sum(member.ranks for member in members))
+    of_all = {
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": str(sum(member.ranks for member in on_node)),
         "GROUP_RANK": node,
         "NODE_RANK": node,
         "GROUP_WORLD_SIZE": str(len(nodes)),
-        **topology.variable([hosts[number] for number in nodes]),
-    }
-
-
-def environment_of(
-    agents: Sequence[AgentLike], position: int, place: int, *,
-    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
-) -> dict[str, str]:  # fmt: skip
-    """Returns all environment variables that torchrun sets for a rank, and LAUNCHER_ROUND and LAUNCHER_HOSTS.
-
-    agents, position, place: see `place_variables`; environ: the agent's, with TORCH_NCCL_ASYNC_ERROR_HANDLING.
-    """
-    rank = sum(agent.ranks for agent in agents[:position]) + place
-    world_size = str(sum(agent.ranks for agent in agents))
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": world_size,
-        "ROLE_NAME": ROLE,
-        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "rank",
         "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
@@ -194,22 +157,14 @@ def environment_of(
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "LAUNCHER_ROUND": str(round_number),
-        **place_variables(agents, position, place),
+        **topology.variable(list(nodes.values())),
     }
-
-
-def placements(
-    agents: Sequence[AgentLike], position: int, *,
-    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
-) -> list[Placement]:  # fmt: skip
-    """Returns the placements of all ranks of the agent `agents[position]`. Arguments: see `environment_of`."""
-    first = sum(agent.ranks for agent in agents[:position])
+    first = sum(member.ranks for member in members[:position])
     return [
-        Placement(place, first + place, environment_of(
-            agents, position, place, master=master, run_id=run_id, round_number=round_number,
-            max_restarts=max_restarts, environ=environ,
-        ))
-        for place in range(agents[position].ranks)
+        Placement(place, rank, {
+            **of_all, "RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(first_local_rank + place)
+        })
+        for place, rank in enumerate(range(first, first + own.ranks))
     ]  # fmt: skip
 
 

@@ -114,7 +114,8 @@ import json, os, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from launcher.agent.workers import Placement, WorkerGroup
+from launcher.agent.workers import WorkerGroup
+from launcher.rendezvous.rounds import Placement
 from launcher.worker import rank_report
 rank_report.SYMPTOM_DELAY = 0.0
 
@@ -185,7 +186,8 @@ import importlib, sys
 from pathlib import Path
 import torch
 from launcher.agent import forks
-from launcher.agent.workers import Placement, WorkerGroup
+from launcher.agent.workers import WorkerGroup
+from launcher.rendezvous.rounds import Placement
 
 forks.preload("mine:main", 60)
 

@@ -87,7 +87,6 @@ def test_members_meet_and_agree_on_who_is_in(size: int) -> None:
     assert [[(each.index, each.host, each.ranks) for each in rendezvous.members] for rendezvous in results] == [
         [(index, f"node{index}", index + 1) for index in range(size)]
     ] * size
-    assert {rendezvous.hosts for rendezvous in results} == {tuple(f"node{index}" for index in range(size))}
     assert {rendezvous.port for rendezvous in results} == {results[0].port}
     assert {rendezvous.interface for rendezvous in results} == {"lo"}
     assert {rendezvous.world_size for rendezvous in results} == {size * (size + 1) // 2}
@@ -115,7 +114,6 @@ def test_the_first_member_may_come_last() -> None:
 def test_members_of_one_node_are_one_host() -> None:
     members = tuple(Member(index, index // 2, f"node{index // 2}", 2) for index in range(4))
     rendezvous = Rendezvous("node0", 1, members, None)
-    assert rendezvous.hosts == ("node0", "node1")
     assert [rendezvous.first_rank(place) for place in range(4)] == [0, 2, 4, 6]
     assert rendezvous.place_of(7) is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import workers
-from launcher.agent.workers import Fresh, Placement, WorkerExit, WorkerGroup
+from launcher.agent.workers import Fresh, WorkerExit, WorkerGroup
 from launcher.config.schema import (
     Collective,
     DDPMnist,
@@ -19,6 +19,7 @@ from launcher.config.schema import (
     Sync,
     Workload,
 )
+from launcher.rendezvous.rounds import Placement
 from launcher.runs.directory import Run
 from launcher.runs.lease import LeaseLost
 from launcher.worker import main as worker_main

@@ -21,7 +21,8 @@ import pytest
 from launcher import processes
 from launcher.agent import forks, workers
 from launcher.agent.output import Forwarder
-from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
+from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup, WorkersStillThere
+from launcher.rendezvous.rounds import Placement
 from launcher.worker import hangs, rank_report
 from tests.launch import ROOT
 

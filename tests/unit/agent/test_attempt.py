@@ -310,7 +310,7 @@ def test_a_store_whose_process_cannot_be_forked_is_told(script: Script, tmp_path
         script.steps["serve"] = [OSError(errno.EAGAIN, "Resource temporarily unavailable")]
         assert ended(tmp_path) == errors.RESUME
     (failure,) = script.control.sent  # the others hear of it
-    fault = failure["fault"]
+    fault = failure["failure"]["fault"]
     assert fault["code"] == "agent" and fault["error"].endswith("Resource temporarily unavailable")
     assert fault["accused"] == [{"host": "node0"}]
 
@@ -357,7 +357,8 @@ def test_a_node_that_cannot_start_its_ranks_is_lost_to_the_others_and_speaks_for
     event = failed.value.event
     assert isinstance(event, Fault) and (event.code, event.rank) == (FaultCode.NOT_STARTED, 0)
     assert (failed.value.exit_code, failed.value.decides, failed.value.ours) == (errors.RESUME, decides, leads)
-    (failure,) = script.control.sent
+    (message,) = script.control.sent
+    failure = message["failure"]
     assert (failure["kind"], failure["listens"], failure["lost"]) == ("lost node", True, [0])
     assert len(faults(tmp_path)) == leads
 

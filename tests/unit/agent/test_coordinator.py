@@ -26,6 +26,7 @@ from launcher.agent.policy import (
     may_be_cut_off,
 )
 from launcher.failures.codes import FaultCode, HangSign
+from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.channel import encode
 from launcher.rendezvous.rounds import Member
 from launcher.runs import event_file, events
@@ -76,6 +77,8 @@ class Cluster:
 
     def collect(self) -> None:
         for indices, message in self.coordinator.take_outbox():
+            if message["type"] == "verdict":  # in one level
+                message = {**message["verdict"]["failure"], **message["verdict"], "type": "verdict"}
             self.sent += [(index, dict(message)) for index in indices]
 
     def take(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
@@ -137,7 +140,7 @@ class Cluster:
         return self
 
     def fail(self, index: int, kind: str = "raised", /, **values: Any) -> None:
-        self.receive(index, "failure", **failure(index, kind, **values))
+        self.receive(index, "failure", failure=failure(index, kind, **values))
 
 
 def blamed(*ranks: int, sign: HangSign = HangSign.OUTSIDE, step: int | None = 7) -> Blamed:
@@ -152,7 +155,7 @@ def failed(
 
 
 def failure(index: int, kind: str, **values: Any) -> dict[str, Any]:
-    return failed(index, kind, **values).fields()
+    return failed(index, kind, **values).message()["failure"]
 
 
 def stop_of(index: int) -> dict[str, Any]:
@@ -265,7 +268,7 @@ def test_what_is_done_about_a_failure(kind: str, values: dict[str, Any], then: s
     cluster = Cluster().begin()
     cluster.fail(1, kind, **values)
     verdict = cluster.one("verdict")
-    assert (verdict["then"], verdict["ends_with"], verdict["fault"]["rank"]) == (then, exit_code, 1)
+    assert (verdict["then"], verdict["exit_code"], verdict["fault"]["rank"]) == (then, exit_code, 1)
     assert History(**verdict["history"]).round == (1 if then == "restart" else 0)
 
 
@@ -345,7 +348,7 @@ def test_a_failure_of_no_member_of_the_round_is_nothing() -> None:
     cluster.tick()
     cluster.coordinator.watch(cluster.now)
     cluster.hello(3)
-    cluster.receive(3, "failure", **failure(3, "raised"))
+    cluster.receive(3, "failure", failure=failure(3, "raised"))
     cluster.none("verdict")
 
 
@@ -366,7 +369,7 @@ def test_restarts_that_bring_nothing_end_and_say_how_many_they_were() -> None:
 @pytest.mark.parametrize("kind", ["killed", "left", "regroup", "lost node"])
 def test_a_verdict_arrives_as_it_was_sent(kind: str) -> None:
     verdict = judge(failed(1, kind, lost=[2]), History(), stopping=False, members=3, least=2, max_restarts=3)
-    assert RoundVerdict.of(json.loads(json.dumps(verdict.message()))) == verdict
+    assert from_json(json.loads(json.dumps(as_json(verdict, defaults=False))), RoundVerdict) == verdict
 
 
 # -- lost agents
@@ -600,7 +603,7 @@ def test_a_rank_that_exits_with_0_before_another_loses_its_peer_is_the_failure_a
     cluster.receive(1, "heartbeat", step=5, resumable=True, joined=True, done=[1])
     cluster.none("verdict")
     verdict = lost_peer(cluster, 0)
-    assert (verdict["kind"], verdict["then"], verdict["ends_with"]) == ("raised", "fail", 1)
+    assert (verdict["kind"], verdict["then"], verdict["exit_code"]) == ("raised", "fail", 1)
     fault = events.from_values(Fault, verdict["fault"])
     assert (fault.code, fault.rank, fault.host, fault.node) == (FaultCode.RETURNED_EARLY, 2, "node2", 2)
     assert [each.rank for each in fault.accused] == [2, 1]
@@ -650,7 +653,7 @@ def test_all_that_leave_end_with_the_signal_of_the_first() -> None:
     cluster.none("verdict")
     leaving(cluster, 2)
     verdict = cluster.one("verdict")
-    assert (verdict["then"], verdict["ends_with"]) == ("fail", 143)
+    assert (verdict["then"], verdict["exit_code"]) == ("fail", 143)
     fault = verdict["fault"]
     assert (fault["code"], fault["host"], fault["signal"]) == ("stopped_early", "node1", "SIGTERM")
     assert "accused" not in fault
@@ -662,7 +665,7 @@ def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
     leaving(cluster, 0, 1)
     cluster.wait(LEAVE_TIMEOUT, pace=0.25)
     verdict = cluster.one("verdict")
-    assert verdict["ends_with"] == 143
+    assert verdict["exit_code"] == 143
     fault = verdict["fault"]
     assert (fault["code"], fault["accused"]) == ("node_ended", [{"host": "node2"}])
     assert fault["then"] == {"host": "node0", "signal": "SIGTERM"}
@@ -857,7 +860,7 @@ def happen(cluster: Cluster, event: tuple[str, int, Any], connected: set[int]) -
             cluster.hello(number)
     elif number in connected:
         values: dict[str, dict[str, Any]] = {
-            "failure": failure(number, value) if kind == "failure" else {},
+            "failure": {"failure": failure(number, value)} if kind == "failure" else {},
             "heartbeat": {"step": value, "resumable": True},
             "silent": {"ranks": [number]}, "stop": {"level": value, "stop": stop_of(number)}, "leaving": {"signal": 15},
             "stacks": {"reports": []}, "ready": {"round": 1},
@@ -1014,7 +1017,7 @@ def test_where_other_nodes_are_saving_the_run_can_be_resumed() -> None:
     leaving(cluster, 0, 1)
     cluster.tick()
     verdict = cluster.one("verdict")
-    assert (verdict["then"], verdict["ends_with"]) == ("resume", 75)
+    assert (verdict["then"], verdict["exit_code"]) == ("resume", 75)
 
 
 def test_a_leader_that_is_stopped_tells_those_that_wait_for_a_round() -> None:

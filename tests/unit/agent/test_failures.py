@@ -20,10 +20,11 @@ from launcher.agent.failures import (
     to_blame,
 )
 from launcher.agent.policy import RoundEnd
-from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
+from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
+from launcher.worker.rank_report import WorkerError
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
 PEER = WorkerError("lost peer", "RuntimeError", "[x] Connection closed by peer", "Traceback ...", lost_peer=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.rendezvous.rounds import Member, environment_of, place_variables, placements
+from launcher.rendezvous.rounds import Member, placements
 from launcher.schedulers.topology import derive
 
 AGENTS = [Member(0, 0, "a", 2), Member(1, 1, "b", 2), Member(2, 2, "c", 2)]
@@ -31,10 +31,11 @@ ONE_HOST = [Member(0, 0, "h", 1), Member(1, 1, "h", 1)]
 )
 def test_the_place_of_a_rank(members: list[Member], index: int, local: int, place: tuple[str, ...]) -> None:
     local_rank, local_world, node, nodes, hosts = place
-    assert place_variables(members, index, local) == {
+    rank = placements(members, index, master=("m", 1), run_id="r", round_number=0, environ={})[local]
+    assert rank.environment.items() >= {
         "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world, "GROUP_RANK": node, "NODE_RANK": node,
         "GROUP_WORLD_SIZE": nodes, "LAUNCHER_HOSTS": hosts,
-    }  # fmt: skip
+    }.items()  # fmt: skip
 
 
 @pytest.mark.parametrize("members", [AGENTS, SHRUNK, TASKS, UNEVEN, ONE_HOST])
@@ -58,10 +59,10 @@ def test_the_variables_are_those_that_a_rank_finds_its_topology_in(members: list
 def test_a_rank_finds_all_that_torchrun_would_give_it() -> None:
     """The names are those of torch 2.13's LocalElasticAgent, and NODE_RANK."""
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    found = environment_of(
-        UNEVEN, 1, 0, master=("node1", 29500), run_id="run-1", round_number=2, max_restarts=3, environ=environ
+    (found,) = placements(
+        UNEVEN, 1, master=("node1", 29500), run_id="run-1", round_number=2, max_restarts=3, environ=environ
     )
-    assert found == {
+    assert found.environment == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "NODE_RANK": "1",
         "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "rank", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "4", "MASTER_ADDR": "node1",
         "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run-1", "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -137,7 +137,8 @@ class Agent:
         self.outcome: Outcome | None = None
         rendezvous = Rendezvous("localhost", 1, tuple(job.members), None)
         self.supervisor = Supervisor(
-            self.context, self.line, self.workers, rendezvous, index, history, clock=lambda: job.now
+            self.context, cast(Any, self.line), cast(Any, self.workers), rendezvous, index, history,
+            clock=lambda: job.now,
         )  # fmt: skip
 
     def turn(self) -> None:

@@ -8,15 +8,15 @@ from launcher.failures import text
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot
 from launcher.rendezvous.protocol import Member
-from launcher.rendezvous.rounds import environment_of
+from launcher.rendezvous.rounds import placements
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, every
 from launcher.schedulers import topology
 
-RANK = environment_of(
-    [Member(0, 0, "node1", ranks=1), Member(1, 1, "node2", ranks=1)], 1, 0, master=("node1", 1), run_id="pilot",
+RANK = placements(
+    [Member(0, 0, "node1", ranks=1), Member(1, 1, "node2", ranks=1)], 1, master=("node1", 1), run_id="pilot",
     round_number=0, environ={},
-)  # fmt: skip
+)[0].environment  # fmt: skip
 
 
 def test_a_point_has_an_agent_of_its_own_whatever_rank_its_slot_manager_is() -> None:
