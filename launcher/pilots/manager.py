@@ -47,14 +47,14 @@ from launcher.runs.events import (
     Stop,
     known,
 )
-from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest
+from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
 from launcher.schedulers.topology import hosts_in
 from launcher.worker import heartbeat
 
 if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import Function
-    from launcher.search.points import SearchPoints
+    from launcher.search.search import SearchPoints
 
 
 T = TypeVar("T")
@@ -303,13 +303,11 @@ class SlotManager:
         # the search ignores a second report of the same point.
         if self._search is None:
             return
-        from launcher.search.search import PointOutcome
-
         failed = kind is EntryKind.FATAL or (
             kind is EntryKind.FAILED and len(each.before.failed_on) >= self._packing.retries
         )
-        outcome = {EntryKind.DONE: PointOutcome.DONE, EntryKind.PRUNED: PointOutcome.PRUNED}.get(
-            kind, PointOutcome.FAILED if failed else None
+        outcome = {EntryKind.DONE: TrialState.COMPLETE, EntryKind.PRUNED: TrialState.PRUNED}.get(
+            kind, TrialState.FAIL if failed else None
         )
         if outcome is None:
             return
@@ -393,7 +391,7 @@ def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None
     # `waiting`: see `SearchPoints`
     if not SearchRecord(sweep.path).exists():
         return None
-    from launcher.search.points import SearchPoints
+    from launcher.search.search import SearchPoints
 
     return SearchPoints(sweep, waiting)
 

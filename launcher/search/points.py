@@ -1,27 +1,18 @@
-"""The points of a search, and the template from which each one's run is made."""
+"""The template from which the records of a search's points are made, on compute nodes, without Hydra.
+
+The submitter composes a few points with Hydra: it changes one key at a time, to each of its choices, or to the
+smallest and the largest number (`Dimension.ends`). The fields of the record that differ depend on this key; all other
+fields are the same for all points. Works without Optuna, as sweeps without a search do.
+"""
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher import bounds
 from launcher.config.search_space import Space
 from launcher.errors import ConfigError
-from launcher.files import run_files
-from launcher.runs.directory import Run, token_of
-from launcher.runs.events import Pruned
-from launcher.runs.sweep_directory import SearchRecord, Sweep
-from launcher.search.progress import PointReports, missing_reports, seconds_of, value_of
-from launcher.search.search import PointOutcome, Search
-
-# -- Makes the records of points on compute nodes, without Hydra, from a template that the submitter has made
-# The submitter composes a few points with Hydra: it changes one key at a time, to each of its choices, or to the
-# smallest and the largest number (`Dimension.ends`). The fields of the record that differ depend on this key; all other
-# fields are the same for all points.
-
 
 Path = tuple[str | int, ...]  # keys that lead to a field of a record
 
@@ -118,78 +109,3 @@ def _set(value: Any, path: Path, new: Any) -> None:
 
 def _dotted(path: Path) -> str:
     return ".".join(map(str, path[1:] or path))
-
-
-# -- What a slot manager does for a search: chooses points, makes their runs, prunes them, and records their ends
-# points = SearchPoints(sweep)
-#     points.more()              # a slot is free: chooses another point; False: there will be no more
-#     points.count()             # number of points so far, also of those that other managers have chosen
-#     points.made(number)        # makes the run of a point, with its record
-#     points.to_prune(number)    # reads new reports of a running point; True: stop it
-#     points.ended(number, ...)  # records its end
-#
-# If a manager is killed in between, no point is lost: a chosen point is in the journal, and the manager that claims it
-# next makes its record and runs it.
-
-
-class SearchPoints:
-    """The points of a sweep's search, for one slot manager; UnavailableError or OSError: call again."""
-
-    def __init__(self, sweep: Sweep, waiting: Callable[[], None] = lambda: None) -> None:
-        # waiting: called again and again while another process holds the journal's lock
-        self._sweep = sweep
-        self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
-        self._template: Any = SearchRecord(sweep.path).template()
-        self._reports: dict[int, PointReports] = {}
-        self._over = False
-
-    @property
-    def over(self) -> bool:
-        """Whether the search has ended, so that no more points will be chosen."""
-        return self._over
-
-    def count(self) -> int:
-        """Returns how many points have been chosen so far, by all slot managers."""
-        return len(self._search.points())
-
-    def more(self) -> bool:
-        """Chooses another point, which increases `count`; returns False if the search has ended."""
-        self._over = self._over or self._search.ask() is None
-        return not self._over
-
-    def made(self, number: int) -> Run:
-        """Makes the run directory and the record of a chosen point, unless they exist, and returns the run."""
-        run = self._sweep.run(number)
-        if not run.recorded():
-            overrides = self._search.points()[number].overrides
-            Run.create(run.path)
-            record = record_of(self._template, f"{self._sweep.id}/{number}", overrides)
-            record["token"] = token_of(record["plan"]["run_dir"])
-            text = run_files.json_text(record, bounds.RECORD_BYTES, lines=False)
-            run_files.write(run.path / "record.json", text, sync=False)
-        return run
-
-    def to_prune(self, number: int) -> bool:
-        """Returns whether to stop a point, by its reports since the last call; if so, records that it is pruned."""
-        reports = self._of(number)
-        if not any(self._search.report(number, *report) for report in reports.new()):
-            return False
-        self._sweep.run(number).journal(Pruned(step=reports.steps), sync=False)
-        return True
-
-    def ended(self, number: int, outcome: PointOutcome, cause: str | None = None) -> None:
-        """Records the end of a point that will not be resumed in the search's journal.
-
-        A point that is done without a value of the objective ends the whole search: no other point would have one.
-        """
-        run, reports = self._sweep.run(number), self._of(number)
-        value = value_of(run, reports) if outcome is PointOutcome.DONE else None
-        if outcome is PointOutcome.DONE and value is None:
-            cause = missing_reports(reports.objective, run.result() or {})
-            self._search.stop(cause)
-        reports.new()
-        self._search.finish(number, outcome, value, seconds_of(run, time.time()), reports.steps, cause)
-        self._reports.pop(number, None)
-
-    def _of(self, number: int) -> PointReports:
-        return self._reports.setdefault(number, PointReports(self._sweep.run(number), self._search.settings.objective))

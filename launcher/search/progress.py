@@ -20,32 +20,22 @@ from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings,
 LARGEST_SHUFFLED = 1_000_000  # up to so many combinations are shuffled; more are visited with a stride
 
 
-@dataclass(frozen=True)
-class PointCost:
-    """The run time of a point."""
-
-    seconds: float  # how long the point has run, in all its attempts
-    step: int | None = None  # number of steps that the point has done; None: unknown
-    pruned: bool = False  # whether the point was pruned
-    done: bool = False  # whether the point has done all its steps
+def budget_spent(seconds: Iterable[float], devices: int) -> float:
+    """Returns the GPU-hours (without GPUs: node-hours) of points of so many devices that have run for so long."""
+    return sum(seconds) * devices / 3600
 
 
-def budget_spent(costs: Iterable[PointCost], devices: int) -> float:
-    """Returns the GPU-hours (without GPUs: node-hours) that points of so many devices have used."""
-    return sum(each.seconds for each in costs) * devices / 3600
-
-
-def budget_saved(costs: Iterable[PointCost], devices: int) -> float | None:
+def budget_saved(trials: Sequence[TrialRecord], devices: int) -> float | None:
     """Estimates the GPU-hours (without GPUs: node-hours) that pruning has saved; None: not known yet.
 
     Each pruned point would have done as many steps as the longest point that is done, at its own seconds per step. So
     nothing is known before a point that reports steps is done.
     """
-    known = list(costs)
-    full = max((each.step for each in known if each.done and each.step), default=None)
+    full = max((each.steps for each in trials if each.state is TrialState.COMPLETE and each.steps), default=None)
     if full is None:
         return None
-    seconds = sum(each.seconds * (full / each.step - 1) for each in known if each.pruned and each.step)
+    pruned = [each for each in trials if each.state is TrialState.PRUNED]
+    seconds = sum((each.seconds or 0.0) * (full / each.steps - 1) for each in pruned if each.steps)
     return max(0.0, seconds) * devices / 3600
 
 
@@ -88,23 +78,19 @@ def _shuffled(count: int, seed: int) -> list[int]:
 # Lightning and Transformers, which write events of rank 0. The final value is in the run's result.
 
 
-@dataclass(frozen=True)
-class ObjectiveReport:
-    """One report of a point."""
+def reports_in(
+    entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0
+) -> list[tuple[int, float | None, int]]:
+    """Returns the reports in rank 0's events: steps done, objective (None: not reported), total steps (0: unknown).
 
-    step: int  # number of steps that the point has done
-    value: float | None  # objective after these steps; None: the report does not contain it
-    total: int = 0  # total number of steps of the point; 0: unknown
-
-
-def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[ObjectiveReport]:
-    """Returns the reports in rank 0's events, also those without the objective; total: known before, or 0."""
-    found: list[ObjectiveReport] = []
+    total: as known before these events.
+    """
+    found: list[tuple[int, float | None, int]] = []
     for event in known(entries):
         if isinstance(event, Progress):
             total = int(event.total) or total
         if isinstance(event, (Progress, Evaluated)):
-            found.append(ObjectiveReport(int(event.step), as_number(event.values, objective), total))
+            found.append((int(event.step), as_number(event.values, objective), total))
     return found
 
 
@@ -153,8 +139,8 @@ class PointReports:
             events, self._offset = event_file.read_on(attempts[-1].events_file("rank-0"), before)
             found = reports_in(events, self.objective, self._total)
             if found:
-                self._total, self.steps = found[-1].total, found[-1].step
-            valued += [(each.step, each.value, each.total) for each in found if each.value is not None]
+                self.steps, _, self._total = found[-1]
+            valued += [(step, value, total) for step, value, total in found if value is not None]
         self.last = valued[-1][1] if valued else self.last
         return valued
 
@@ -230,15 +216,15 @@ def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
 def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int, float]) -> SearchProgress:
     """Returns the progress of a search; seconds: how long each point without a recorded end has run."""
     states = [each.state for each in journal.trials]
-    costs = [_cost(each, seconds) for each in journal.trials]
+    spent = [each.seconds or seconds.get(each.number, 0.0) for each in journal.trials]
     done = [each for each in journal.trials if each.state is TrialState.COMPLETE and each.value is not None]
-    hours, most = budget_spent(costs, settings.devices), size(settings.space)
+    hours, most = budget_spent(spent, settings.devices), size(settings.space)
     full = settings.full(len(states)) or (most is not None and len(states) >= most)
     return SearchProgress(
         chosen=len(states), done=states.count(TrialState.COMPLETE),
         pruned=states.count(TrialState.PRUNED), failed=states.count(TrialState.FAIL),
         best=min(done, key=lambda each: (_rank(each.value, settings.goal), each.number), default=None),
-        hours=hours, saved=budget_saved(costs, settings.devices), rungs=rungs_of(settings, journal),
+        hours=hours, saved=budget_saved(journal.trials, settings.devices), rungs=rungs_of(settings, journal),
         stopped=journal.stopped,
         over=full or journal.stopped is not None or (settings.gpu_hours is not None and hours >= settings.gpu_hours),
     )  # fmt: skip
@@ -300,8 +286,3 @@ def _rank(value: float | None, goal: Goal) -> float:
     if value is None or math.isnan(value):
         return math.inf
     return -value if goal is Goal.maximize else value
-
-
-def _cost(trial: TrialRecord, seconds: Mapping[int, float]) -> PointCost:
-    done, pruned = (trial.state is state for state in (TrialState.COMPLETE, TrialState.PRUNED))
-    return PointCost(trial.seconds or seconds.get(trial.number, 0.0), trial.steps, pruned=pruned, done=done)

@@ -19,10 +19,10 @@ import hashlib
 import json
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,18 @@ from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, create_trial
 
 from launcher import bounds
 from launcher.config import search_space
 from launcher.config.search_space import Dimension, Method, Space
 from launcher.errors import RunError, UnavailableError
-from launcher.files import locks
+from launcher.files import locks, run_files
 from launcher.files.run_files import naming, open_regular, open_to_append, write_all
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
+from launcher.runs.directory import Run, token_of
+from launcher.runs.events import Pruned
 from launcher.runs.sweep_directory import (
     CAUSE,
     MIN_STEPS,
@@ -53,9 +55,20 @@ from launcher.runs.sweep_directory import (
     STEPS,
     STOPPED,
     SearchRecord,
+    Sweep,
+    TrialState,
     journal_entries,
 )
-from launcher.search.progress import PointCost, budget_spent, min_steps_of, permutation
+from launcher.search.points import record_of
+from launcher.search.progress import (
+    PointReports,
+    budget_spent,
+    min_steps_of,
+    missing_reports,
+    permutation,
+    seconds_of,
+    value_of,
+)
 
 
 class JournalBackend(BaseJournalBackend):
@@ -183,14 +196,6 @@ NAME = "search"  # name of Optuna's study
 RUNGS = 3  # number of rungs, unless sweep.asha.min_steps is given
 
 
-class PointOutcome(Enum):
-    """How a point ended."""
-
-    DONE = "done"
-    PRUNED = "pruned"
-    FAILED = "failed"
-
-
 @dataclass(frozen=True)
 class Trial:
     """A point that the search has chosen."""
@@ -227,7 +232,7 @@ class Search:
             overrides = search_space.overrides(values, self.settings.fixed)
             study.add_trial(
                 create_trial(
-                    state=TrialState.RUNNING, params=params, distributions=self._distributions,
+                    state=optuna.trial.TrialState.RUNNING, params=params, distributions=self._distributions,
                     user_attrs={OVERRIDES: overrides},
                 )
             )  # fmt: skip
@@ -265,7 +270,7 @@ class Search:
             return pruned
 
     def finish(
-        self, number: int, outcome: PointOutcome, value: float | None = None, seconds: float | None = None,
+        self, number: int, state: TrialState, value: float | None = None, seconds: float | None = None,
         steps: int | None = None, cause: str | None = None,
     ) -> None:  # fmt: skip
         """Records the end of a point; a second end of the same point is ignored.
@@ -278,15 +283,12 @@ class Search:
             trial = self._trial(study, number)
             if trial is None or trial.state.is_finished():
                 return
-            state = {PointOutcome.DONE: TrialState.COMPLETE, PointOutcome.PRUNED: TrialState.PRUNED}.get(
-                outcome, TrialState.FAIL
-            )
             if state is TrialState.COMPLETE and (value is None or math.isnan(value)):
                 state, cause = TrialState.FAIL, cause or f"{self.settings.objective} is not a number"
             for key, each in ((SECONDS, seconds), (STEPS, steps), (CAUSE, cause)):
                 if each is not None:
                     study._storage.set_trial_user_attr(trial._trial_id, key, each)
-            study.tell(number, value if state is TrialState.COMPLETE else None, state)
+            study.tell(number, value if state is TrialState.COMPLETE else None, optuna.trial.TrialState(state.value))
 
     def points(self) -> list[Trial]:
         """Returns all points that have been chosen so far, also by others; raises UnavailableError, OSError."""
@@ -311,13 +313,13 @@ class Search:
             return False
         if settings.gpu_hours is None:
             return True
-        return budget_spent(map(self._cost, trials), settings.devices) < settings.gpu_hours
+        return budget_spent(map(self._seconds, trials), settings.devices) < settings.gpu_hours
 
-    def _cost(self, trial: FrozenTrial) -> PointCost:
+    def _seconds(self, trial: FrozenTrial) -> float:
         known = trial.user_attrs.get(SECONDS)
         if known is None and not trial.state.is_finished():
             known = self._seconds_of(trial.number)
-        return PointCost(known or 0.0)
+        return known or 0.0
 
     def _choose(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         settings, number = self.settings, len(trials)
@@ -341,7 +343,7 @@ class Search:
         return params
 
     def _sampled(self, study: optuna.Study, sampler: BaseSampler, number: int) -> dict[str, Any]:
-        trial = create_trial(state=TrialState.RUNNING)
+        trial = create_trial(state=optuna.trial.TrialState.RUNNING)
         trial.number = number
         relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
         params = {
@@ -396,3 +398,73 @@ class Search:
 def seed_of(seed: int, number: int) -> int:
     """Returns the seed of a trial's sampler, from 0 to 2**32 - 1, from the search's seed and the trial's number."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
+
+
+# -- What a slot manager does for a search: chooses points, makes their runs, prunes them, and records their ends
+# points = SearchPoints(sweep)
+#     points.more()              # a slot is free: chooses another point; False: there will be no more
+#     points.count()             # number of points so far, also of those that other managers have chosen
+#     points.made(number)        # makes the run of a point, with its record
+#     points.to_prune(number)    # reads new reports of a running point; True: stop it
+#     points.ended(number, ...)  # records its end
+#
+# If a manager is killed in between, no point is lost: a chosen point is in the journal, and the manager that claims it
+# next makes its record and runs it.
+
+
+class SearchPoints:
+    """The points of a sweep's search, for one slot manager; UnavailableError or OSError: call again."""
+
+    def __init__(self, sweep: Sweep, waiting: Callable[[], None] = lambda: None) -> None:
+        # waiting: called again and again while another process holds the journal's lock
+        self._sweep = sweep
+        self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
+        self._template: Any = SearchRecord(sweep.path).template()
+        self._reports: dict[int, PointReports] = {}
+        self._over = False
+
+    def count(self) -> int:
+        """Returns how many points have been chosen so far, by all slot managers."""
+        return len(self._search.points())
+
+    def more(self) -> bool:
+        """Chooses another point, which increases `count`; returns False if the search has ended."""
+        self._over = self._over or self._search.ask() is None
+        return not self._over
+
+    def made(self, number: int) -> Run:
+        """Makes the run directory and the record of a chosen point, unless they exist, and returns the run."""
+        run = self._sweep.run(number)
+        if not run.recorded():
+            overrides = self._search.points()[number].overrides
+            Run.create(run.path)
+            record = record_of(self._template, f"{self._sweep.id}/{number}", overrides)
+            record["token"] = token_of(record["plan"]["run_dir"])
+            text = run_files.json_text(record, bounds.RECORD_BYTES, lines=False)
+            run_files.write(run.path / "record.json", text, sync=False)
+        return run
+
+    def to_prune(self, number: int) -> bool:
+        """Returns whether to stop a point, by its reports since the last call; if so, records that it is pruned."""
+        reports = self._of(number)
+        if not any(self._search.report(number, *report) for report in reports.new()):
+            return False
+        self._sweep.run(number).journal(Pruned(step=reports.steps), sync=False)
+        return True
+
+    def ended(self, number: int, outcome: TrialState, cause: str | None = None) -> None:
+        """Records the end of a point that will not be resumed in the search's journal.
+
+        A point that is done without a value of the objective ends the whole search: no other point would have one.
+        """
+        run, reports = self._sweep.run(number), self._of(number)
+        value = value_of(run, reports) if outcome is TrialState.COMPLETE else None
+        if outcome is TrialState.COMPLETE and value is None:
+            cause = missing_reports(reports.objective, run.result() or {})
+            self._search.stop(cause)
+        reports.new()
+        self._search.finish(number, outcome, value, seconds_of(run, time.time()), reports.steps, cause)
+        self._reports.pop(number, None)
+
+    def _of(self, number: int) -> PointReports:
+        return self._reports.setdefault(number, PointReports(self._sweep.run(number), self._search.settings.objective))

@@ -463,7 +463,7 @@ def submit_search(prepared: PreparedSearch, *, by_hand: bool = False) -> Submitt
     Raises SubmissionError: the scheduler refused a pilot or did not respond, or another command has changed the sweep.
         A second call submits the remaining pilots.
     """
-    from launcher.search.points import SearchPoints
+    from launcher.search.search import SearchPoints
 
     base = prepared.sweep
     plan = base.plans[base.order[0]]

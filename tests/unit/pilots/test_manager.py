@@ -23,8 +23,7 @@ from launcher.runs.events import (
     Progress,
     known,
 )
-from launcher.runs.sweep_directory import Sweep
-from launcher.search.search import PointOutcome
+from launcher.runs.sweep_directory import Sweep, TrialState
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
 
 
@@ -133,7 +132,7 @@ class Search:
     """
 
     def __init__(self, sweep: Sweep, pruned: set[int]) -> None:
-        self._sweep, self._pruned, self._count, self.ends = sweep, pruned, 0, list[tuple[int, PointOutcome]]()
+        self._sweep, self._pruned, self._count, self.ends = sweep, pruned, 0, list[tuple[int, TrialState]]()
 
     def count(self) -> int:
         return self._count
@@ -148,7 +147,7 @@ class Search:
     def to_prune(self, number: int) -> bool:
         return number in self._pruned
 
-    def ended(self, number: int, outcome: PointOutcome) -> None:
+    def ended(self, number: int, outcome: TrialState) -> None:
         self.ends.append((number, outcome))
 
 
@@ -163,7 +162,7 @@ def test_a_search_chooses_points_while_slots_are_free_and_prunes_them(
     assert [points.started.count(point) for point in range(4)] == [1, 1, 2, 1]
     assert states(sweep, 1) == {0: State.DONE, 1: State.PRUNED, 2: State.FAILED, 3: State.DONE}
     assert sorted(search.ends, key=lambda end: end[0]) == [
-        (0, PointOutcome.DONE), (1, PointOutcome.PRUNED), (2, PointOutcome.FAILED), (3, PointOutcome.DONE)
+        (0, TrialState.COMPLETE), (1, TrialState.PRUNED), (2, TrialState.FAIL), (3, TrialState.COMPLETE)
     ]  # fmt: skip
 
 

@@ -17,15 +17,14 @@ from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, TrialState
 from launcher.search.points import template_of
-from launcher.search.progress import ObjectiveReport, PointReports, as_number, missing_reports, reports_in, seconds_of
+from launcher.search.progress import PointReports, as_number, missing_reports, reports_in, seconds_of
 from launcher.spec.plan import as_dict
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin
 
 pytest.importorskip("optuna", reason="pip install 'launcher[optuna]'")
 
-from launcher.search.points import SearchPoints
-from launcher.search.search import PointOutcome
+from launcher.search.search import SearchPoints
 
 
 def record_with(sweep: Sweep, point: int, lr: float) -> dict[str, Any]:
@@ -80,9 +79,8 @@ def test_when_the_budget_is_spent_there_are_no_more_points(sweep: Sweep) -> None
     record.create(dataclasses.replace(record.settings(), points=1), record.template())
     points = SearchPoints(sweep)
     assert points.more()
-    assert not points.over
     assert not points.more()
-    assert points.over
+    assert not points.more()
 
 
 def test_a_point_that_is_behind_is_to_be_pruned(sweep: Sweep) -> None:
@@ -94,9 +92,9 @@ def test_a_point_that_is_behind_is_to_be_pruned(sweep: Sweep) -> None:
         assert points.to_prune(point) is (point == 1)
         told(points.made(point), Evaluated(step=27, values={"accuracy": values[1]}))
     assert [each["step"] for each in journal_events(points.made(1))] == [1]
-    points.ended(1, PointOutcome.PRUNED)
+    points.ended(1, TrialState.PRUNED)
     points.made(0).write_result({"accuracy": 0.91})
-    points.ended(0, PointOutcome.DONE)
+    points.ended(0, TrialState.COMPLETE)
     first, second = journal(sweep).trials
     assert (first.state, first.value, first.steps) == (TrialState.COMPLETE, 0.91, 27)
     assert (second.state, second.pruned_at, second.rungs) == (TrialState.PRUNED, 1, {0: 0.4})
@@ -107,7 +105,7 @@ def test_without_a_result_the_last_report_is_the_value(sweep: Sweep) -> None:
     assert points.more()
     begin(points.made(0))
     told(points.made(0), Evaluated(step=1, values={"accuracy": 0.5}), Evaluated(step=2, values={"accuracy": 0.6}))
-    points.ended(0, PointOutcome.DONE)
+    points.ended(0, TrialState.COMPLETE)
     assert journal(sweep).trials[0].value == 0.6
 
 
@@ -115,7 +113,7 @@ def test_an_objective_that_nobody_reports_ends_the_search_and_says_what_there_is
     points = SearchPoints(sweep)
     assert points.more()
     points.made(0).write_result({"acuracy": 0.5, "loss": 1.0})
-    points.ended(0, PointOutcome.DONE)
+    points.ended(0, TrialState.COMPLETE)
     assert journal(sweep).trials[0].state is TrialState.FAIL
     stopped = journal(sweep).stopped or ""
     assert "sweep.objective=accuracy" in stopped
@@ -127,7 +125,7 @@ def test_an_objective_that_nobody_reports_ends_the_search_and_says_what_there_is
 def test_a_failed_point_does_not_end_the_search(sweep: Sweep) -> None:
     points = SearchPoints(sweep)
     assert points.more()
-    points.ended(0, PointOutcome.FAILED, "killed by SIGKILL")
+    points.ended(0, TrialState.FAIL, "killed by SIGKILL")
     assert journal(sweep).stopped is None
     assert journal(sweep).trials[0].cause == "killed by SIGKILL"
     assert points.more()
@@ -145,11 +143,11 @@ def test_what_events_report_of_an_objective() -> None:
         )
     ]  # fmt: skip
     assert reports_in(entries, "accuracy") == [
-        ObjectiveReport(1, None, 10),
-        ObjectiveReport(1, 0.5, 10),
-        ObjectiveReport(2, None, 10),
+        (1, None, 10),
+        (1, 0.5, 10),
+        (2, None, 10),
     ]
-    assert [each.value for each in reports_in(entries, "test.loss")] == [None, 1.0, None]
+    assert [value for _, value, _ in reports_in(entries, "test.loss")] == [None, 1.0, None]
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,13 @@ from launcher.config.points import space_of
 from launcher.config.search_space import Goal, Method
 from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files
-from launcher.runs.sweep_directory import SearchRecord, SearchSettings, TrialState
+from launcher.runs.sweep_directory import SearchRecord, SearchSettings, TrialRecord, TrialState
 from launcher.search import progress
-from launcher.search.progress import PointCost
 
 optuna = pytest.importorskip("optuna", minversion="4", reason="pip install 'launcher[optuna]'")
 
 from launcher.search import search as search_module  # noqa: E402
-from launcher.search.search import PointOutcome, Search, Trial  # noqa: E402
+from launcher.search.search import Search, Trial  # noqa: E402
 
 GRID = ["workload=ddp_mnist", "workload.lr=0.1,0.01,0.001", "seed=range(3)"]
 FLOATS = ["workload=ddp_mnist", "workload.lr=tag(log,interval(1e-4,1e-1))", "workload.momentum=interval(0,1)"]
@@ -58,7 +57,7 @@ def test_of_a_finite_space_every_combination_is_chosen_once(method: str, tmp_pat
     found = []
     while (trial := search.ask()) is not None:
         found.append(trial.overrides)
-        search.finish(trial.number, PointOutcome.DONE, 0.5)
+        search.finish(trial.number, TrialState.COMPLETE, 0.5)
     assert len(found) == len(set(found)) == 9
     assert found != sorted(found, reverse=True)
 
@@ -72,7 +71,7 @@ def test_the_seed_and_the_results_determine_the_points(method: str, tmp_path: Pa
             trial = (Search(tmp_path / name) if found else made(tmp_path / name, method, FLOATS, seed=seed)).ask()
             assert trial is not None
             found.append(trial)
-            Search(tmp_path / name).finish(trial.number, PointOutcome.DONE, -trial.number)
+            Search(tmp_path / name).finish(trial.number, TrialState.COMPLETE, -trial.number)
         return found
 
     assert points("one", 1) == points("other", 1) != points("third", 2)
@@ -86,7 +85,7 @@ def test_values_are_within_their_dimensions(tmp_path: Path) -> None:
         assert 1 <= int(values["width"]) <= 8
         assert float(values["p"]) in (0, 0.25, 0.5, 0.75)
         assert values["sync"] in ("ddp", "manual")
-        search.finish(number, PointOutcome.DONE, number)
+        search.finish(number, TrialState.COMPLETE, number)
 
 
 def test_tpe_comes_near_the_best_of_a_smooth_function(tmp_path: Path) -> None:
@@ -97,7 +96,7 @@ def test_tpe_comes_near_the_best_of_a_smooth_function(tmp_path: Path) -> None:
         if len(running) == 4:  # four at the same time
             done = running.pop(0)
             x = float(done.overrides[-1].split("=")[1])
-            search.finish(done.number, PointOutcome.DONE, -((x - 0.7) ** 2))
+            search.finish(done.number, TrialState.COMPLETE, -((x - 0.7) ** 2))
     best = max(each.value for each in SearchRecord(tmp_path).journal().trials if each.value is not None)
     assert best > -0.001
 
@@ -115,7 +114,7 @@ def test_a_budget_of_hours_ends_the_search_when_it_is_spent(tmp_path: Path) -> N
     search = made(tmp_path, "random", FLOATS, gpu_hours=1.0, devices=4)
     for number in range(3):
         assert search.ask() is not None
-        search.finish(number, PointOutcome.DONE, 0.5, seconds=300)
+        search.finish(number, TrialState.COMPLETE, 0.5, seconds=300)
     assert search.ask() is None  # 3 x 4 GPUs x 5 minutes
 
 
@@ -153,15 +152,15 @@ def test_where_the_first_rung_is(total: int, factor: int, rungs: int, first: int
 
 
 def test_what_was_spent_and_saved() -> None:
-    costs = [
-        PointCost(100, 100, done=True),
-        PointCost(10, 10, pruned=True),
-        PointCost(30, 25, pruned=True),
-        PointCost(5),
+    trials = [
+        TrialRecord(0, state=TrialState.COMPLETE, seconds=100, steps=100),
+        TrialRecord(1, state=TrialState.PRUNED, seconds=10, steps=10),
+        TrialRecord(2, state=TrialState.PRUNED, seconds=30, steps=25),
+        TrialRecord(3),
     ]
-    assert progress.budget_spent(costs, 2) == pytest.approx(2 * 145 / 3600)
-    assert progress.budget_saved(costs, 2) == pytest.approx(2 * (90 + 90) / 3600)
-    assert progress.budget_saved(costs[1:], 2) is None
+    assert progress.budget_spent([100, 10, 30, 5], 2) == pytest.approx(2 * 145 / 3600)
+    assert progress.budget_saved(trials, 2) == pytest.approx(2 * (90 + 90) / 3600)
+    assert progress.budget_saved(trials[1:], 2) is None
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1000), (2, 1000), (7, 1000), (100, 1000), (7, 6), (100, 6), (101, 6)])
@@ -177,9 +176,9 @@ def run(search: Search, trial: Trial, values: list[float]) -> int:
     """Reports a value after each step until the point is pruned; returns its steps."""
     for step, value in enumerate(values, 1):
         if search.report(trial.number, step, value, len(values)):
-            search.finish(trial.number, PointOutcome.PRUNED, steps=step)
+            search.finish(trial.number, TrialState.PRUNED, steps=step)
             return step
-    search.finish(trial.number, PointOutcome.DONE, values[-1], steps=len(values))
+    search.finish(trial.number, TrialState.COMPLETE, values[-1], steps=len(values))
     return len(values)
 
 
@@ -268,9 +267,9 @@ def test_other_searches_prune_nothing_and_write_no_reports(method: str, tmp_path
 def test_a_point_ends_once(tmp_path: Path) -> None:
     search = made(tmp_path, "random", FLOATS)
     assert search.ask() is not None
-    search.finish(0, PointOutcome.FAILED, cause="rank 0 on node1: killed by SIGKILL")
-    search.finish(0, PointOutcome.DONE, 1.0)
-    search.finish(7, PointOutcome.DONE, 1.0)  # there is no such point
+    search.finish(0, TrialState.FAIL, cause="rank 0 on node1: killed by SIGKILL")
+    search.finish(0, TrialState.COMPLETE, 1.0)
+    search.finish(7, TrialState.COMPLETE, 1.0)  # there is no such point
     (trial,) = SearchRecord(tmp_path).journal().trials
     assert (trial.state, trial.value, trial.cause) == (TrialState.FAIL, None, "rank 0 on node1: killed by SIGKILL")
 
@@ -279,7 +278,7 @@ def test_a_point_ends_once(tmp_path: Path) -> None:
 def test_a_point_without_an_objective_has_failed(value: float | None, tmp_path: Path) -> None:
     search = made(tmp_path, "random", FLOATS)
     assert search.ask() is not None
-    search.finish(0, PointOutcome.DONE, value)
+    search.finish(0, TrialState.COMPLETE, value)
     (trial,) = SearchRecord(tmp_path).journal().trials
     assert trial.state is TrialState.FAIL
     assert trial.cause == "accuracy is not a number"
@@ -293,10 +292,10 @@ def _worker(path: Path, most: int) -> None:
     for trial in asked(search, most):
         for step in range(1, 10):
             if search.report(trial.number, step, random.random(), 9):
-                search.finish(trial.number, PointOutcome.PRUNED)
+                search.finish(trial.number, TrialState.PRUNED)
                 break
         else:
-            search.finish(trial.number, PointOutcome.DONE, random.random())
+            search.finish(trial.number, TrialState.COMPLETE, random.random())
 
 
 def test_processes_that_ask_at_once_choose_different_points_within_the_budget(tmp_path: Path) -> None:

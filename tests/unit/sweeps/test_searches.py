@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -62,3 +64,8 @@ def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"needs Optuna: pip install 'launcher\[optuna\]'"):
         with_search_defaults(config())
+
+
+def test_sweeps_without_a_search_need_no_optuna() -> None:
+    code = "import sys; import launcher.cli.multirun, launcher.sweeps.control; print('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
