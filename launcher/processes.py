@@ -1,4 +1,4 @@
-"""Processes on this machine: finding and signalling them again; killing what they leave behind; their limits."""
+"""Processes on this machine: finding and signalling them again; killing what they leave; limits; memory files."""
 
 from __future__ import annotations
 
@@ -201,3 +201,35 @@ def waited_out(call: Callable[[], T]) -> T:
                 raise
         time.sleep(pause)
         pause = min(0.5, 2 * pause)
+
+
+# -- An unnamed file in memory, whose descriptor is passed on between processes of one user
+
+
+_IN_MEMORY = "/dev/shm"  # noqa: S108  the files there lose their names at once
+
+
+def memory_file(name: str) -> int:
+    """Makes an unnamed file in memory, which children do not inherit; returns its descriptor.
+
+    os.memfd_create is missing from a Python that was built with a glibc before 2.27 (those of conda and of uv), and
+    from kernels before 3.17.
+    """
+    create = getattr(os, "memfd_create", None)
+    if create is not None:
+        try:
+            return int(create(name))
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+    folder = _IN_MEMORY if os.path.isdir(_IN_MEMORY) else os.environ.get("TMPDIR", "/tmp")  # noqa: S108
+    path = f"{folder}/{name}-{os.urandom(8).hex()}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return descriptor
+
+
+def is_memory_file(descriptor: int, name: str) -> bool:
+    """Returns whether a descriptor is of a file that `memory_file` made with this name; OSError: there is none."""
+    target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return target.name.startswith((f"memfd:{name}", f"{name}-"))

@@ -43,7 +43,7 @@ from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, Unboun
 from launcher.files.shared_files import is_transient
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
-from launcher.runs import directory, failure_log, health
+from launcher.runs import directory, health, history
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, StartLimit
 from launcher.schedulers import topology
@@ -271,7 +271,7 @@ class _Agent:
             self._control.close()
             if leads:
                 seconds = (self._plan.nodes - self._plan.spares) * (time.monotonic() - began)
-                failure_log.add(self._attempt.run.path, self._plan.cluster.name, self._failures, seconds)
+                history.add_failures(self._attempt.run.path, self._plan.cluster.name, self._failures, seconds)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from launcher import errors, processes
 from launcher.agent.forks import fork, garbage_kept, unsafe_to_fork
 from launcher.agent.output import Forwarder, log_name
-from launcher.files import memory_file, run_files
+from launcher.files import run_files
 from launcher.formatting import log_line, ranges
 from launcher.rendezvous.rounds import Placement
 from launcher.worker import hangs, rank_report
@@ -257,7 +257,7 @@ class WorkerGroup:
             writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
             out, err, error_file = (open_(path, writing) for path in names)
             out_copy, err_copy = (open_(path, os.O_RDONLY) for path in names[:2])
-            report = processes.waited_out(lambda: memory_file.make(f"report-{placement.rank}"))
+            report = processes.waited_out(lambda: processes.memory_file(f"report-{placement.rank}"))
             opened.callback(os.close, report)
             agent = os.getpid()
             pid = processes.waited_out(fork)

@@ -28,7 +28,7 @@ from launcher.checkpoint.state import found_in, merge
 from launcher.errors import RESUME, ConfigError
 from launcher.formatting import brief, plural
 from launcher.runs import lease
-from launcher.runs.failure_log import PRIOR
+from launcher.runs.history import PRIOR
 from launcher.worker import devices as accelerator
 from launcher.worker import process_group, stop
 from launcher.worker.process_group import Env

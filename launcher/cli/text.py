@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.formatting import clean, format_size, format_time, one_line, plural, ranges
 from launcher.monitoring.state import RunState
 from launcher.own_module import program as program
-from launcher.runs import unreadable
+from launcher.runs import directory
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 def print_unreadable(run: Run) -> None:
     """Prints which of a run's files could not be read, or could only be read in part."""
-    for line in unreadable.problems(run):
+    for line in directory.problems(run):
         print(f"unreadable: {line}")
 
 

@@ -4,12 +4,10 @@ It may import errors, paths and units.
 
 - `shared_files`: reads of a shared file system: ok, wrong or unavailable; errors as a line for the user; folders that
   nodes see
-- `run_files`: opens, replaces and makes files and folders of runs; limits on size
+- `run_files`: opens, appends to, replaces and makes files and folders of runs; limits on size; checksums
 - `json_types`: checks JSON values against the types of a dataclass, and converts between the two
 - `ownership`: who owns a file or folder, who may write to it, and which folders of others the user trusts
 - `writers`: who besides the owner can write to a folder, with the standard library alone
 - `locks`: locks on files: flock on this machine, and hard links on a shared file system
 - `shared_secret`: secrets that only processes of one user can read
-- `memory_file`: an unnamed file in memory, whose descriptor processes pass on
-- `checksum`: SHA-256 of files
 """

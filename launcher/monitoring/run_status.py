@@ -48,7 +48,7 @@ ANNOUNCE_AFTER = 3.0  # seconds of waiting for a scheduler after which a line is
 ENDING = 60.0  # seconds after an attempt's end in which its job normally ends, or another attempt starts
 APART = 5.0  # seconds by which the clocks of two machines may differ
 ENDS = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)  # final states of jobs
-# Errors that a damaged or truncated file of a run may cause; launcher/runs/unreadable.py finds the file.
+# Errors that a damaged or truncated file of a run may cause; launcher/runs/directory.py finds the file.
 DAMAGE = (
     LauncherError, OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError,
     RecursionError,

@@ -18,7 +18,7 @@ from launcher.files.shared_files import read_json, unwrap
 from launcher.formatting import clean, long_size, plural, si
 from launcher.monitoring.run_status import RunStatus
 from launcher.redaction import HIDDEN, is_secret, public
-from launcher.runs import unreadable
+from launcher.runs import directory
 from launcher.runs.directory import Run
 from launcher.runs.events import (
     Continues,
@@ -128,7 +128,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
         checkpoints=saved,
         offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))),
         log=_log(run),
-        notes=tuple(dict.fromkeys((*notes, *damaged, *unreadable.problems(run, whole=True)))),
+        notes=tuple(dict.fromkeys((*notes, *damaged, *directory.problems(run, whole=True)))),
         seen=now,
     )
 

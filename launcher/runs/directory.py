@@ -43,6 +43,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,18 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.files import ownership, run_files, shared_secret
 from launcher.files.json_types import misfit
-from launcher.files.shared_files import Ok, Outcome, Wrong, exists, list_names, read_json, read_text, retry_read, unwrap
+from launcher.files.shared_files import (
+    Ok,
+    Outcome,
+    Unavailable,
+    Wrong,
+    exists,
+    list_names,
+    read_json,
+    read_text,
+    retry_read,
+    unwrap,
+)
 from launcher.runs import event_file, live_index
 from launcher.runs.events import Event, Submitting
 
@@ -63,6 +75,7 @@ _RECORD = {
     "hydra": str, "submitit": str, "host": str, "commit": str | None,
 }  # fmt: skip
 GROWING = ("rank-0", "checkpoint")  # writers of events whose number grows with the run
+MOST_PROBLEMS = 20  # messages of `problems`; further ones are only counted
 _PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of step times: at least half a day's
 _PACE_TAILS = 1 << 24  # of all such files of an attempt: an hour's of 4,096 nodes
 SECRET = "secret"  # noqa: S105  name of the secret's file; see `shared_secret`
@@ -429,3 +442,45 @@ def _relink(link: Path, target: Path) -> None:
         temporary.replace(link)
     except OSError:  # a folder of this name, another run's, is there
         temporary.unlink()
+
+
+# -- Lists the damaged files of a run, and the invalid lines of its event files
+
+
+def problems(run: Run, *, whole: bool = False) -> list[str]:
+    """Returns messages for damaged files of a run and invalid lines of its events, at most MOST_PROBLEMS and one more.
+
+    Of files that grow with the run only the beginning and the end are checked, unless `whole`.
+    """
+    found: list[str] = []
+    for path in (f"{run.path}/result.json", f"{run.path}/results.json"):
+        found += _wrong(read_json(path, bounds.RESULT_BYTES))
+    for output in run.outputs():
+        found += _wrong(retry_read(partial(_require_regular, output), output))
+    found += _wrong_lines(f"{run.path}/journal.jsonl")
+    for folder in (attempt.path / name for attempt in run.attempts() for name in ("events", "pace")):
+        for name in sorted(unwrap(list_names(folder)) or ()):
+            grows = folder.name == "pace" or name.removesuffix(".jsonl") in GROWING
+            if name.endswith(".jsonl"):
+                found += _wrong_lines(f"{folder}/{name}", ends=grows and not whole)
+    more = len(found) - MOST_PROBLEMS
+    return [*found[:MOST_PROBLEMS], f"... and {more} more"] if more > 0 else found
+
+
+def _require_regular(path: Path) -> None:
+    run_files.open_regular(path).close()
+
+
+def _wrong_lines(path: str, *, ends: bool = False) -> list[str]:
+    try:
+        return event_file.problems(path, ends=ends)
+    except UnavailableError:
+        raise
+    except RunError as error:
+        return [str(error)]
+
+
+def _wrong(outcome: Outcome[object]) -> list[str]:
+    if isinstance(outcome, Unavailable):
+        raise UnavailableError(outcome.reason)
+    return [outcome.reason] if isinstance(outcome, Wrong) else []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from launcher import errors
+from launcher import bounds, errors
+from launcher.files import run_files
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import ranges
 from launcher.processes import Process
@@ -31,7 +35,7 @@ from launcher.runs.events import (
     known,
     last,
 )
-from launcher.runs.sweep_directory import Sweep, element_id, sweep_of
+from launcher.runs.sweep_directory import RECORD, Sweep, element_id, sweep_of
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
@@ -210,4 +214,59 @@ def first_fault(entries: Iterable[Mapping[str, Any]]) -> Fault | SetupFailed | N
     for entry in entries:
         if entry["event"] in (Fault.event, SetupFailed.event):
             return as_kind(entry, Fault) or as_kind(entry, SetupFailed)
+    return None
+
+
+# -- How often the user's runs fail on a cluster: one line for each attempt, in RUNS_DIR/.failures.jsonl
+#
+# The leader of an attempt appends a line at its end; a training reads the last ones, for the time between two saves.
+# Lines that two nodes write at the same time may destroy each other on NFS: such a line is ignored.
+
+
+FAILURES = ".failures.jsonl"
+PRIOR = 3600.0  # seconds between two failures of a run that are assumed without experience; it counts as one failure
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What the user's runs on a cluster have seen so far."""
+
+    failures: int = 0  # restarts of ranks, and attempts that failed; stop requests and preemption do not count
+    node_seconds: float = 0.0  # time of nodes with ranks
+
+    def between(self, nodes: int) -> float:
+        """Returns the mean time between failures to expect of a run on so many nodes, in seconds."""
+        return (self.node_seconds / nodes + PRIOR) / (self.failures + 1)
+
+
+def failures_file(run_dir: Path) -> Path:
+    """Returns the file for a run: beside all runs, also for a point of a sweep."""
+    parent = run_dir.parent
+    return (parent.parent if (parent / RECORD).exists() else parent) / FAILURES
+
+
+def add_failures(run_dir: Path, cluster: str, failures: int, node_seconds: float) -> None:
+    """Appends what an attempt has seen, if that is possible."""
+    line = json.dumps({"cluster": cluster, "failures": failures, "node_seconds": round(node_seconds)}) + "\n"
+    with contextlib.suppress(OSError):
+        run_files.append(failures_file(run_dir), line)
+
+
+def experience(run_dir: Path, cluster: str) -> Experience:
+    """Returns what the last attempts on this cluster have seen (the end of the file, bounds.FAILURE_LOG_BYTES)."""
+    failures, node_seconds = 0, 0.0
+    with contextlib.suppress(OSError):
+        for line in run_files.read_range(failures_file(run_dir), 0, None, bounds.FAILURE_LOG_BYTES)[0].splitlines():
+            seen = _failures_in(line)
+            if seen is not None and seen["cluster"] == cluster:
+                failures, node_seconds = failures + seen["failures"], node_seconds + seen["node_seconds"]
+    return Experience(failures, node_seconds)
+
+
+def _failures_in(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        seen = json.loads(line)
+        numbers = [seen.get(name) for name in ("failures", "node_seconds")] if isinstance(seen, dict) else []
+        if len(numbers) == 2 and all(type(each) is int and each >= 0 for each in numbers) and "cluster" in seen:
+            return seen
     return None

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher import processes
 from launcher.failures.codes import CollectiveSign, HangSign
-from launcher.files import memory_file
 from launcher.formatting import ranges
 from launcher.runs.events import Accused, BlockedCollective
 from launcher.worker.heartbeat import Sign
@@ -407,7 +407,7 @@ class Stacks:
     """Files for the stacks of one agent's ranks, in memory: a rank that hangs may be unable to write to a disk."""
 
     def __init__(self, ranks: int) -> None:
-        self._files = [memory_file.make(f"stacks-{place}") for place in range(ranks)]
+        self._files = [processes.memory_file(f"stacks-{place}") for place in range(ranks)]
 
     def clear(self) -> None:
         for file in self._files:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.files import memory_file
+from launcher import processes
 from launcher.worker import stop_agreement
 from launcher.worker.stop_agreement import AgentWords, Proposal, RankState, RankWords
 
@@ -97,7 +97,7 @@ class Pulse:
     """In an agent: the shared memory with the slots of its ranks, made before they are forked."""
 
     def __init__(self, ranks: int) -> None:
-        self._file = os.fdopen(memory_file.make(_NAME), "r+b", buffering=0)  # a file, as a rank may exec a program
+        self._file = os.fdopen(processes.memory_file(_NAME), "r+b", buffering=0)  # a file, as a rank may exec a program
         self._file.truncate(_AGENT + ranks * _SIZE)
         self._memory = mmap.mmap(self._file.fileno(), _AGENT + ranks * _SIZE)
         self._ranks = ranks
@@ -158,7 +158,7 @@ def mine() -> RankSlot | None:
     if _mine is None and (value := os.environ.get("LAUNCHER_PULSE")):
         with contextlib.suppress(ValueError, OSError):
             pid, file, place = map(int, value.split(":"))
-            if pid == os.getpid() and memory_file.is_named(file, _NAME):
+            if pid == os.getpid() and processes.is_memory_file(file, _NAME):
                 _mine = RankSlot(mmap.mmap(file, 0), place)
     return _mine
 

@@ -30,9 +30,9 @@ from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
-from launcher import bounds, errors, formatting
+from launcher import bounds, errors, formatting, processes
 from launcher.failures.symptoms import LOG_LINES, LOST_PEER, last_error
-from launcher.files import memory_file, run_files
+from launcher.files import run_files
 from launcher.worker import script
 
 GATE, REPORT, MEMORY = "LAUNCHER_GATE", "LAUNCHER_REPORT", "LAUNCHER_MEMORY"
@@ -86,7 +86,7 @@ def make_memory() -> int:
     """In an agent: makes the file for copies of its ranks' states; returns its descriptor, -1: there is none."""
     file = -1
     try:
-        file = memory_file.make(_MEMORY_NAME)
+        file = processes.memory_file(_MEMORY_NAME)
         os.ftruncate(file, _MEMORY_SIZE)
         return file
     except OSError as error:  # it may be a file in a file system, which has a limit of its own
@@ -109,7 +109,7 @@ def shared_memory() -> tuple[int, int] | None:
     """Returns that file and this rank's place; None: there is none, or this is a child process of a rank."""
     with contextlib.suppress(KeyError, ValueError, OSError):
         pid, file, place = map(int, os.environ[MEMORY].split(":"))
-        if pid == os.getpid() and memory_file.is_named(file, _MEMORY_NAME):
+        if pid == os.getpid() and processes.is_memory_file(file, _MEMORY_NAME):
             return file, place
     return None
 

@@ -11,7 +11,7 @@ from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import BestIs, ResumeHow
 from launcher.errors import LauncherError
 from launcher.runs.event_writer import current_attempt
-from launcher.runs.failure_log import Experience, experience
+from launcher.runs.history import Experience, experience
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
 from launcher.spec.sections import Checkpoint, Resume, Train

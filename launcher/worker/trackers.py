@@ -36,7 +36,7 @@ class TrackerEntry:
 def keep(path: Path, entries: Sequence[TrackerEntry]) -> None:
     """Appends entries that did not reach a tracker to its file; raises OSError, or ValueError above UNSENT_BYTES."""
     lines = "".join(json.dumps(astuple(entry)) + "\n" for entry in entries)
-    if path.exists() and path.stat().st_size + len(lines) > bounds.UNSENT_BYTES:
+    if (path.stat().st_size if path.exists() else 0) + len(lines) > bounds.UNSENT_BYTES:
         raise ValueError(f"{path} has its {bounds.UNSENT_BYTES >> 20} MiB")
     run_files.append(path, lines)
 

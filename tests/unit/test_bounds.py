@@ -31,7 +31,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.remote import clusters, code
 from launcher.rendezvous.channel import Channel, ChannelError
-from launcher.runs import event_file, failure_log
+from launcher.runs import event_file, history
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
@@ -230,9 +230,9 @@ def sweep_of(place: Place) -> tuple[Callable[[], bool], Callable[[], bool], Path
 @tries("FAILURE_LOG_BYTES")
 def a_list_of_failures(place: Place) -> Tried:
     for _ in range(2):
-        failure_log.add(place.folder / "run", "hpc", 1, 1)
-    size = (place.folder / failure_log.NAME).stat().st_size
-    return Tried(size, lambda: failure_log.experience(place.folder / "run", "hpc").failures == 2)
+        history.add_failures(place.folder / "run", "hpc", 1, 1)
+    size = (place.folder / history.FAILURES).stat().st_size
+    return Tried(size, lambda: history.experience(place.folder / "run", "hpc").failures == 2)
 
 
 @tries("REMOTE_RUNS_BYTES")

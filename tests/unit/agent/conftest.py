@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.files import memory_file
+from launcher import processes
 
 
 @pytest.fixture(autouse=True)
 def stacks_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made: list[int] = []
-    make = memory_file.make
+    make = processes.memory_file
 
     def noted(name: str) -> int:
         descriptor = make(name)
@@ -21,7 +21,7 @@ def stacks_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             made.append(descriptor)
         return descriptor
 
-    monkeypatch.setattr(memory_file, "make", noted)
+    monkeypatch.setattr(processes, "memory_file", noted)
     yield
     for descriptor in made:
         os.close(descriptor)

@@ -30,7 +30,7 @@ from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightT
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
 from launcher.reports import collect, page, sections
-from launcher.runs import event_file, unreadable
+from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.output import Stream
@@ -167,7 +167,7 @@ def a_list(run: Run) -> None:
 
 
 def the_unreadable(run: Run) -> None:
-    unreadable.problems(run)
+    directory.problems(run)
 
 
 COMMANDS: list[Callable[[Run], None]] = [
@@ -299,7 +299,7 @@ def test_a_field_of_another_type_is_named(one: Run) -> None:
         file.write(
             '{"time": 2, "event": "fault", "error": ["x"]}\n{"time": 2, "event": "met", "ranks": "2", "members": 2}\n'
         )
-    assert unreadable.problems(one) == [
+    assert directory.problems(one) == [
         f"{journal}, line 3: time is not a time",
         f"{one.path}/attempts/1/events/node-0.jsonl, line 7: error is not text",
         f"{one.path}/attempts/1/events/node-0.jsonl, line 8: ranks is not a whole number",
@@ -423,7 +423,7 @@ def test_a_file_is_not_what_it_says(
         _, printed = run_all(one, name, COMMANDS if make is a_link_elsewhere else chosen(number))
         assert "a secret of somebody else" not in printed, name
         if name.endswith(".jsonl"):
-            assert name in "\n".join(unreadable.problems(one)), name
+            assert name in "\n".join(directory.problems(one)), name
         path.rmdir() if path.is_dir() else path.unlink()
         path.write_bytes(whole)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs import failure_log
-from launcher.runs.failure_log import NAME, PRIOR, Experience, add, experience, path_for
+from launcher.runs import history
+from launcher.runs.history import FAILURES, PRIOR, Experience, add_failures, experience, failures_file
 
 
 @pytest.mark.parametrize(
@@ -28,22 +28,22 @@ def test_failures_are_expected_as_often_as_they_were_seen(seen: Experience, node
 def test_attempts_on_a_cluster_are_added_up_and_what_is_damaged_is_left_out(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert experience(run, "hpc") == Experience()
-    add(run, "hpc", 1, 100.4)
-    add(run, "other", 7, 100)
+    add_failures(run, "hpc", 1, 100.4)
+    add_failures(run, "other", 7, 100)
     negative = b'{"cluster": "hpc", "failures": -1, "node_seconds": 1}'
     for line in (b"{", b"[]", b'{"cluster": "hpc"}', negative, b"\xff\0"):
-        with (tmp_path / NAME).open("ab") as stream:
+        with (tmp_path / FAILURES).open("ab") as stream:
             stream.write(line + b"\n")
-    add(run, "hpc", 2, 50)
+    add_failures(run, "hpc", 2, 50)
     assert experience(run, "hpc") == Experience(3, 150)
 
 
 def test_points_of_a_sweep_write_beside_all_runs(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/sweep.json").write_text("{}")
-    assert path_for(tmp_path / "sweep/3") == path_for(tmp_path / "run") == tmp_path / NAME
+    assert failures_file(tmp_path / "sweep/3") == failures_file(tmp_path / "run") == tmp_path / FAILURES
 
 
 def test_a_folder_that_cannot_be_written_to_does_no_harm(tmp_path: Path) -> None:
-    add(tmp_path / "missing/run", "hpc", 1, 1)
-    assert failure_log.experience(tmp_path / "missing/run", "hpc") == Experience()
+    add_failures(tmp_path / "missing/run", "hpc", 1, 1)
+    assert history.experience(tmp_path / "missing/run", "hpc") == Experience()

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from launcher.files import memory_file
+from launcher import processes
 from launcher.worker import heartbeat
 from launcher.worker.hangs import Stacks
 from launcher.worker.heartbeat import Pulse
@@ -28,9 +28,10 @@ def memfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("memfd")
 def test_a_file_in_memory_has_no_path_and_is_known_by_its_name() -> None:
-    descriptor = memory_file.make("launcher-test")
+    descriptor = processes.memory_file("launcher-test")
     try:
-        assert memory_file.is_named(descriptor, "launcher-test") and not memory_file.is_named(descriptor, "another")
+        assert processes.is_memory_file(descriptor, "launcher-test")
+        assert not processes.is_memory_file(descriptor, "another")
         assert not os.get_inheritable(descriptor)
         status = os.fstat(descriptor)
         assert status.st_mode & 0o077 == 0 or not status.st_nlink  # nobody else can open it
@@ -59,4 +60,4 @@ def test_another_error_of_the_kernel_is_not_hidden(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "memfd_create", none_left)
     with pytest.raises(OSError, match="Too many"):
-        memory_file.make("launcher-test")
+        processes.memory_file("launcher-test")
