@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.measure import Result, interleaved, median_ratio, medians, report
-from launcher.schedulers.detect import detect
 from launcher.schedulers.pbs.executor import PBSExecutor
+from launcher.schedulers.qsub import detect
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
 

@@ -24,7 +24,7 @@ from launcher.runs.job_file import FunctionFile
 from launcher.runs.time_left import uptime
 from launcher.schedulers.tasks import environments
 
-FIRST_JOB = "LAUNCHER_FIRST_JOB"  # see launcher.schedulers.functions.scheduler
+FIRST_JOB = "LAUNCHER_FIRST_JOB"  # see launcher.schedulers.qsub
 
 
 def main(arguments: Sequence[str]) -> int:

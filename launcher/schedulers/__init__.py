@@ -5,14 +5,13 @@ other.
 
 - `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs
 - `registry`: loads schedulers, task starters and function executors by name; finds those of this machine
-- `detect`: detects the scheduler that the qsub on PATH belongs to: PBS, Torque, Grid Engine, Slurm
+- `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, what their jobs inherit
 - `run_command`: runs a scheduler's command with a timeout; submits a job exactly once
 - `successor`: submits the next job of a run, dependent on the end of the current one
 - `query_cache`: caches the list of the user's jobs for all commands on this machine
 - `executor`: base class of the submitit executors that submit runs and job arrays
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options
 - `job_environment`: which of the user's environment variables a job inherits
-- `environment_file`: writes environment.sh and the secrets for jobs that read their environment from a file
 - `exports`: converts an environment to shell `export` lines; the job's driver reads them
 - `topology`: rank, world size and hosts from the variables of srun, mpiexec, torchrun and others; node lists
 - `allocation`: the allocation in which this shell runs (cluster=allocation)

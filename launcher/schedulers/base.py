@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from launcher.config.scheduler_table import load
 from launcher.errors import LauncherError
 from launcher.failures.codes import NextReason
 
@@ -217,13 +218,15 @@ class Scheduler(ABC):
     title: str  # name of the scheduler in messages
     template: str  # job script template: name of a file in templates/, or an absolute path
     shell = JobVariables()  # shell expressions with which a job script reads its job id and array index
+    run_executor = ""  # import path (`module:Class`) of what `executor` returns
     queued = False  # whether submitted jobs wait in a queue
     on_this_machine = False  # whether jobs are processes of the submitting machine
     secrets_in_files = False  # whether jobs read their environment and secrets from files that the executor writes
 
-    @abstractmethod
     def executor(self) -> type[RunExecutor]:
         """Returns the submitit executor class that submits runs. Imports it on use, because submitit takes 30 ms."""
+        found: type[RunExecutor] = load(self.run_executor)
+        return found
 
     def starter(self, cluster: Cluster) -> str | None:
         """Returns what starts tasks on a job's nodes: a `step_starter`, a key of STARTERS; None: one machine."""

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 from submitit.core import core, utils
 
+from launcher import redaction
+from launcher.environment import secrets
 from launcher.errors import SubmissionError, UnavailableError
 from launcher.files.run_files import naming, write
 from launcher.files.shared_files import exists, unwrap
@@ -25,6 +27,7 @@ from launcher.runs.events import Started, Submitted, Submitting, every, first
 from launcher.runs.history import journal_events
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, parts
+from launcher.schedulers.exports import exports
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import submit_once
 from launcher.spec.plan import JobPlan
@@ -106,8 +109,18 @@ class RunExecutor(core.PicklingExecutor):
         return registry.queue(self.plan.cluster.scheduler).queries(self.plan.cluster.submit_timeout)
 
     def _environment(self, run: Run) -> Mapping[str, str]:
-        # The environment of the command that submits
-        return job_environment(os.environ, self.plan).environment
+        # The environment of the command that submits. Everybody can read what qsub's -V or -v hands on, so secrets of
+        # the job go to a private folder of the user, and the rest of its environment to the run directory.
+        environment = job_environment(os.environ, self.plan).environment
+        if not registry.scheduler(self.plan.cluster.scheduler).secrets_in_files:
+            return environment
+        patterns = self.plan.env.secrets
+        hidden = redaction.secrets_in(environment, patterns)
+        public = exports(secrets.without(environment, patterns))
+        run.write_environment(public + "".join(f"# not here: {name}\n" for name in hidden))
+        folder = self.plan.secrets_dir or str(secrets.folder())
+        secrets.hand_over([str(each.path) for each in self._handed or [run]], hidden, exports(hidden), folder)
+        return secrets.without(os.environ, patterns)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         # Submits a job unless it exists, and returns its id.

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.detect import QsubKind, detect
 from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.qsub import QsubKind, detect
 
 
 class RealPbs:

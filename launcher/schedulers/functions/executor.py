@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import re
+import sys
 import time
 import uuid
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from submitit.core import core, plugins, utils
 
+from launcher import __version__, paths
 from launcher.environment import secrets
-from launcher.errors import UnavailableError
+from launcher.errors import ConfigError, UnavailableError, near
 from launcher.files import ownership, run_files
 from launcher.files.json_types import as_json
 from launcher.files.shared_files import read_text, unwrap
+from launcher.own_module import own_module
 from launcher.redaction import SECRETS
 from launcher.runs.directory import require_private
+from launcher.runs.job_file import FunctionFile
 from launcher.runs.sweep_directory import element_id
-from launcher.schedulers import registry
-from launcher.schedulers.base import JobState, Queries, QueryError, SchedulerJob, parts
-from launcher.schedulers.detect import detect
+from launcher.schedulers import registry, tasks, templates
+from launcher.schedulers.base import JobState, JobVariables, Queries, QueryError, SchedulerJob, parts
 from launcher.schedulers.executor import NOT_OVER
-from launcher.schedulers.functions.scheduler import FunctionScheduler, Parameters, folder_of
+from launcher.schedulers.exports import exports
 from launcher.schedulers.functions.task import FunctionEnvironment, link_as, resubmissions
+from launcher.schedulers.qsub import QsubScheduler, detect
 from launcher.schedulers.run_command import SubmissionRefused, submit_once
+from launcher.schedulers.templates import Raw, command
+from launcher.units import parse_size, parse_time
 
 # -- Registers all executors of `registry.FUNCTIONS` with submitit, which loads only one per entry point `executor`
 
@@ -43,6 +52,209 @@ def add_ours() -> None:
     if plugins._get_plugins.cache_info().currsize:
         executors, _ = plugins._get_plugins()
         executors += [each for each in map(registry.function_executor, registry.FUNCTIONS) if each not in executors]
+
+
+# -- The resources and options of a submitit function's job, the same for all schedulers, and its job script
+
+
+P = TypeVar("P", bound="Parameters")
+GRACE = 8  # seconds between SIGTERM and SIGKILL of a job's tasks; PBS itself waits ten
+
+
+@dataclass(frozen=True)
+class Parameters(ABC):
+    """Parameters of an executor of functions. In submitit.AutoExecutor they have a prefix, such as `pbs_queue`.
+
+    Attributes:
+        name: job name.
+        queue: qsub -q.
+        project: qsub -P.
+        account: qsub -A.
+        walltime: wall time in seconds; users give minutes, or a text such as 24:00:00.
+        nodes: number of nodes.
+        tasks_per_node: number of tasks on each node; every task calls the function.
+        cpus_per_task: CPUs of each task; None: the scheduler's default.
+        ngpus: GPUs of each node.
+        mem: memory of each node in bytes; users give a text such as 16G.
+        resources: further resources of the whole job by name.
+        directives: further qsub options by name; a list adds the option once per value.
+        array_parallelism: maximum number of array elements that run at once.
+        setup: shell lines before the tasks, on the first node.
+        teardown: shell lines after the tasks, on the first node, in a shell of their own.
+        stderr_to_stdout: whether a task's stdout and stderr share one log file.
+        signal_delay_s: seconds before the end of the wall time at which the function is checkpointed.
+        rerunnable: whether the scheduler may requeue the job after a preemption or a node failure.
+    """
+
+    name: str = "submitit"
+    queue: str | None = None
+    project: str | None = None
+    account: str | None = None
+    walltime: int = 300
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int | None = None
+    ngpus: int = 0
+    mem: int | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    directives: Mapping[str, Any] = field(default_factory=dict)
+    array_parallelism: int = 256
+    setup: Sequence[str] = ()
+    teardown: Sequence[str] = ()
+    stderr_to_stdout: bool = False
+    signal_delay_s: int = 90
+    rerunnable: bool = True
+
+    # Set by each scheduler: its job script template, the script's shell expressions, and its key of registry.STARTERS.
+    template: ClassVar[str]
+    shell: ClassVar[JobVariables]
+    starter: ClassVar[str]
+    # The parameters of each type, for validation; numbers with their minimum.
+    texts: ClassVar[tuple[str, ...]] = ("name", "queue", "project", "account")
+    mappings: ClassVar[tuple[str, ...]] = ("resources", "directives")
+    lists: ClassVar[tuple[str, ...]] = ("setup", "teardown")
+    numbers: ClassVar[Mapping[str, int]] = {
+        "nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1, "ngpus": 0, "array_parallelism": 1, "signal_delay_s": 0,
+    }  # fmt: skip
+
+    @classmethod
+    def names(cls) -> set[str]:
+        return {each.name for each in dataclasses.fields(cls)}
+
+    @classmethod
+    def of(cls: type[P], given: Mapping[str, Any], folder: Path = Path("/")) -> P:
+        """Parses and validates the parameters that a user has given; None selects the default.
+
+        folder: directory of the job's output, whose name is validated too.
+        Raises ValueError: a parameter does not exist, or its value or the folder's name is invalid.
+        """
+        for name in given:
+            if name not in cls.names():
+                known = ", ".join(sorted(cls.names()))
+                raise ValueError(f"there is no parameter {name!r}.{near(name, cls.names())} Known: {known}")
+        values = {name: value for name, value in given.items() if value is not None}
+        try:
+            if "walltime" in values:
+                values["walltime"] = parse_time(str(values["walltime"]))
+            if "mem" in values:
+                values["mem"] = parse_size(str(values["mem"]))
+            cls._check_types(values)
+            cls._check_together(values)
+            parameters = cls(**values)
+            parameters.directive_lines(str(folder), "", None)
+            parameters._start()
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return parameters
+
+    @classmethod
+    def _check_types(cls, values: Mapping[str, Any]) -> None:
+        for name in cls.texts:
+            if not isinstance(values.get(name, ""), str):
+                raise ValueError(f"{name}={values[name]!r}: it must be a text")
+        for name in cls.mappings:
+            value = values.get(name, {})
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise ValueError(f"{name}={value!r}: it must be a dictionary with texts as keys")
+        for name in cls.lists:
+            if isinstance(values.get(name), str):
+                raise ValueError(f"{name}={values[name]!r}: it must be a list")
+        for name, least in cls.numbers.items():
+            value = values.get(name, least)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}={value!r}: it must be a whole number of {least} or more")
+
+    @classmethod
+    @abstractmethod
+    def _check_together(cls, values: dict[str, Any]) -> None:
+        """Checks parameters that depend on each other, and adds derived values to `values`.
+
+        Raises:
+            ValueError: parameters contradict each other.
+            ConfigError: an option or resource is invalid.
+        """
+
+    @abstractmethod
+    def directive_lines(self, folder: str, token: str, array: str | None) -> list[str]:
+        """Returns the directive lines of the job script without their prefix (`#PBS`), with quoted values.
+
+        folder: directory of the job script's output; array: indices and throttle (`0-14%4`); None: a plain job.
+        Raises ConfigError: a value cannot be written in a line, or `directives` has an option of another parameter.
+        """
+
+    def script(
+        self, *, executor: str, folder: Path, payload: Path, environment: Path, python: str | None, token: str,
+        indices: range, umask: int,
+    ) -> tuple[str, FunctionFile]:  # fmt: skip
+        """Returns the script of a job or of an array, and what its driver reads in PAYLOAD.json.
+
+        folder: submitit's folder; may contain %j.
+        payload: path of the payload files, without their ending `_INDEX.pkl`.
+        environment: path of the shell file with the job's environment.
+        python: shell command that starts Python in the tasks; None: this interpreter.
+        indices: indices of the array elements; a single index gives a plain job.
+        umask: umask of the function's process.
+        """
+        templates.quote(folder)  # refuses control characters
+        whole, workdir = folder_of(folder), os.getcwd()
+        array = None
+        if len(indices) > 1:
+            limit = f"%{self.array_parallelism}" if self.array_parallelism < len(indices) else ""
+            array = f"{indices[0]}-{indices[-1]}{limit}"
+        main, begin = (paths.PACKAGE / "job" / name for name in ("__main__.py", "begin.sh"))
+        text = templates.template(self.template).render(
+            plan=None,
+            heading=Raw(f"# Made by launcher {__version__} for submitit. What this file does: docs/job-script.md"),
+            directives=[Raw(line) for line in self.directive_lines(str(whole), token, array)],
+            shell=templates.shell_text(self.shell),
+            array=array,
+            driver=command([sys.executable, "-I", main, "functions", f"{payload}.json"]),
+            workdir=workdir,
+            umask=Raw(f"{umask:03o}"),
+            environment_file=environment,
+            begin=begin,
+            modules=Raw("yes" if self.setup else ""),
+            setup=[Raw(line) for line in self.setup],
+        )
+        words = [sys.executable] if python is None else ["bash", "-c", f'{python} "$@"', "python"]
+        job = FunctionFile(
+            folder=str(whole),
+            payload=str(payload),
+            index=indices[0],
+            start=(*words, *self._start()) if self.nodes * self.tasks_per_node > 1 else (),
+            task=(
+                *words, "-u", *own_module("launcher.schedulers.functions.task"), str(folder),
+                *(["--merge-output"] if self.stderr_to_stdout else []),
+            ),
+            variables={
+                "LAUNCHER_JOB_NAME": self.name, "LAUNCHER_SCRIPT": f"{payload}.sh", "LAUNCHER_UMASK": f"{umask:03o}",
+                "SUBMITIT_EXECUTOR": executor,
+            },
+            signals=tuple(self.shell.signals.split()),
+            seconds=self.walltime - min(self.signal_delay_s, self.walltime // 2),
+            workdir=workdir,
+            environment=str(environment),
+            teardown=tuple(self.teardown),
+            code_root=None if (root := paths.code_root()) is None else str(root),
+        )  # fmt: skip
+        return text, job
+
+    def _start(self) -> list[str]:
+        return tasks.command(
+            "", self.nodes, self.tasks_per_node, GRACE, starter="mpiexec" if self._mpiexec else self.starter,
+            mpiexec=self._mpiexec, keep_going=True,
+        )[1:]  # fmt: skip
+
+    @property
+    def _mpiexec(self) -> Sequence[str]:
+        return ()
+
+
+def folder_of(folder: Path) -> Path:
+    """Returns submitit's folder up to the first component with a job-specific placeholder (%j, %A, %a, %t)."""
+    from submitit.core.utils import JobPaths
+
+    return JobPaths.get_first_id_independent_folder(folder)
 
 
 # -- The submitit executor that submits users' functions; its jobs and their states
@@ -134,7 +346,7 @@ class FunctionJob(core.Job[Any]):
     """A submitit job of PBS or Grid Engine that runs a function."""
 
     _cancel_command = "qdel"
-    scheduler: ClassVar[FunctionScheduler]
+    scheduler: ClassVar[QsubScheduler]
     watcher: JobWatcher
 
     def _register_in_watcher(self) -> None:
@@ -147,7 +359,7 @@ class FunctionJob(core.Job[Any]):
         if found is not None or self._sub_jobs:
             return found
         with contextlib.suppress(OSError, QueryError):
-            output = self.scheduler.output(self.watcher.current(self.job_id))
+            output = f"{self.scheduler.native_id(self.watcher.current(self.job_id))}.OU"
             return (folder_of(self.paths._folder) / output).read_text(errors="replace") or None
         return None
 
@@ -165,7 +377,8 @@ class FunctionExecutor(core.PicklingExecutor):
 
     job_class: type[FunctionJob]
     environment: ClassVar[type[FunctionEnvironment]]
-    scheduler: ClassVar[FunctionScheduler]
+    scheduler: ClassVar[QsubScheduler]
+    parameters_class: ClassVar[type[Parameters]]
 
     def __init__(
         self,
@@ -188,7 +401,7 @@ class FunctionExecutor(core.PicklingExecutor):
         super().__init__(folder, max_num_timeout, max_pickle_size_gb)
         if problem := detect().problem(self.scheduler.kind):
             raise RuntimeError(problem)
-        self.scheduler.parameters.of({}, folder_of(self.folder))
+        self.parameters_class.of({}, folder_of(self.folder))
         self.python = python
         self._queries = self.scheduler.queries()
 
@@ -216,7 +429,7 @@ class FunctionExecutor(core.PicklingExecutor):
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
-        return cls.scheduler.parameters.names()
+        return cls.parameters_class.names()
 
     def _convert_parameters(self, params: dict[str, Any]) -> dict[str, Any]:
         params = super()._convert_parameters(params)
@@ -225,12 +438,12 @@ class FunctionExecutor(core.PicklingExecutor):
         return params
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        self.scheduler.parameters.of({**self.parameters, **kwargs})
+        self.parameters_class.of({**self.parameters, **kwargs})
         super()._internal_update_parameters(**kwargs)
 
     @property
     def _request(self) -> Parameters:
-        return self.scheduler.parameters.of(self.parameters)
+        return self.parameters_class.of(self.parameters)
 
     def _num_tasks(self) -> int:
         return self._request.nodes * self._request.tasks_per_node
@@ -257,7 +470,7 @@ class FunctionExecutor(core.PicklingExecutor):
         if count == 1:
             return None
         try:
-            return self.scheduler.largest_array(self.parameters.get("queue"))
+            return self._queries.largest_array(self.parameters.get("queue"))
         except QueryError:  # qsub has a longer timeout, and refuses an array that is too large
             return None
 
@@ -321,7 +534,7 @@ class FunctionExecutor(core.PicklingExecutor):
 
     def _environment(self, folder: Path) -> Path:
         # Equal environments share a file
-        text = os.fsencode(self.scheduler.exports(dict(sorted(os.environ.items()))))
+        text = os.fsencode(exports(self.scheduler.inherited(dict(sorted(os.environ.items()))).environment))
         path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
         if not path.exists():
             run_files.replace(path, text, sync=False)

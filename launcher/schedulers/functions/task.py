@@ -23,7 +23,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.runs.directory import require_private
 from launcher.schedulers import registry, topology
-from launcher.schedulers.functions.scheduler import FIRST_JOB, FunctionScheduler
+from launcher.schedulers.qsub import FIRST_JOB, QsubScheduler
 from launcher.schedulers.run_command import submit_once
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def link_as(file: Path, name: Path) -> None:
 class FunctionEnvironment(job_environment.JobEnvironment):
     """The rank and the nodes of this process, with the attributes that submitit reads."""
 
-    scheduler: ClassVar[FunctionScheduler]
+    scheduler: ClassVar[QsubScheduler]
     _env = {"job_id": "LAUNCHER_JOB_ID"}  # noqa: RUF012  submitit's
 
     @property

@@ -12,7 +12,6 @@ from launcher.schedulers.base import Ending, JobVariables, Scheduler
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 
 if TYPE_CHECKING:
-    from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
 
 STARTED_BY_HAND = "${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"  # in an allocation of Slurm, say
@@ -24,13 +23,9 @@ class LocalScheduler(Scheduler):
     name = "local"
     title = "this machine"
     template = "local.sh.j2"
+    run_executor = "launcher.schedulers.local.executor:LocalExecutor"
     shell = JobVariables(job_id=STARTED_BY_HAND)
     on_this_machine = True
-
-    def executor(self) -> type[RunExecutor]:
-        from launcher.schedulers.local.executor import LocalExecutor
-
-        return LocalExecutor
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         return scrubbed(environ)

@@ -7,10 +7,13 @@ import getpass
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.failures.text import signal_name
@@ -23,12 +26,24 @@ from launcher.schedulers.base import (
     QueryError,
     SchedulerJob,
 )
-from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Form
-from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
+from launcher.schedulers.qsub import TOKEN, QsubCommands
+from launcher.schedulers.run_command import SubmitCommand
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time
+
+# -- Finds the commands of PBS, on a login node and in a job
+
+
+def find(command: str) -> str | None:
+    """Returns the path of a PBS command on PATH, else in PBS_EXEC of pbs.conf (a job's PATH may lack it), or None."""
+    folders = [os.environ.get("PATH", os.defpath)]
+    with contextlib.suppress(OSError):
+        text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
+        folders += [f"{folder}/bin" for folder in re.findall(r"^PBS_EXEC=(\S+)", text, re.MULTILINE)]
+    return shutil.which(command, path=os.pathsep.join(folders))
+
 
 # -- Runs PBS's job commands (qsub, qstat, qselect, qalter, qdel), each with a timeout, and parses their output
 # No call passes more than one job id to qstat. All jobs of the user are queried with `qstat -u`, which the server
@@ -59,7 +74,6 @@ ENDS = (
 # Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15139 (a job in the history), 15159 (an ended subjob).
 UNKNOWN_JOB, FINISHED, FINISHED_SUBJOB, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 55, 170, 159
 DELETED = "91"  # substate of a deleted job
-TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job by which `find` finds it
 # Error messages of PBS's commands if the server was not reached.
 _UNREACHED = r"cannot connect|Connection refused|Unknown Host|No route to host|Server shutting down"
 UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
@@ -83,15 +97,12 @@ NEWEST = 100  # maximum number of jobs with the same name in which a token is lo
 
 
 @dataclass(frozen=True)
-class PBS:
-    """PBS's queries and commands for jobs; see `base.Queries`."""
+class PBS(QsubCommands):
+    """PBS's queries and commands for jobs; see `qsub.QsubQueries`."""
 
-    timeout: float = 60  # timeout of each command in seconds
     terse: ClassVar[tuple[str, ...]] = ()
-
-    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
-        """Returns the output of a command; raises QueryError unless it exits in time with a code in `good`."""
-        return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+    unanswered = NO_ANSWER
+    job_limit = JOB_LIMIT
 
     def jobs(self) -> dict[str, SchedulerJob]:
         """Returns this user's jobs that have not ended, and the subjobs of their arrays, by `short` id."""
@@ -105,7 +116,6 @@ class PBS:
         return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def count_jobs(self) -> Counter[str]:
-        """Returns the number of this user's pending and running jobs and subjobs by queue; "" is the total."""
         return parse_counts(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def ended(self, job_id: str) -> SchedulerJob | None:
@@ -168,33 +178,20 @@ class PBS:
                 return job_id
         return None
 
-    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
-        """Returns the command with which `submit` submits a script."""
-        kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
-        return SubmitCommand(["qsub", *arguments, script], kept)
-
-    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a script (`-`: `text` through stdin) with qsub, and returns the job's id.
+    def request(
+        self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
+    ) -> SubmitCommand:
+        """Returns the command with which `submit` submits a script.
 
         Without -f, qsub leaves a background process through which later qsubs submit. This is faster, but a submission
         can then succeed after its qsub has exceeded the timeout.
-        Raises SubmissionRefused: PBS refused the job; the text has its message and a hint.
-        Raises NoAnswer: the reply was lost, so the job may or may not exist.
         """
-        request = self.request(script, environment, *arguments)
-        done = run_submission(replace(request, text=text), timeout=self.timeout)
+        kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
+        return SubmitCommand(["qsub", *arguments, script if text is None else "-"], kept, text)
+
+    def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None:
         ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
-        if done.returncode == 0 and ids:
-            return str(ids[-1])
-        words = " ".join(done.stderr.split("usage:")[0].split()) or f"exit code {done.returncode}"
-        if done.returncode == 0 or NO_ANSWER.search(words):
-            raise NoAnswer(words)
-        hint = self._hint(done.returncode, words)
-        raise SubmissionRefused(
-            f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
-            definite=words.startswith("qsub: "),  # else a site's wrapper script may have failed after PBS accepted it
-            job_limit=JOB_LIMIT.search(words) is not None,
-        )
+        return str(ids[-1]) if done.returncode == 0 and ids else None
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
         """Returns qsub's options for a job behind others; see `Queries.options`."""
@@ -251,10 +248,9 @@ class PBS:
             raise QueryError(f"qstat -Q has a limit that could not be read: {error}") from None
 
     def max_array_size(self, plan: JobPlan) -> int | None:
-        return self.max_subjobs(settings_of(plan, PBSSettings).queue)
+        return self.largest_array(settings_of(plan, PBSSettings).queue)
 
-    def max_subjobs(self, queue: str | None) -> int | None:
-        """Returns the maximum number of subjobs of an array in a queue (None: the default one); None: no limit."""
+    def largest_array(self, queue: str | None) -> int | None:
         server = self._server()
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
         if queue:
@@ -510,14 +506,3 @@ SHELL = JobVariables(
     job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
     output="$PBS_JOBID.OU",
 )  # fmt: skip
-
-
-# Variables that PBS sets in each job: a folder on each node, the number of CPUs, and BATCH.
-SET_ANEW = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
-
-
-def pbs_environment(environ: Mapping[str, str]) -> Scrubbed:
-    """Returns the environment that a new job inherits from `environ`, without the variables that PBS itself sets."""
-    # Within a job, PBS has set it to the job's CPUs; elsewhere the user has set it.
-    threads = {"OMP_NUM_THREADS"} if "PBS_JOBID" in environ else set()
-    return scrubbed(environ, own=SET_ANEW | threads)

@@ -10,8 +10,8 @@ from typing import Any
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
-from launcher.schedulers.pbs.client import TOKEN
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
+from launcher.schedulers.qsub import TOKEN
 from launcher.schedulers.templates import quote, require_plain
 from launcher.spec.plan import JobPlan, settings_of
 

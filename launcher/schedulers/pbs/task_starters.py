@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from launcher.schedulers import tasks as task_group
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.exports import exports as all_exports
 from launcher.schedulers.pbs.capacity import ResourceQueries
-from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.client import PBS, find
 from launcher.schedulers.tasks import attempt_is_over
 from launcher.schedulers.topology import hosts_of
 
@@ -334,20 +333,11 @@ def _guarded(tasks: Sequence[PbsTask], environment: TaskEnvironment) -> Iterator
         environment.remove()  # it may have secrets
 
 
-def find(command: str = "pbsdsh") -> str | None:
-    """Returns the path of a PBS command on PATH, else in PBS_EXEC of pbs.conf (a job's PATH may lack it), or None."""
-    folders = [os.environ.get("PATH", os.defpath)]
-    with contextlib.suppress(OSError):
-        text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
-        folders += [f"{folder}/bin" for folder in re.findall(r"^PBS_EXEC=(\S+)", text, re.MULTILINE)]
-    return shutil.which(command, path=os.pathsep.join(folders))
-
-
 def run_pbsdsh(request: task_group.TaskRequest) -> int:
     """Starts the tasks on the job's first hosts; returns the first failed status, NO_RETRY if it cannot, else 0."""
     folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
     os.umask(0o077)
-    pbsdsh = find()
+    pbsdsh = find("pbsdsh")
     if pbsdsh is None:
         print("launcher: pbsdsh is not on PATH: add the folder of the PBS commands to it", file=sys.stderr)
         return errors.NO_RETRY

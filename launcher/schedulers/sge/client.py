@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ from launcher.schedulers.base import (
     SchedulerJob,
     parse_elements,
 )
-from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
+from launcher.schedulers.qsub import TOKEN, QsubCommands
+from launcher.schedulers.run_command import SubmitCommand, query
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -59,7 +60,6 @@ def hosts_of(pe_hostfile: str) -> list[str]:
 # The first array element has the id `17_0` here, as for the other schedulers; Grid Engine counts array tasks from 1.
 
 
-TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job's context by which `find` finds it
 # Error messages of the commands if the qmaster was not reached.
 _UNREACHED = r"unable to contact qmaster|can't (get|read) (the )?qmaster|cannot reach qmaster|error: commlib error"
 UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROOT is not set", re.IGNORECASE)
@@ -76,22 +76,18 @@ LIMIT, RESCHEDULED = "37", "25"
 
 
 @dataclass(frozen=True)
-class SGE:
-    """Grid Engine's queries and commands for jobs; see `base.Queries`."""
+class SGE(QsubCommands):
+    """Grid Engine's queries and commands for jobs; see `qsub.QsubQueries`."""
 
-    timeout: float = 60  # timeout of each command in seconds
     terse: ClassVar[tuple[str, ...]] = ("-terse",)
-
-    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
-        """Returns the output of a command; raises QueryError unless it exits in time with a code in `good`."""
-        return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+    unanswered = NO_ANSWER
+    job_limit = JOB_LIMIT
 
     def jobs(self) -> dict[str, SchedulerJob]:
         """Returns this user's jobs that have not ended, and the elements of their arrays, by id."""
         return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
 
     def count_jobs(self) -> Counter[str]:
-        """Returns the number of this user's pending and running jobs and array elements by queue; "" is the total."""
         return parse_counts(self.run("qstat", "-xml", "-r", "-g", "d", "-u", getpass.getuser()))
 
     def key(self, job_id: str) -> str:
@@ -160,34 +156,12 @@ class SGE:
         named = [script] if text is None else []  # without a path, qsub reads stdin
         return SubmitCommand(["qsub", *noted, *arguments, *named], environment, text)
 
-    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a script with qsub, and returns the job's id.
+    def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None:
+        ids = SUBMITTED.findall(f"{done.stdout}\n{done.stderr}")
+        return str(ids[-1]) if ids else None
 
-        | qsub prints | exit code | result |
-        |---|---|---|
-        | `Your job 7 ("name") has been submitted` | 0, or 1 after a warning | the job's id |
-        | a message that the qmaster was not reached, or its reply was lost | any | NoAnswer |
-        | anything else | 0 | NoAnswer |
-        | anything else | not 0 | SubmissionRefused |
-
-        script: path of the script; ignored with `text`.
-        text: text of the script, which is sent to qsub's stdin.
-        Raises SubmissionRefused: Grid Engine refused the job; the text has its message and a hint.
-        Raises NoAnswer: the reply was lost, so the job may or may not exist.
-        """
-        done = run_submission(self.request(script, environment, *arguments, text=text), timeout=self.timeout)
-        if ids := SUBMITTED.findall(f"{done.stdout}\n{done.stderr}"):
-            return str(ids[-1])
-        words = " ".join((done.stderr.strip() or done.stdout.strip()).removesuffix("Exiting.").split())
-        words = words.removeprefix("Unable to run job: ").removeprefix("qsub: ") or f"exit code {done.returncode}"
-        if done.returncode == 0 or NO_ANSWER.search(words):
-            raise NoAnswer(words)
-        hint = next((hint for pattern, hint in HINTS if re.search(pattern, words)), None)
-        raise SubmissionRefused(
-            f"qsub refused the job: {words}" + (f" ({hint})" if hint else ""),
-            definite=done.stderr.startswith(("Unable to run job: ", "qsub: ")),
-            job_limit=JOB_LIMIT.search(words) is not None,
-        )
+    def _hint(self, code: int, words: str) -> str | None:
+        return next((hint for pattern, hint in HINTS if re.search(pattern, words)), None)
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
         """Returns qsub's options for a job behind others; see `Queries.options`."""
@@ -211,7 +185,10 @@ class SGE:
     def throttle(self, job_id: str, most: int) -> None:
         self.run("qalter", "-tc", str(most), array_of(job_id))
 
-    def max_array_size(self, plan: JobPlan | None = None) -> int | None:
+    def max_array_size(self, plan: JobPlan) -> int | None:
+        return self.largest_array()
+
+    def largest_array(self, queue: str | None = None) -> int | None:
         """Returns the maximum size of an array (max_aj_tasks of the configuration), or None without a limit (0)."""
         match = re.search(r"^max_aj_tasks\s+(\d+)", self.run("qconf", "-sconf"), re.MULTILINE)
         return (int(match[1]) or None) if match else None
@@ -438,22 +415,3 @@ SHELL = JobVariables(
     output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
     again=("LAUNCHER_SGE_AGAIN", 99),
 )  # fmt: skip
-
-
-# Variables that select the cell and its qmaster; kept, because a job that submits another one needs them.
-KEPT = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH", "SGE_ND")
-
-
-# Variables that Grid Engine sets in each job (submit(1), ENVIRONMENTAL VARIABLES).
-OF_A_JOB = {
-    *("ARC", "ENVIRONMENT", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES", "NSLOTS", "PE", "PE_HOSTFILE"),
-    *("QUEUE", "REQUEST", "REQNAME", "RESTARTED", "TMPDIR", "TMP", "QRSH_PORT", "QRSH_COMMAND"),
-}
-
-
-def sge_environment(environ: Mapping[str, str]) -> Scrubbed:
-    """Returns the environment that a new job inherits from `environ`, without the variables that Grid Engine sets."""
-    own = {name for name in environ if name in OF_A_JOB or (name.startswith("SGE_") and name not in KEPT)}
-    # Within a job, Grid Engine has set it to the job's CPUs; elsewhere the user has set it.
-    threads = {"OMP_NUM_THREADS"} if "JOB_ID" in environ else set()
-    return scrubbed(environ, kept=KEPT, own=own | threads)

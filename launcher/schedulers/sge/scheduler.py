@@ -3,95 +3,84 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
-from launcher.schedulers.base import (
-    JobExecution,
-    QueryError,
-    Queue,
-)
-from launcher.schedulers.detect import QsubKind, detect
-from launcher.schedulers.job_environment import Scrubbed
-from launcher.schedulers.sge.client import SGE, SHELL, array_of, find, history, hosts_of, sge_environment
+from launcher.schedulers.base import JobExecution, QueryError
+from launcher.schedulers.qsub import FIRST_JOB, TOKEN, QsubKind, QsubScheduler, detect
+from launcher.schedulers.sge import client, script
+from launcher.schedulers.sge.client import SGE, SHELL, array_of, history, hosts_of, sge_id
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
-    from launcher.runs.directory import Run
-    from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.pending import Explanation, Waiting
     from launcher.schedulers.sge.limits import SGESite
     from launcher.spec.plan import JobPlan
 
-# Variables that select the cell, and the port of its qmaster.
-SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
+# Variables that Grid Engine sets in each job, in addition to SGE_* (submit(1), ENVIRONMENTAL VARIABLES).
+OF_A_JOB = {
+    *("ARC", "ENVIRONMENT", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES", "NSLOTS", "PE", "PE_HOSTFILE"),
+    *("QUEUE", "REQUEST", "REQNAME", "RESTARTED", "TMPDIR", "TMP", "QRSH_PORT", "QRSH_COMMAND"),
+}
 # Variable of a job with the path of a file. If the file exists, the job script exits with 99, which requeues the job.
 AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
-class SGEScheduler(Queue):
+class SGEScheduler(QsubScheduler):
     """Grid Engine as a scheduler. The modules that diagnosis needs are imported on use."""
 
     name = "sge"
     title = "Grid Engine"
     requeues = True
-    command = "qsub"
     template = "sge.sh.j2"
+    run_executor = "launcher.schedulers.sge.executor:SGERunExecutor"
     shell = SHELL
     interactive = "qrsh -pe NAME SLOTS bash"
     joins_values = False
     allocation_variables = ("JOB_ID", "PE_HOSTFILE")
-    secrets_in_files = True
+    kind = QsubKind.GRID_ENGINE
+    of_server = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
+    job_variable = "JOB_ID"
+    kept = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH", "SGE_ND")
+    usr_signal_kills = True  # -notify
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
         return Allocation(len(hosts_of(read_nodes(environ, "PE_HOSTFILE"))), "qrsh", job=environ["JOB_ID"])
-
-    def executor(self) -> type[RunExecutor]:
-        from launcher.schedulers.sge.executor import SGERunExecutor
-
-        return SGERunExecutor
 
     def starter(self, cluster: Cluster) -> str:
         return "qrsh"
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        from launcher.schedulers.sge import script
-
         return script.names(values)
 
     def command_options(self) -> Mapping[str, bool | None]:
-        from launcher.schedulers.sge import script
-
         return script.command_options()
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        from launcher.schedulers.sge import script
-
         return script.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        from launcher.schedulers.sge import script
-
         return script.lines(plan, token, array, folder)
 
-    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        return sge_environment(environ)
-
-    def problem(self) -> str | None:
-        return detect().problem(QsubKind.GRID_ENGINE)
-
-    def queries(self, timeout: float) -> SGE:
+    def queries(self, timeout: float = 60) -> SGE:
         return SGE(timeout)
 
-    def here(self) -> bool:
-        return detect().kind is QsubKind.GRID_ENGINE
+    def native_id(self, job_id: str) -> str:
+        return sge_id(job_id)
 
-    def server(self) -> tuple[str | None, ...]:
-        return (shutil.which("qstat"), *map(os.environ.get, SERVER))
+    def find(self, command: str) -> str | None:
+        return client.find(command)
+
+    def of_a_job(self, name: str) -> bool:
+        return name in OF_A_JOB or (name.startswith("SGE_") and name not in self.kept)
+
+    def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
+        plain = re.sub(r"^#\$ -tc? .*\n", "", script, flags=re.MULTILINE).replace("$JOB_ID.$TASK_ID.OU", "$JOB_ID.OU")
+        return plain, ("-v", f"{FIRST_JOB}={first}", "-ac", f"{TOKEN}={token}")
 
     def array_of(self, job_id: str) -> str:
         return array_of(job_id)
@@ -101,16 +90,8 @@ class SGEScheduler(Queue):
 
         return limits.compare(plan)
 
-    def count_jobs(self, timeout: float) -> Mapping[str, int]:
-        return SGE(timeout).count_jobs()
-
     def own_job(self, environ: Mapping[str, str]) -> str:
         return environ.get("LAUNCHER_JOB_ID", "")
-
-    def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
-        from launcher.schedulers import environment_file
-
-        return environment_file.within_job(plan, run, find("qsub"))
 
     def can_be_waited_for(self, job_id: str) -> bool:
         return "_" not in job_id  # for an array element, -hold_jid would wait for the whole array

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
-from launcher.schedulers.sge.client import TOKEN
+from launcher.schedulers.qsub import TOKEN
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 from launcher.schedulers.templates import require_plain
 from launcher.spec.plan import JobPlan, settings_of

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.runs.directory import Run
-    from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.pending import Explanation, Form, Waiting
     from launcher.schedulers.slurm.limits import SlurmSite
     from launcher.spec.plan import JobPlan
@@ -42,6 +41,7 @@ class SlurmScheduler(Queue):
     command = "sbatch"
     output_signal = 53  # RaisedSignal:53(Real-time_signal_19)
     template = "sbatch.sh.j2"
+    run_executor = "launcher.schedulers.slurm.executor:SlurmExecutor"
     shell = JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
@@ -55,11 +55,6 @@ class SlurmScheduler(Queue):
         nodes = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
         cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")  # `16(x2),8`
         return Allocation(nodes, "srun", tuple(expand_counts(cpus)) if cpus else (), environ["SLURM_JOB_ID"])
-
-    def executor(self) -> type[RunExecutor]:
-        from launcher.schedulers.slurm.executor import SlurmExecutor
-
-        return SlurmExecutor
 
     def starter(self, cluster: Cluster) -> str:
         return "srun"

@@ -18,7 +18,6 @@ from tests.fakes.third_scheduler.settings import ThirdSettings
 
 if TYPE_CHECKING:
     from launcher.runs.directory import Run
-    from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
 
 
@@ -87,12 +86,8 @@ class ThirdScheduler(Queue):
     name = "third"
     title = "the third scheduler"
     template = str(Path(__file__).with_name("third.sh.j2"))
+    run_executor = "tests.fakes.third_scheduler.executor:ThirdExecutor"
     no_requeue = "it has no such command"
-
-    def executor(self) -> type[RunExecutor]:
-        from tests.fakes.third_scheduler.executor import ThirdExecutor
-
-        return ThirdExecutor
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         settings = settings_of(plan, ThirdSettings)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.detect import Qsub, QsubKind, detect, judge
+from launcher.schedulers.qsub import Qsub, QsubKind, detect, judge
 
 ELF = b"\x7fELF\x02\x01\x01 slurm"  # a program may contain any word
 PERL = b"""\

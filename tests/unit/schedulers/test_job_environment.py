@@ -6,7 +6,7 @@ import pytest
 
 from launcher.schedulers import registry
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.pbs.client import pbs_environment
+from launcher.schedulers.pbs.scheduler import PBSScheduler
 from tests.unit.plans import plan_of
 
 USERS = {
@@ -68,7 +68,7 @@ OF_A_PBS_JOB = [
 
 def test_a_pbs_job_gets_no_place_in_another_and_finds_the_same_server() -> None:
     dirty = {**DIRTY, **OF_PBS, **dict.fromkeys(OF_A_PBS_JOB, "1")}
-    scrubbed = pbs_environment(dirty)
+    scrubbed = PBSScheduler().inherited(dirty)
     assert scrubbed.environment == {name: value for name, value in (USERS | OF_PBS).items() if name not in OF_A_PBS_JOB}
     assert scrubbed.dropped == tuple(sorted({*SCHEDULERS, *LAUNCHERS, *OF_A_PBS_JOB}))
     assert job_environment(dirty, plan_of(cluster={"scheduler": "pbs"})) == scrubbed
@@ -78,7 +78,7 @@ def test_a_pbs_job_gets_no_place_in_another_and_finds_the_same_server() -> None:
 def test_threads_are_the_users_wish_unless_a_pbs_job_set_them(inside: bool) -> None:
     wish = {"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "true"}
     environ = {**wish, "NCPUS": "4", "ENVIRONMENT": "BATCH", "TMPDIR": "/x", **({"PBS_JOBID": "7.s"} if inside else {})}
-    scrubbed = pbs_environment(environ)
+    scrubbed = PBSScheduler().inherited(environ)
     assert scrubbed.environment == ({"OMP_PROC_BIND": "true"} if inside else wish)
     assert scrubbed.dropped == tuple(sorted(environ.keys() - scrubbed.environment.keys()))
 

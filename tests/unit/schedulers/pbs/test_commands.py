@@ -851,7 +851,7 @@ def questions(pbs: PBS) -> dict[str, Any]:
         "qstat -f": lambda: pbs.ended("7"),
         "qselect": lambda: pbs.find("token", "job"),
         "qstat -Q": pbs.queues,
-        "qstat -B": lambda: pbs.max_subjobs(None),
+        "qstat -B": lambda: pbs.largest_array(None),
         "qdel": lambda: pbs.cancel("7"),
     }
 
@@ -1057,6 +1057,6 @@ def test_an_array_is_no_larger_than_server_and_queue_allow(
     # A job that names no queue gets into the default one.
     for asked_for in {queue, None if default else queue}:
         (commands / "asked").unlink(missing_ok=True)
-        assert PBS().max_subjobs(asked_for) == most
+        assert PBS().largest_array(asked_for) == most
         calls = [["qstat", "-B", "-f", "-F", "json"], ["qstat", "-Q", "-f", "-F", "json", "debug"]]
         assert asked(commands) == calls[: 2 if asked_for or default else 1]

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from launcher import schedulers
 from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
-from launcher.schedulers.detect import Qsub, QsubKind
 from launcher.schedulers.pbs import limits, scheduler
 from launcher.schedulers.pbs.client import PBSQueue
 from launcher.schedulers.pbs.scheduler import PBSScheduler
+from launcher.schedulers.qsub import Qsub, QsubKind
 from tests.unit.plans import make_cluster
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
@@ -28,8 +29,8 @@ OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
     ],
 )  # fmt: skip
 def test_whose_qsub_is_found_is_told(monkeypatch: pytest.MonkeyPatch, qsub: Qsub, found: str) -> None:
-    monkeypatch.setattr(scheduler, "detect", lambda: qsub)
-    monkeypatch.setattr(scheduler, "detect", lambda: qsub)
+    for module in (scheduler, schedulers.qsub):
+        monkeypatch.setattr(module, "detect", lambda: qsub)
     assert PBSScheduler().found() == found
     assert bool(PBSScheduler().problem()) is (qsub.kind is not QsubKind.PBS)
 

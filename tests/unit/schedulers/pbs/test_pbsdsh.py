@@ -22,7 +22,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault
 from launcher.runs.history import first_fault
 from launcher.schedulers import allocation, tasks
-from launcher.schedulers.pbs import task_starters
+from launcher.schedulers.pbs import client, task_starters
 from launcher.schedulers.pbs import task_starters as pbs_task
 from launcher.schedulers.pbs.task_starters import SETTLE_TIME, PbsTask, TaskEnvironment, exports
 from launcher.schedulers.tasks import TaskRequest
@@ -122,7 +122,7 @@ def test_pbsdsh_is_found_where_pbs_is_installed(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "pbs.conf").write_text(f"PBS_SERVER=s\nPBS_EXEC={tmp_path}\n")
     monkeypatch.setenv("PATH", str(command.parent) if on_path else "/bin")
     monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / ("none" if on_path else "pbs.conf")))
-    assert task_starters.find() == str(command)
+    assert client.find("pbsdsh") == str(command)
 
 
 def task_of(tmp_path: Path, pbsdsh: str, command: str) -> PbsTask:

@@ -11,7 +11,7 @@ import pytest
 from launcher import bounds
 from launcher.errors import ConfigError
 from launcher.schedulers.sge import node, qrsh, script
-from launcher.schedulers.sge.client import sge_environment
+from launcher.schedulers.sge.scheduler import SGEScheduler
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.sections import Cluster
 from tests.unit.plans import sge_plan
@@ -96,10 +96,10 @@ def test_a_job_finds_the_cell_and_nothing_of_another_job() -> None:
         "SGE_ROOT": "/sge", "SGE_CELL": "c", "SGE_QMASTER_PORT": "1", "SGE_TASK_ID": "3", "JOB_ID": "7", "NSLOTS": "4",
         "PE_HOSTFILE": "/x", "TMPDIR": "/tmp/7", "OMP_NUM_THREADS": "4", "HOME": "/home/me",
     }  # fmt: skip
-    assert sge_environment(environ).environment == {
+    assert SGEScheduler().inherited(environ).environment == {
         "SGE_ROOT": "/sge", "SGE_CELL": "c", "SGE_QMASTER_PORT": "1", "HOME": "/home/me",
     }  # fmt: skip
-    assert sge_environment({"OMP_NUM_THREADS": "4"}).environment == {"OMP_NUM_THREADS": "4"}
+    assert SGEScheduler().inherited({"OMP_NUM_THREADS": "4"}).environment == {"OMP_NUM_THREADS": "4"}
 
 
 def test_an_order_is_one_short_line_that_says_all() -> None:

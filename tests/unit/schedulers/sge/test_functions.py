@@ -10,7 +10,8 @@ import pytest
 from submitit.core import plugins
 
 from launcher.schedulers.pbs.executor import PBSExecutor
-from launcher.schedulers.sge.executor import Parameters, SGEExecutor, SGEFunctions
+from launcher.schedulers.sge.executor import Parameters, SGEExecutor
+from launcher.schedulers.sge.scheduler import SGEScheduler
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_folder_that_qsub_does_not_take_is_refused(folder: str) -> None:
 def test_an_element_is_continued_by_a_plain_job_with_the_same_requests() -> None:
     asked = Parameters.of({"array_parallelism": 2, "parallel_environment": "smp"})
     array = "".join(f"#$ {line}\n" for line in asked.directive_lines("/logs", "token", "0-4%2"))
-    plain, options = SGEFunctions().resubmission(array, "other", "7_3")
+    plain, options = SGEScheduler().resubmission(array, "other", "7_3")
     kept = asked.directive_lines("/logs", "token", None)
     assert plain == "".join(f"#$ {line}\n" for line in kept)
     assert options == ("-v", "LAUNCHER_FIRST_JOB=7_3", "-ac", "LAUNCHER_TOKEN=other")

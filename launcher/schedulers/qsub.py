@@ -1,0 +1,263 @@
+"""What PBS and Grid Engine share: which of them the qsub on PATH belongs to, their queries, and their scheduler."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from launcher.environment import secrets
+from launcher.schedulers import run_command
+from launcher.schedulers.base import Queries, Queue
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
+
+if TYPE_CHECKING:
+    from launcher.runs.directory import Run
+    from launcher.spec.plan import JobPlan
+
+# -- Detects which scheduler the qsub on PATH belongs to: PBS, Torque, Grid Engine and Slurm all install one
+#
+# | what is found | it is |
+# |---|---|
+# | no qsub on PATH | none |
+# | a script that mentions Slurm | Slurm's wrapper around sbatch |
+# | `qsub --version` prints `pbs_version = 23.06.06` | PBS (OpenPBS, PBS Pro) |
+# | `qsub --version` prints `Version: 6.1.2` and a commit | Torque |
+# | qsub does not know `--version`, and its help begins with a version of Grid Engine | Grid Engine |
+# | anything else | unknown |
+
+
+class QsubKind(Enum):
+    """Which scheduler a qsub belongs to. The value is its name in messages."""
+
+    NONE = "no qsub"
+    PBS = "PBS"
+    SLURM = "Slurm's wrapper around sbatch"
+    TORQUE = "Torque"
+    GRID_ENGINE = "Grid Engine"
+    UNKNOWN = "unknown"
+
+
+# The value of `cluster` to suggest for each supported scheduler.
+CLUSTERS = {QsubKind.PBS: "pbs", QsubKind.SLURM: "slurm", QsubKind.GRID_ENGINE: "sge"}
+
+
+@dataclass(frozen=True)
+class Qsub:
+    """A qsub command: its scheduler, path and version, and the evidence for this scheduler."""
+
+    kind: QsubKind
+    path: str = ""
+    version: str = ""
+    evidence: str = ""
+
+    def problem(self, wanted: QsubKind) -> str | None:
+        """Returns why this qsub cannot submit to the wanted scheduler and what to do, or None if it can."""
+        if self.kind is wanted:
+            return None
+        if self.kind is QsubKind.NONE:
+            return f"qsub is not on this machine's PATH: submit from a login node of the {wanted.value} cluster"
+        if self.kind is QsubKind.UNKNOWN:
+            return f"{self.path} is not {wanted.value}'s qsub, and nobody's that is known ({self.evidence})"
+        what = f"{self.path} is not {wanted.value}'s qsub but {self.kind.value} ({self.evidence})"
+        if cluster := CLUSTERS.get(self.kind):
+            return f"{what}: use cluster={cluster}"
+        do = f"put the {wanted.value} commands in front of it on PATH, if there are any"
+        return f"{what}, which is not supported: {do}"
+
+
+def detect() -> Qsub:
+    """Returns the qsub on PATH; its kind is QsubKind.NONE if PATH has no qsub."""
+    path = shutil.which("qsub")
+    return Qsub(QsubKind.NONE) if path is None else _look(path, os.stat(path).st_mtime_ns)
+
+
+@functools.cache
+def _look(path: str, changed: int) -> Qsub:
+    def run(*arguments: str) -> str:
+        try:
+            done = run_command.run([path, *arguments], timeout=20)
+        except (OSError, subprocess.SubprocessError) as error:
+            return str(error)
+        return f"{done.stdout}\n{done.stderr}"
+
+    try:
+        with open(path, "rb") as file:
+            beginning = file.read(8192)
+    except OSError:  # executable, but not readable
+        beginning = b""
+    return judge(path, beginning, run)
+
+
+def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
+    """Determines the scheduler of a qsub by the table above; `beginning`: the first bytes of its file."""
+    if beginning.startswith(b"#!") and re.search(rb"slurm|sbatch", beginning, re.IGNORECASE):
+        return Qsub(QsubKind.SLURM, path, evidence="a script that calls Slurm")
+    output = run("--version")
+    if match := re.search(r"pbs_version\s*=\s*(\S+)", output):
+        return Qsub(QsubKind.PBS, path, match[1], match[0])
+    if match := re.search(r"^Version:\s*(\d\S*)", output, re.MULTILINE):
+        return Qsub(QsubKind.TORQUE, path, match[1], match[0])
+    grid_engine = re.compile(r"^(?:SGE|UGE|OGS|GE|AGE)(?:/GE)?\s+([\w.]+)", re.MULTILINE)
+    if match := grid_engine.search(output) or grid_engine.search(run("-help")):
+        return Qsub(QsubKind.GRID_ENGINE, path, match[1], match[0])
+    first = next((line.strip() for line in output.splitlines() if line.strip()), "nothing")
+    return Qsub(QsubKind.UNKNOWN, path, evidence=f"`qsub --version` says {first!r}")
+
+
+# -- The queries and commands of both
+
+
+TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  what a job has (PBS: a variable, Grid Engine: its context) by which it is found
+
+
+class QsubQueries(Queries, Protocol):
+    """Queries of a scheduler of qsub, with what submitit functions need beyond `Queries`."""
+
+    def count_jobs(self) -> Counter[str]:
+        """Returns the number of this user's pending and running jobs and array elements by queue; "" is the total."""
+
+    def largest_array(self, queue: str | None) -> int | None:
+        """Returns the maximum size of an array in a queue (None: the default one); None: no limit; QueryError."""
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
+        """Like `Queries.submit`; with `text`, submits this text instead of a file."""
+
+
+@dataclass(frozen=True)
+class QsubCommands(ABC):
+    """The commands that PBS and Grid Engine share."""
+
+    timeout: float = 60  # timeout of each command in seconds
+
+    unanswered: ClassVar[re.Pattern[str]]  # messages if the server was not reached, or its reply was lost
+    job_limit: ClassVar[re.Pattern[str]]  # messages if the user has reached a limit on the number of jobs
+
+    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
+        """Returns the output of a command; raises QueryError unless it exits in time with a code in `good`."""
+        return run_command.query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+
+    @abstractmethod
+    def request(
+        self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
+    ) -> SubmitCommand:
+        """Returns the command with which `submit` submits a script."""
+
+    @abstractmethod
+    def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None:
+        # The id that qsub has printed; None: none
+        ...
+
+    @abstractmethod
+    def _hint(self, code: int, words: str) -> str | None:
+        # What the user can do about a refusal, by qsub's exit code and message
+        ...
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
+        """Submits a script (with `text`, this text) with qsub, and returns the job's id.
+
+        | qsub prints | exit code | result |
+        |---|---|---|
+        | a job's id | 0; Grid Engine: or 1, after a warning | the job's id |
+        | a message that the server was not reached, or its reply was lost | any | NoAnswer |
+        | anything else | 0 | NoAnswer |
+        | anything else | not 0 | SubmissionRefused, with the message and a hint |
+        """
+        request = self.request(script, environment, *arguments, text=text)
+        done = run_command.run_submission(request, timeout=self.timeout)
+        if job_id := self._accepted(done):
+            return job_id
+        printed = (done.stderr.strip() or done.stdout.strip()).split("usage:")[0].strip().removesuffix("Exiting.")
+        words = " ".join(printed.split()).removeprefix("Unable to run job: ").removeprefix("qsub: ")
+        words = words or f"exit code {done.returncode}"
+        if done.returncode == 0 or self.unanswered.search(words):
+            raise NoAnswer(words)
+        hint = self._hint(done.returncode, words)
+        raise SubmissionRefused(
+            f"qsub refused the job: {words}" + (f" ({hint})" if hint else ""),
+            # Else a site's wrapper script may have failed after the scheduler accepted the job.
+            definite=done.stderr.lstrip().startswith(("Unable to run job: ", "qsub: ")),
+            job_limit=self.job_limit.search(words) is not None,
+        )
+
+
+# -- The scheduler
+
+
+FIRST_JOB = "LAUNCHER_FIRST_JOB"  # variable of a function's resubmitted job with the id of the first job
+
+
+class QsubScheduler(Queue):
+    """A scheduler whose jobs qsub submits: PBS or Grid Engine."""
+
+    command = "qsub"
+    secrets_in_files = True
+
+    kind: QsubKind  # what the qsub on PATH must belong to
+    of_server: tuple[str, ...]  # variables that select the server for the commands
+    job_variable: str  # variable with the id of the job that a process is in
+    kept: Collection[str] = ()  # variables that new jobs inherit although the scheduler's other variables are dropped
+    usr_signal_kills = False  # whether the scheduler sends SIGUSR2 as a warning before it kills a job
+
+    @abstractmethod
+    def queries(self, timeout: float = 60) -> QsubQueries: ...
+
+    @abstractmethod
+    def native_id(self, job_id: str) -> str:
+        """Converts submitit's id of an array element to the scheduler's; keeps any other id."""
+
+    @abstractmethod
+    def find(self, command: str) -> str | None:
+        """Returns the path of a scheduler command on a job's node, or None if the node does not have it."""
+
+    @abstractmethod
+    def of_a_job(self, name: str) -> bool:
+        """Returns whether the scheduler sets this variable in each job."""
+
+    @abstractmethod
+    def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
+        """Returns the script and the qsub options of a plain job that continues a job or array element.
+
+        token: unique text that is stored with the new job, so that a later query can find it.
+        first: id of the first job of the chain, by which submitit knows all its jobs; passed on in FIRST_JOB.
+        """
+
+    def inherited(self, environ: Mapping[str, str]) -> Scrubbed:
+        """Returns the environment that a new job inherits from `environ`, without what the scheduler itself sets."""
+        own = set(filter(self.of_a_job, environ))
+        if self.job_variable in environ:  # then the scheduler has set it to the job's CPUs; elsewhere the user has
+            own.add("OMP_NUM_THREADS")
+        return scrubbed(environ, kept=self.kept, own=own)
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        return self.inherited(environ)
+
+    def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
+        """See `Queue.environment_within`. Adds qsub's folder to this process's PATH."""
+        if not run.has("environment.sh"):  # the run was an array element, and continues as a plain job
+            shutil.copy(run.path.parent / "environment.sh", run.path)
+        if qsub := self.find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        return secrets.without(os.environ, plan.env.secrets)
+
+    def problem(self) -> str | None:
+        return detect().problem(self.kind)
+
+    def here(self) -> bool:
+        return detect().kind is self.kind  # other schedulers have a qstat too
+
+    def server(self) -> tuple[str | None, ...]:
+        return (shutil.which("qstat"), *map(os.environ.get, self.of_server))
+
+    def count_jobs(self, timeout: float) -> Mapping[str, int]:
+        return self.queries(timeout).count_jobs()
