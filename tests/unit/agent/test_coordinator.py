@@ -888,7 +888,7 @@ def test_whatever_happens_there_is_one_verdict_and_then_over_or_a_new_round(
     assert 0 in {index for index, _ in over}
     if verdicts and verdicts[0]["then"] == "restart":
         history = History(**verdicts[0]["history"])
-        left = [index for index in range(5) if index not in verdicts[0]["lost"]]
+        left = [index for index in range(5) if index not in verdicts[0].get("lost", ())]
         cluster.gather(history, left)
         for index in sorted(connected & set(left)):
             cluster.receive(index, "ready", round=1)
@@ -912,7 +912,7 @@ def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
         if not verdicts or verdicts[0][1]["then"] != "restart":
             return
         cluster.gather(History(**verdicts[0][1]["history"]), [])
-        for index in sorted(connected - set(verdicts[0][1]["lost"]) - {0}):
+        for index in sorted(connected - set(verdicts[0][1].get("lost", ())) - {0}):
             cluster.receive(index, "ready", round=1)
         cluster.tick(61)
         cluster.coordinator.watch(cluster.now)
