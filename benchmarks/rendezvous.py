@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, report
 from launcher.agent.control import Control
-from launcher.agent.policy import History, RoundLimits
+from launcher.agent.policy import RoundLimits
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import HangSign
 from launcher.rendezvous.channel import Hub
@@ -58,7 +58,7 @@ def _others(indices: range, size: int, folder: Path, pipe: Connection) -> None:
 
     def one(index: int) -> None:
         control = agent(index, size, folder)
-        control.first(History())
+        control.first()
         while not ended.is_set():
             control.poll(HEARTBEAT / 10)
 
@@ -95,7 +95,7 @@ def _meet(size: int, rest: float) -> tuple[float, float, int, float]:
         try:
             Hub.poll = poll  # type: ignore[method-assign]
             leader, cpu = agent(0, size, folder), time.process_time()
-            _, rendezvous = leader.first(History())
+            _, rendezvous = leader.first()
             seconds, cpu, met = time.monotonic() - began, time.process_time() - cpu, messages
             assert rendezvous.listener is not None
             rendezvous.listener.close()

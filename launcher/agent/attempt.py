@@ -278,7 +278,7 @@ class _Agent:
     def _run(self) -> dict[str, Any]:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
         forks.preload(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
-        history, rendezvous = self._control.first(History(preflight=self._plan.preflight))
+        history, rendezvous = self._control.first(preflight=self._plan.preflight)
         set_network(self._plan, rendezvous, self.own.host)
         while True:
             if history.preflight and (found := self._preflight(history, rendezvous)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import select
 import socket
 import sys
 import time
@@ -25,18 +24,14 @@ from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, exists
 from launcher.formatting import log_line
 from launcher.rendezvous import protocol
-from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
+from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message, wait_for
 from launcher.rendezvous.protocol import (
     EXCHANGE,
     NO_ANSWER,
-    ConnectBackoff,
     candidate_ports,
-    find_leader,
     free_ports,
-    hello,
     leaders_rendezvous,
     listen,
-    not_reached,
     refusal,
     rendezvous_of,
     secret_of,
@@ -49,25 +44,41 @@ from launcher.rendezvous.rounds import (
     RendezvousError,
     Round,
     Rounds,
-    accuse,
     address_reached,
 )
 from launcher.runs.events import AgentCount, Fault, Place
 
 CLOSING = 10.0  # seconds to wait at the end until the other side has read everything
 HEARTBEATS = 10  # heartbeats that are sent per launch.heartbeat
+REJOIN = 5.0  # seconds for which an agent tries to connect to a round's leader before it reads the newest round again
+FILE_DELAY = 90.0  # seconds, besides launch.heartbeat, until other nodes see the new mtime of a file
+LOOK = 0.2  # seconds between two polls of the attempt's directory
 
 T = TypeVar("T")
 
 
-class Link:
-    """The connection of one agent to the others, for a whole attempt.
+class Overtaken(Exception):
+    """This agent's round is over, and other agents have started the next one without it."""
+
+
+class AttemptOver(Exception):
+    """The attempt ended while this agent waited to take part."""
+
+
+class Control:
+    """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin.
 
     status: the fields of this agent's heartbeats (`coordinator`); coordinator: the leader's; None on other agents.
     """
 
-    def __init__(self, own: Member, *, limits: RoundLimits, places: Sequence[Place], signals: Signals) -> None:
-        # places: by member index
+    def __init__(
+        self, own: Member, *, attempt: Path, limits: RoundLimits, places: Sequence[Place], hosts: Sequence[str],
+        secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
+        saved: Callable[[int], bool | None] = lambda _: False,
+    ) -> None:  # fmt: skip
+        # places, hosts (to connect to, with cluster.host_suffix): by member index. key: id of this attempt, from which
+        # its secret is derived. join_timeout: seconds in which all agents must have arrived for the first round. saved:
+        # whether a program has saved something since a time in nanoseconds; None: unknown.
         self.own, self._limits, self._places, self._signals = own, limits, places, signals
         self.status: dict[str, Any] = {}
         self.coordinator: Coordinator | None = None
@@ -76,6 +87,14 @@ class Link:
         self._mine = own  # this agent, with the addresses of its connection
         self._inbox: list[Message] = []
         self._next_heartbeat = self._last_message = self._last_listen = 0.0
+        self._hosts, self._secret, self._port_range = hosts, secret_of(secret, key), port_range
+        self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
+        self._began: int | None = None  # time of the file server at which the round that this agent leads began
+        self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
+        self._loopback = len(set(hosts)) == 1
+        self._store_listener: socket.socket | None = None
+        self._round = 0
+        self._spare = False  # whether this agent waits until another one is lost
 
     @property
     def size(self) -> int:
@@ -94,25 +113,19 @@ class Link:
     # -- connections
 
     def _connect(self, host: str, ports: Sequence[int], secret: bytes, leader: int, timeout: float) -> None:
-        self._disconnect()
-        deadline, backoff, problem = time.monotonic() + timeout, ConnectBackoff(self.size), NO_ANSWER
-        while True:
-            found = find_leader(host, ports, secret, deadline, wake=self._signals.wake)
+        def look_at_signals(problem: str) -> None:
             self._signals.clear()
             if self._signals.ends() and problem != NO_ANSWER:  # the leader cannot know why
                 log_line(f"{self.own.host} could not reach {host}: {problem}")
             self._signals.require_none()
-            if isinstance(found, Channel):
-                break
-            problem = found or problem
-            if time.monotonic() >= deadline:
-                raise not_reached(self.own, self._places[leader], host, timeout, problem)
-            _wait(backoff.pause(), self._signals.wake)
-        self._channel, self._inbox = found, []  # drops the messages of an earlier leader
+
+        self._disconnect()
+        self._channel, self._mine = protocol.connect(
+            self.own, self._places[leader], host, ports, secret, timeout, self.size, wake=self._signals.wake,
+            failed=look_at_signals,
+        )  # fmt: skip
+        self._inbox = []  # drops the messages of an earlier leader
         self._last_message = self._last_listen = time.monotonic()
-        first = hello(self.own, found)
-        self._mine = Member.of(first["member"])
-        self.send(first)
 
     def _disconnect(self) -> None:
         if self._channel is not None:
@@ -152,12 +165,12 @@ class Link:
         give_up = time.monotonic() + CLOSING
         with contextlib.suppress(ChannelError):
             while channel.unsent and (left := give_up - time.monotonic()) > 0:
-                _wait(left, channel.fileno(), write=True)
+                wait_for(left, channel.fileno(), write=True)
                 channel.receive()
                 channel.flush()
             channel.finish()
             while (left := give_up - time.monotonic()) > 0:
-                _wait(left, channel.fileno())
+                wait_for(left, channel.fileno())
                 channel.receive()
 
     # -- messages
@@ -200,7 +213,7 @@ class Link:
         elif self._channel is not None:
             self._listen(self._channel, timeout)
         else:
-            _wait(timeout, self._signals.wake)
+            wait_for(timeout, self._signals.wake)
         self._signals.clear()
         inbox, self._inbox = self._inbox, []
         return inbox
@@ -216,6 +229,8 @@ class Link:
         self.status.pop("pace", None)
         if self._hub is not None and self.coordinator is not None:
             self._hub.broadcast(list(self._hub.channels), {"type": "heartbeat"})
+            if self.elastic:  # an agent may wait to join
+                self._rounds.heartbeat(self._round)
 
     def _deliver(self) -> None:
         assert self.coordinator is not None
@@ -227,7 +242,7 @@ class Link:
                     self._hub.broadcast([index for index in indices if index != self.own.index], message)
 
     def _listen(self, channel: Channel, timeout: float) -> None:
-        ready = _wait(timeout, self._signals.wake, channel.fileno(), write=bool(channel.unsent))
+        ready = wait_for(timeout, self._signals.wake, channel.fileno(), write=bool(channel.unsent))
         now = time.monotonic()
         if now - self._last_listen > self._limits.heartbeat / 2:  # this agent itself was suspended, or held up
             self._last_message = now
@@ -318,54 +333,6 @@ class Link:
             self._signals.require_none()
         return None
 
-
-def _wait(timeout: float, *descriptors: int, write: bool = False) -> set[int]:
-    # Uses poll(2), since select(2) takes no descriptors above 1023
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    if write:
-        poll.register(descriptors[-1], select.POLLIN | select.POLLOUT)
-    return {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
-
-
-# -- How an agent gets into the rounds of an attempt: it starts them as the leader, takes part, or joins one later
-
-
-REJOIN = 5.0  # seconds for which an agent tries to connect to a round's leader before it reads the newest round again
-FILE_DELAY = 90.0  # seconds, besides launch.heartbeat, until other nodes see the new mtime of a file
-LOOK = 0.2  # seconds between two polls of the attempt's directory
-
-
-class Overtaken(Exception):
-    """This agent's round is over, and other agents have started the next one without it."""
-
-
-class AttemptOver(Exception):
-    """The attempt ended while this agent waited to take part."""
-
-
-class Control(Link):
-    """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin."""
-
-    def __init__(
-        self, own: Member, *, attempt: Path, limits: RoundLimits, places: Sequence[Place], hosts: Sequence[str],
-        secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
-        saved: Callable[[int], bool | None] = lambda _: False,
-    ) -> None:  # fmt: skip
-        # places, hosts (to connect to, with cluster.host_suffix): by member index. key: id of this attempt, from which
-        # its secret is derived. join_timeout: seconds in which all agents must have arrived for the first round. saved:
-        # whether a program has saved something since a time in nanoseconds; None: unknown.
-        super().__init__(own, limits=limits, places=places, signals=signals)
-        self._hosts, self._secret, self._port_range = hosts, secret_of(secret, key), port_range
-        self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
-        self._began: int | None = None  # time of the file server at which the round that this agent leads began
-        self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
-        self._loopback = len(set(hosts)) == 1
-        self._store_listener: socket.socket | None = None
-        self._round = 0
-        self._spare = False  # whether this agent waits until another one is lost
-
     @property
     def elastic(self) -> bool:
         """Whether the run can continue with fewer than all members."""
@@ -412,15 +379,10 @@ class Control(Link):
     def _attempt_over(self) -> bool:
         return exists(self._exit_code, retry_seconds=0) == Ok(True)
 
-    def _heartbeat(self) -> None:
-        super()._heartbeat()
-        if self.leads and self.elastic:  # an agent may wait to join
-            self._rounds.heartbeat(self._round)
-
     # -- taking part in a round
 
-    def first(self, history: History) -> tuple[History, Rendezvous]:
-        """Joins round 0 (`history`), or the next one if that has started. Returns the round's history and rendezvous.
+    def first(self, *, preflight: bool = False) -> tuple[History, Rendezvous]:
+        """Joins round 0 (preflight: with one), or the next one if that has begun. Returns its history and rendezvous.
 
         Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
         Raises AttemptOver (the attempt ended first) or AskedToStop.
@@ -430,7 +392,7 @@ class Control(Link):
                 return self.join()
             raise RendezvousError(self._late(), final=True)
         try:
-            return self._round_of(history, 0, range(self.size), self._join_timeout)
+            return self._round_of(History(preflight=preflight), 0, range(self.size), self._join_timeout)
         except RendezvousError:
             if not self._spare:
                 raise
@@ -544,8 +506,7 @@ class Control(Link):
                 )  # fmt: skip
             return self._lead(history, wanted, timeout, before)
         deadline = time.monotonic() + timeout
-        # Give up before the leader does: this agent can tell why it did not reach the leader, and the leader cannot.
-        self._connect(self._address(leader), ports, self._secret, leader, timeout - min(3.0, timeout / 5))
+        self._connect(self._address(leader), ports, self._secret, leader, timeout)
         return self._await_begin(leader, deadline - time.monotonic() + 15)
 
     def _address(self, leader: int) -> str:
@@ -590,12 +551,6 @@ class Control(Link):
         return Fault(code=FaultCode.LATE, host=place.host, node=place.node)
 
     def _await_begin(self, leader: int, timeout: float | None) -> tuple[History, Rendezvous]:
-        def lost(problem: str) -> RendezvousError:
-            accused = (accuse(self._places[leader]),)
-            return RendezvousError(
-                Fault(code=FaultCode.LEADER_LOST, host=self.own.host, accused=accused, error=problem)
-            )
-
         def handle(message: Message) -> tuple[History, Rendezvous] | None:
             nonlocal timeout
             if message["type"] == "spare":
@@ -604,7 +559,7 @@ class Control(Link):
             if message["type"] == "refused":
                 raise refusal(message, from_leader=not self.leads)
             if message["type"] == "leader_lost":
-                raise lost(message["reason"])
+                raise protocol.leader_lost(self.own, self._places[leader], message["reason"])
             if message["type"] == "over" and message["final"]:
                 raise AttemptOver("it has ended")
             return self._begin(message) if message["type"] == "begin" else None
@@ -613,7 +568,7 @@ class Control(Link):
             if (begun := self._await(handle, timeout)) is not None:
                 return begun
             if timeout is not None:
-                raise lost("no message in time")
+                raise protocol.leader_lost(self.own, self._places[leader], "no message in time")
             if not self.leads and self._attempt_over():
                 raise AttemptOver("it has ended")
 

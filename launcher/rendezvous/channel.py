@@ -22,6 +22,7 @@ import hmac
 import json
 import resource
 import secrets
+import select
 import selectors
 import socket
 import struct
@@ -65,6 +66,16 @@ def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
 def encode(message: Message) -> bytes:
     """Returns a message as JSON in UTF-8. `Channel.send` accepts it, so that a broadcast encodes a message once."""
     return json.dumps(message, separators=(",", ":")).encode()
+
+
+def wait_for(timeout: float, *descriptors: int, write: bool = False) -> set[int]:
+    """Waits until descriptors are readable (write: the last one also until it is writable), and returns these."""
+    poll = select.poll()  # select(2) takes no descriptors above 1023
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    if write:
+        poll.register(descriptors[-1], select.POLLIN | select.POLLOUT)
+    return {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
 
 
 class Channel:

@@ -19,8 +19,8 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 from launcher import processes
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import explain
-from launcher.rendezvous.channel import Channel, ChannelError, Hub, NotAuthenticated, refused
+from launcher.rendezvous.channel import Channel, ChannelError, Hub, refused, wait_for
 from launcher.rendezvous.rounds import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
 from launcher.runs import events
 from launcher.runs.events import AgentCount, Fault, Place
@@ -93,7 +93,7 @@ def join_rendezvous(
     """
     deadline = time.monotonic() + timeout
     if own.index != 0:
-        return _join_leader(own, places, master, secret, ports, deadline - min(3.0, timeout / 5), timeout)
+        return _join_leader(own, places, master, secret, ports, timeout)
     arrivals = Arrivals(places, 0, len(places), set(range(len(places))), deadline, {0: own})
     hub = Hub(listen(ports), secret, members=range(1, len(places)))
     listener = None
@@ -122,57 +122,75 @@ def join_rendezvous(
 
 
 def _join_leader(
-    own: Member, places: Sequence[Place], master: str, secret: bytes, ports: Sequence[int], deadline: float,
-    timeout: float,
-) -> Rendezvous:  # fmt: skip
-    backoff, problem = ConnectBackoff(len(places)), NO_ANSWER
-    while isinstance(found := find_leader(master, ports, secret, deadline), str):
-        problem = found or problem
-        if time.monotonic() >= deadline:
-            raise not_reached(own, places[0], master, timeout, problem)
-        time.sleep(backoff.pause())
-
-    def lost(problem: str) -> RendezvousError:
-        return RendezvousError(
-            Fault(code=FaultCode.LEADER_LOST, host=own.host, accused=(accuse(places[0]),), error=problem)
-        )
-
-    with contextlib.closing(found) as channel, selectors.DefaultSelector() as selector:
-        mine = hello(own, channel)
-        channel.send(mine)
-        selector.register(channel, selectors.EVENT_READ)
-        messages: list[dict[str, Any]] = []
+    own: Member, places: Sequence[Place], master: str, secret: bytes, ports: Sequence[int], timeout: float
+) -> Rendezvous:
+    give_up = time.monotonic() + timeout + EXCHANGE + 15
+    channel, mine = connect(own, places[0], master, ports, secret, timeout, len(places))
+    messages: list[dict[str, Any]] = []
+    with contextlib.closing(channel):
         while not messages:
-            if not selector.select(max(0.0, deadline + EXCHANGE + 15 - time.monotonic())):
-                raise lost("no message in time")
+            if not wait_for(max(0.0, give_up - time.monotonic()), channel.fileno()):
+                raise leader_lost(own, places[0], "no message in time")
             try:
                 messages = channel.receive()
             except ChannelError as error:
-                raise lost(str(error)) from None
-        if messages[0]["type"] == "refused":
-            raise refusal(messages[0])
-        return rendezvous_of(messages[0], Member.of(mine["member"]))
+                raise leader_lost(own, places[0], str(error)) from None
+    if messages[0]["type"] == "refused":
+        raise refusal(messages[0])
+    return rendezvous_of(messages[0], mine)
 
 
-def not_reached(own: Member, leader: Place, address: str, timeout: float, problem: str) -> RendezvousError:
-    """Returns the error of an agent that could not connect to its leader (`problem`: of `find_leader`)."""
-    return RendezvousError(
-        Fault(
-            code=FaultCode.NOT_REACHED, host=own.host, node=own.node_rank, accused=(accuse(leader),),
-            seconds=float(timeout), error=f"{address}: {problem}",
-        )
-    )  # fmt: skip
+def connect(
+    own: Member, leader: Place, address: str, ports: Sequence[int], secret: bytes, timeout: float, agents: int, *,
+    wake: int | None = None, failed: Callable[[str], None] = lambda problem: None,
+) -> tuple[Channel, Member]:  # fmt: skip
+    """Connects an agent to its leader, and says `hello`. Returns the connection, and `own` with its addresses.
+
+    agents: number of agents of the job. wake: a descriptor that ends a wait when it becomes readable (on signals).
+    failed: called after each try that has failed, with the problem of those before, or NO_ANSWER.
+    Raises RendezvousError: the leader was not reached within `timeout` seconds, or lost again at once.
+    """
+    # Give up before the leader does: this agent can tell why it did not reach the leader, and the leader cannot.
+    deadline = time.monotonic() + timeout - min(3.0, timeout / 5)
+    pauses, problem = _pauses(agents), NO_ANSWER
+    while isinstance(found := find_leader(address, ports, secret, deadline, wake=wake), str):
+        failed(problem)
+        problem = found or problem
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                Fault(
+                    code=FaultCode.NOT_REACHED, host=own.host, node=own.node_rank, accused=(accuse(leader),),
+                    seconds=float(timeout), error=f"{address}: {problem}",
+                )
+            )  # fmt: skip
+        wait_for(next(pauses), *([] if wake is None else [wake]))
+    mine = replace(own, local_address=found.local[0], master_address=found.peer[0])
+    try:
+        found.send({"type": "hello", "index": own.index, "member": mine.row()})
+    except ChannelError as error:
+        found.close()
+        raise leader_lost(own, leader, str(error)) from None
+    return found, mine
+
+
+def _pauses(agents: int) -> Iterator[float]:
+    # Between two tries to connect: doubled each time. The limit is 1 s, and for the first 3 s 0.03 s, or 0.001 s for
+    # each agent if that is more, since the leader of a new round appears soon
+    pause, soon = 0.01, time.monotonic() + 3.0
+    while True:
+        longest = min(1.0, max(0.03, 0.001 * agents)) if time.monotonic() < soon else 1.0
+        yield min(pause, longest)
+        pause = min(2 * pause, longest)
+
+
+def leader_lost(own: Member, leader: Place, problem: str) -> RendezvousError:
+    """Returns the error of an agent that has lost its leader before a round has started."""
+    return RendezvousError(Fault(code=FaultCode.LEADER_LOST, host=own.host, accused=(accuse(leader),), error=problem))
 
 
 def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
     """Returns the error of an agent that the leader has refused; from_leader: it reports the fault to the user."""
     return RendezvousError(events.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
-
-
-def hello(own: Member, channel: Channel) -> dict[str, Any]:
-    """Returns the first message of an agent to its leader: `own`, with the addresses of the connection `channel`."""
-    mine = Member(**{**asdict(own), "local_address": channel.local[0], "master_address": channel.peer[0]})
-    return {"type": "hello", "index": own.index, "member": mine.row()}
 
 
 def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
@@ -364,131 +382,91 @@ def find_leader(
 
 
 class _Search:
-    # Each attempt is started STAGGER seconds after the one before
+    # Each try is started STAGGER seconds after the one before
 
     def __init__(self, secret: bytes, wake: int | None) -> None:
-        self._secret, self._wake = secret, wake
+        self._secret = secret
         self._selector = selectors.DefaultSelector()
-        self._connecting: dict[socket.socket, tuple[int, float]] = {}  # port and deadline
-        self._talking: dict[Channel, tuple[int, float]] = {}
+        # Sockets that connect, and channels in their handshake, with the port and when to give it up
+        self._tries: dict[socket.socket | Channel, tuple[int, float]] = {}
         self._problems: dict[str, str] = {}
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ)
 
     def run(self, ways: list[tuple[int, tuple[str, int]]], deadline: float) -> Channel | str:
         ways, next_start = ways[::-1], 0.0
-        while ways or self._connecting or self._talking:
-            now = time.monotonic()
-            if now >= deadline:
-                break
-            if ways and (now >= next_start or not (self._connecting or self._talking)):
+        while (ways or self._tries) and (now := time.monotonic()) < deadline:
+            if ways and (now >= next_start or not self._tries):
                 self._start(*ways.pop())
                 next_start = now + STAGGER
-            waits = max(0.0, min(deadline, next_start if ways else deadline, self._first_given_up()) - now)
-            for key, _ in self._selector.select(waits):
+            first_given_up = min((when for _, when in self._tries.values()), default=deadline)
+            until = min(deadline, next_start if ways else deadline, first_given_up)
+            for key, _ in self._selector.select(max(0.0, until - now)):
                 if isinstance(key.fileobj, int):  # a signal
                     return "it was interrupted"
-                if isinstance(key.fileobj, Channel):
-                    if self._talk(key.fileobj):
-                        return key.fileobj
-                elif isinstance(key.fileobj, socket.socket):
-                    self._connected(key.fileobj)
-            self._give_up(time.monotonic())
+                assert isinstance(key.fileobj, (socket.socket, Channel))
+                if (found := self._advance(key.fileobj)) is not None:
+                    return found
+            now = time.monotonic()
+            for each in [each for each, (_, when) in self._tries.items() if now > when]:
+                self._fail(each, TimeoutError(errno.ETIMEDOUT, "timed out"))
         for kind in ("taken", "error", "refused"):
             if kind in self._problems:
                 return self._problems[kind]
         return ""
 
     def close(self) -> None:
-        for connection in self._connecting:
-            connection.close()
-        for channel in self._talking:
-            channel.close()
+        for each in self._tries:
+            each.close()
         self._selector.close()
-
-    def _first_given_up(self) -> float:
-        return min((when for _, when in (*self._connecting.values(), *self._talking.values())), default=float("inf"))
 
     def _start(self, family: int, address: tuple[str, int]) -> None:
         try:
             connection = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
-            self._failed(error)
+            self._note(error)
             return
         connection.setblocking(False)
+        self._add(connection, selectors.EVENT_WRITE, address[1])
         problem = connection.connect_ex(address)
         if problem not in (0, errno.EINPROGRESS):
-            connection.close()
-            self._failed(OSError(problem, os.strerror(problem)))
-            return
-        self._connecting[connection] = address[1], time.monotonic() + EXCHANGE
-        self._selector.register(connection, selectors.EVENT_WRITE)
+            self._fail(connection, OSError(problem, os.strerror(problem)))
 
-    def _connected(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        port, _ = self._connecting.pop(connection)
-        if problem := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            connection.close()
-            self._failed(OSError(problem, os.strerror(problem)))
-            return
+    def _add(self, each: socket.socket | Channel, event: int, port: int) -> None:
+        self._tries[each] = port, time.monotonic() + EXCHANGE
+        self._selector.register(each, event)
+
+    def _remove(self, each: socket.socket | Channel) -> int:
+        self._selector.unregister(each)
+        return self._tries.pop(each)[0]
+
+    def _advance(self, each: socket.socket | Channel) -> Channel | None:
         try:
-            channel = Channel(connection, self._secret, server=False)
+            if isinstance(each, Channel):
+                each.receive()  # the leader sends no messages before `hello`
+                if not each.open:
+                    return None
+                self._remove(each)
+                return each
+            if problem := each.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(problem, os.strerror(problem))
+            channel = Channel(each, self._secret, server=False)
+            self._add(channel, selectors.EVENT_READ, self._remove(each))
         except OSError as error:
-            connection.close()
-            self._failed(error)
-            return
-        self._talking[channel] = port, time.monotonic() + EXCHANGE
-        self._selector.register(channel, selectors.EVENT_READ)
+            self._fail(each, error)
+        return None
 
-    def _talk(self, channel: Channel) -> bool:
-        try:
-            channel.receive()  # the leader sends no messages before `hello`
-        except ChannelError as error:
-            self._forget(channel)
-            if isinstance(error, NotAuthenticated):
-                return False
-            self._failed(error)
-            return False
-        if channel.open:
-            self._selector.unregister(channel)
-            del self._talking[channel]
-        return channel.open
+    def _fail(self, each: socket.socket | Channel, error: OSError) -> None:
+        port = self._remove(each)
+        each.close()
+        if isinstance(each, Channel):
+            self._problems["taken"] = f"port {port} belongs to something else"
+        else:
+            self._note(error)
 
-    def _forget(self, channel: Channel) -> None:
-        self._selector.unregister(channel)
-        port, _ = self._talking.pop(channel)
-        self._problems["taken"] = f"port {port} belongs to something else"
-        channel.close()
-
-    def _give_up(self, now: float) -> None:
-        for channel in [each for each, (_, when) in self._talking.items() if now > when]:
-            self._forget(channel)
-        for connection in [each for each, (_, when) in self._connecting.items() if now > when]:
-            self._selector.unregister(connection)
-            del self._connecting[connection]
-            connection.close()
-            self._failed(TimeoutError(errno.ETIMEDOUT, "timed out"))
-
-    def _failed(self, error: OSError) -> None:
+    def _note(self, error: OSError) -> None:
         if isinstance(error, ConnectionRefusedError) or error.errno == errno.ECONNREFUSED:
             self._problems["refused"] = "nothing of this attempt listens there: its agent has not started, or has ended"
         else:
             text = f"{type(error).__name__}: {error}"
             self._problems["error"] = f"{text}; see cluster.interface and cluster.port_range"
-
-
-class ConnectBackoff:
-    """Backoff between an agent's attempts to connect to its leader."""
-
-    def __init__(self, members: int) -> None:
-        self._pause, self._members, self._soon = 0.01, members, time.monotonic() + 3.0
-
-    def pause(self) -> float:
-        """Returns the seconds until the next attempt: doubled each time from 0.01 s, up to a limit.
-
-        For the first 3 s the limit is 0.03 s, or 0.001 s per agent if that is more (at most 1 s), since the leader of a
-        new round appears soon. Afterwards the limit is 1 s.
-        """
-        longest = min(1.0, max(0.03, 0.001 * self._members)) if time.monotonic() < self._soon else 1.0
-        pause, self._pause = min(self._pause, longest), min(2 * self._pause, longest)
-        return pause

@@ -386,7 +386,7 @@ def test_an_agent_that_is_stopped_tells_why_it_had_not_reached_the_leader(
             agent._signals._take(15, None)
         return problem
 
-    monkeypatch.setattr(link, "find_leader", find_leader)
+    monkeypatch.setattr(link.protocol, "find_leader", find_leader)
     (error,) = together(agent.first)
     assert isinstance(error, AskedToStop)
     assert capsys.readouterr().err == "launcher: node1 could not reach 127.0.0.1: its name cannot be resolved\n"

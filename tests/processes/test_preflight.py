@@ -24,7 +24,7 @@ from launcher.agent import node_checks as checks
 from launcher.agent import preflight as attempt
 from launcher.agent.control import Control
 from launcher.agent.node_checks import CheckProblem, check
-from launcher.agent.policy import History, RoundLimits
+from launcher.agent.policy import RoundLimits
 from launcher.agent.preflight import Preflight
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
@@ -177,7 +177,7 @@ def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, p
     else:
         pipe.recv()
     control = _control(index, members, folder, plan.min_nodes)
-    _, rendezvous = control.first(History())
+    _, rendezvous = control.first()
     pipe.send("there")
     pipe.recv()
     prepare(index)
@@ -277,9 +277,9 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
     leader, mine = (_control(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
-    thread = threading.Thread(target=leader.first, args=(History(),))
+    thread = threading.Thread(target=leader.first)
     thread.start()
-    _, rendezvous = mine.first(History())
+    _, rendezvous = mine.first()
     thread.join()
     verdict = Preflight(
         bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
@@ -296,9 +296,9 @@ def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path:
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
     leader, other = (_control(index, members, tmp_path, 1, heartbeat=1.0) for index in range(2))
-    thread = threading.Thread(target=leader.first, args=(History(),))
+    thread = threading.Thread(target=leader.first)
     thread.start()
-    _, rendezvous = other.first(History())
+    _, rendezvous = other.first()
     thread.join()
     reports: list[dict[str, Any]] = []
     part = Preflight(

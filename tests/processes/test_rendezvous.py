@@ -200,7 +200,7 @@ def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytes
         found: Channel | str = ""
         while isinstance(found, str):
             found = protocol.find_leader("localhost", ports, secret, float("inf"))
-        found.send(protocol.hello(Member(1, 1, "node1", 1), found))
+        found.send({"type": "hello", "index": 1, "member": Member(1, 1, "node1", 1).row()})
         assert came.wait(ENOUGH)
         found.close()
 
