@@ -29,7 +29,7 @@ from launcher.config.schema import Collective
 from launcher.formatting import format_size
 from workloads.bench import slowest
 from workloads.operations import BY_NAME
-from workloads.sweep import Run, Settings, Sweep, make_groups
+from workloads.sweep import Run, Sweep, make_groups
 
 SIZES = {1024: (20, 150), 2**20: (8, 100), 64 * 2**20: (1, 80)}  # bytes: iterations of a round, and rounds
 OPERATIONS = ("all_reduce", "send_recv")
@@ -62,12 +62,12 @@ def contest(env: Env, operation: str, size: int, count: int, rounds: int) -> Sec
     """Measures both loops in turns; returns the seconds of each iteration on the slowest rank, by "harness" (the
     workload) and by the names of BY_HAND."""
     config = Collective("collective", "", seed=0, op=operation, sizes=size, warmup=0)
-    sweep = Sweep(Settings.of(config), BY_NAME[operation], make_groups("world", env), env)
+    sweep = Sweep(config, BY_NAME[operation], make_groups("world", env), env)
     place = sweep.places[0]
     case = sweep.case(size // 4, place, size)
     buffers = sweep.operation.allocate(case, place)
     sweep.operation.fill(case, buffers)
-    run = Run(sweep.settings, sweep.operation, env, case, buffers)
+    run = Run(sweep.config, sweep.operation, env, case, buffers)
 
     seconds: Seconds = {"harness": [], **{name: [] for name in BY_HAND}}
 

@@ -5,7 +5,7 @@ Collectives:
 - `collective`: measures and verifies collective operations over many sizes: the workload `collective`
 - `operations`: the collective operations: for each, its buffers on a rank, its torch call, and its expected result
 - `sweep`: measures one collective operation over many sizes: warm-up, timing and verification of each
-- `bench`: shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank, tables
+- `bench`: shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank
 
 Point-to-point transfers:
 

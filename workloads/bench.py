@@ -1,4 +1,4 @@
-"""Shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank, tables.
+"""Shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank.
 
 algbw is the size of an operation divided by its time. busbw is algbw times a factor that depends on the operation and
 on the number of ranks n, so that it can be compared with the speed of the hardware at any n. Source: nccl-tests,
@@ -42,10 +42,7 @@ _OTHERS = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather
 
 
 def bus_factor(operation: str, n: int) -> float | None:
-    """Returns busbw / algbw of an operation on n ranks; None for a barrier, and for a single rank.
-
-    Raises KeyError: there is no such operation.
-    """
+    """Returns busbw / algbw of an operation on n ranks; None for a barrier, and for a single rank."""
     if operation == "barrier" or n < 2:
         return None
     factors = {"all_reduce": 2 * (n - 1) / n, **dict.fromkeys(_ONE, 1.0), **dict.fromkeys(_OTHERS, (n - 1) / n)}
@@ -53,10 +50,7 @@ def bus_factor(operation: str, n: int) -> float | None:
 
 
 def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float | None, float | None]:
-    """Returns algbw and busbw, in bytes/s, of an operation on n ranks that took `seconds`.
-
-    Each is None if it is not defined. `size`: size of the operation in bytes, as in the module's table.
-    """
+    """Returns algbw and busbw, in bytes/s, of an operation that took `seconds`, by its size; None: not defined."""
     if operation == "barrier" or seconds <= 0:
         return None, None
     algbw = size / seconds
@@ -75,7 +69,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-# -- Test values, comparisons, timing by the slowest rank, tables
+# -- Test values, comparisons, timing by the slowest rank
 
 
 P = ParamSpec("P")
@@ -100,10 +94,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Values:
-    """Makes test data of whole numbers, different for every key (source, destination, iteration, ...).
-
-    Every rank can make the data of any other rank, and so knows what it should receive.
-    """
+    """Makes test data of whole numbers, different for every key: every rank can make what it should receive."""
 
     dtype: torch.dtype  # type of the data
     device: torch.device  # device of the data
@@ -134,12 +125,12 @@ class Values:
 
 
 def count_wrong(got: Tensor, expected: Tensor) -> int:
-    """Returns the number of elements of `got` that differ from `expected`. NaN always differs."""
+    """Returns the number of elements that differ. NaN always differs."""
     return int((got != expected).sum())
 
 
 def timed(device: torch.device, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
-    """Returns the seconds that a call of `function` takes, with the work that the call queues on the device."""
+    """Returns the seconds of a call, with the work that it queues on the device."""
     devices.synchronize(device)
     started = time.perf_counter()
     function(*args, **kwargs)
@@ -184,35 +175,13 @@ def time_on_device(
 
 
 def slowest(seconds: Sequence[float], env: Env) -> list[float]:
-    """Returns the time of each iteration on the rank where it took longest, in seconds.
-
-    All ranks must call it, with the same number of iterations.
-    """
+    """Returns the seconds of each iteration on the rank where it took longest. All ranks must call it, with as many."""
     times = torch.tensor(seconds, dtype=torch.float64, device=env.device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return [float(each) for each in times.tolist()]
 
 
-class Table:
-    """A table with columns of fixed width, formatted line by line, so that each line can be printed at once.
-
-    columns: title and width in characters of each column; a negative width aligns to the left. A longer text is not
-        cut.
-    """
-
-    def __init__(self, *columns: tuple[str, int]) -> None:
-        self.columns = columns
-
-    def head(self) -> str:
-        return self.row(*(title for title, _ in self.columns))
-
-    def row(self, *cells: object) -> str:
-        texts = []
-        for (_, width), cell in zip(self.columns, cells, strict=True):
-            texts.append(str(cell).ljust(-width) if width < 0 else str(cell).rjust(width))
-        return "  ".join(texts).rstrip()
-
-
 def microseconds(seconds: float) -> str:
-    """Returns a time in microseconds with one decimal, such as `1234.5`."""
-    return f"{seconds * 1e6:.1f}"
+    """Returns a time in microseconds, such as `1234.5`; of a second and more without decimals."""
+    value = seconds * 1e6
+    return f"{value:.1f}" if value < 1e6 - 1 else f"{value:.0f}"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from launcher import formatting, progress, run_dir
 from launcher.runs.events import Fabric
 from launcher.worker import devices, nccl_report
-from workloads import results, roof
-from workloads.keys import REDUCING
+from workloads import bench, results, roof
+from workloads.keys import OPERATIONS, REDUCING, choose, chooses_all, parse_groups, parse_sizes
 from workloads.operations import BY_NAME
 from workloads.ranks import WorkloadError, gather, introduce, say
-from workloads.sweep import Groups, Row, Settings, Sweep, make_groups
+from workloads.sweep import Groups, Row, Sweep, make_groups
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -30,11 +30,7 @@ TableRow = Mapping[str, Any]
 
 
 def table_title(operation: str, kind: str, ranks: str, dtype: str, redop: str, root: int | None, async_op: bool) -> str:
-    """Returns the title of a table: `all_reduce: world (4 ranks), float32, sum`.
-
-    `kind` is the kind of the groups, and `ranks` the number of ranks, and of groups if there are several (`2 x 3`).
-    `redop` and `root` are printed only if the operation has them.
-    """
+    """Returns the title of a table: `all_reduce: world (4 ranks), float32, sum`; ranks: as `keys.groups_text`."""
     words = [f"{operation}: {kind} ({ranks} {'rank' if ranks == '1' else 'ranks'})"]
     if operation != "barrier":
         words.append(dtype)
@@ -53,11 +49,7 @@ def table_head() -> list[str]:
 
 
 def table_line(out: TableRow | None, in_place: TableRow | None) -> str:
-    """Returns the line of one size.
-
-    out: the row of the out-of-place operation; None: not measured.
-    in_place: the row of the in-place operation; None: not measured.
-    """
+    """Returns the line of one size, from the rows out of place and in place; None: not measured."""
     row = out or in_place
     assert row is not None
     size = (row["size"], row["count"]) if row["size"] else ("-", "-")
@@ -68,13 +60,8 @@ def _cells(row: TableRow | None) -> str:
     if row is None:
         return f"{'-':>8} {'-':>5} {'-':>5} {'-':>6}"
     wrong = "-" if row["wrong"] is None else row["wrong"]
-    time = _microseconds(row["seconds"]["median"])
+    time = bench.microseconds(row["seconds"]["median"])
     return f"{time:>8} {_speed(row['algbw']):>5} {_speed(row['busbw']):>5} {wrong:>6}"
-
-
-def _microseconds(seconds: float) -> str:
-    value = seconds * 1e6
-    return f"{value:.1f}" if value < 1e6 - 1 else f"{value:.0f}"
 
 
 def _speed(value: float | None) -> str:
@@ -90,10 +77,7 @@ def _speed(value: float | None) -> str:
 def table_summary(rows: Sequence[TableRow], roof: float | None, of: str) -> str:
     """Returns the last line of a table: `average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`.
 
-    With one row the line is `busbw is 43 % of the socket's 2.4 GB/s`; empty if no row has a busbw.
-
-    roof: speed of the hardware in bytes/s; None: not measured.
-    of: the hardware that `roof` is the speed of: socket or memory.
+    With one row the line is `busbw is 43 % of the socket's 2.4 GB/s`; empty if no row has a busbw. roof: bytes/s.
     """
     speeds = [row["busbw"] for row in rows if row.get("busbw")]
     if not speeds:
@@ -110,14 +94,13 @@ def table_summary(rows: Sequence[TableRow], roof: float | None, of: str) -> str:
 
 
 WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
-FAULTS = 10  # most wrong results that an error lists; the table has all of them
 
 
 class Report:
     """The benchmark's output on the terminal and in files, which only rank 0 writes."""
 
-    def __init__(self, config: Collective, settings: Settings, env: Env) -> None:
-        self.settings, self.env = settings, env
+    def __init__(self, config: Collective, env: Env) -> None:
+        self.config, self.env = config, env
         self.roof = roof.measure(env)
         folder = run_dir() if env.rank == 0 else None
         conditions = results.conditions(config, env)
@@ -137,22 +120,20 @@ class Report:
     def begin(self, sweep: Sweep) -> None:
         """Prints the column heads and the title of one operation's table. If there is only one size, the column heads
         are printed for the first table only."""
-        settings, row = self.settings, sweep.identity(0, "")
-        if len(settings.sizes) > 1 or not self.headed:
+        config, row = self.config, sweep.identity(0, "")
+        if len(parse_sizes(config.sizes)) > 1 or not self.headed:
             self.say(*[""] * self.headed, *table_head())
         self.headed, self.table = True, []
-        of = (row["dtype"], settings.redop, row["root"], settings.async_op)
+        of = (row["dtype"], config.redop, row["root"], config.async_op)
         self.say(table_title(row["op"], row["group"], row["ranks"], *of))
 
     def add(self, rows: tuple[Row, ...]) -> None:
-        """Prints the rows of one size, and adds them to the results."""
         self.table += rows
         self.results.add(*rows)
         where = {row["place"]: row for row in rows}
         self.say(table_line(where.get("out"), where.get("in")))
 
     def end(self, groups: Groups) -> None:
-        """Prints the last line of a table: the average busbw, compared with the hardware's speed."""
         if text := table_summary(self.table, *self._roof_of(groups)):
             self.say(text)
 
@@ -171,7 +152,6 @@ class Report:
         return self.roof.memory, "memory"
 
     def stop(self, reason: str) -> None:
-        """Prints and records why some sizes are not measured."""
         self.results.reason = "; ".join(filter(None, [self.results.reason, reason]))
         self.results.write()
         self.say_wrapped(reason)
@@ -189,18 +169,18 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
         not valid.
     """
     try:
-        settings = Settings.of(config)
+        kinds, operations = parse_groups(config.groups), choose("operation", config.op, OPERATIONS)
         introduce(env)
         gather(None, env)
         baseline = results.read_baseline(config.baseline, env)
-        report = Report(config, settings, env)
+        report = Report(config, env)
         faults: list[str] = []
-        total = len(settings.kinds) * len(settings.operations)
+        total = len(kinds) * len(operations)
         done = 0
-        for kind in settings.kinds:
+        for kind in kinds:
             groups = make_groups(kind, env)
-            for name in settings.operations:
-                sweep = Sweep(settings, BY_NAME[name], groups, env)
+            for name in operations:
+                sweep = Sweep(config, BY_NAME[name], groups, env)
                 faults += run(sweep, report)
                 groups = sweep.groups
                 done += 1
@@ -214,19 +194,13 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
 
 
 def own_network(rank: int) -> Fabric | None:
-    """Returns the network that NCCL uses on this rank, from its log; None: the launcher has no log of it.
-
-    The log is missing, or the user has set NCCL_DEBUG_FILE to another file.
-    """
+    """Returns the network that NCCL uses on this rank, from its log; None: it has none, or one of the user's."""
     log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
     return nccl_report.read(log) if log.name == nccl_report.log_name(rank) else None
 
 
 def networks(fabrics: Sequence[Fabric | None]) -> list[str]:
-    """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`.
-
-    fabrics: the network of each rank; None: unknown.
-    """
+    """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`; None: unknown."""
     ranks: dict[str, list[int]] = {}
     for rank, fabric in enumerate(fabrics):
         if fabric is not None:
@@ -237,18 +211,14 @@ def networks(fabrics: Sequence[Fabric | None]) -> list[str]:
 
 
 def run(sweep: Sweep, report: Report) -> list[str]:
-    """Measures all sizes of one operation on one kind of group, and adds the rows to the report; returns texts about
-    wrong results. All ranks must call this function.
-
-    Raises WorkloadError: the backend lacks an operation that was chosen by name, or the first size does not fit.
-    """
+    """Measures and reports all sizes of one operation on one kind of group; returns texts about wrong results."""
     report.begin(sweep)
     name, kind = sweep.operation.name, sweep.groups.kind
     if missing := sweep.missing():
-        if not report.settings.everything:
+        if not chooses_all(report.config.op):
             raise WorkloadError(f"{name} cannot be run: {missing}")
         report.say_wrapped(f"  left out: {missing}")
-        report.results.add({**sweep.identity(0, sweep.settings.place), **_NOTHING, "missing": missing})
+        report.results.add({**sweep.identity(0, sweep.config.place), **_NOTHING, "missing": missing})
         return []
     faults: list[str] = []
     for size in sweep.sizes():
@@ -269,38 +239,19 @@ _NOTHING: Row = {
 }  # fmt: skip
 
 
-def raise_rank_0s(error: str | None, env: Env) -> None:
-    """Raises the error of rank 0, if it has one, on every rank. All ranks must call it.
-
-    error: text of this rank's error; None: it has none.
-    Raises WorkloadError: rank 0 has an error.
-    """
-    if found := gather(error, env)[0]:
-        raise WorkloadError(found)
-
-
 def conclude(
     report: Report, faults: list[str], baseline: results.Results | None, config: Collective
 ) -> dict[str, float | int | str]:
-    """Writes the report's results, compares them with the baseline, and returns the metrics. All ranks must call it.
-
-    baseline: results of an earlier run; None: there is none.
-    Raises WorkloadError: a result was wrong, or slower than the baseline allows.
-    """
-    env, written = report.env, report.results
-    written.complete = not written.reason
-    written.write()
-    if len(faults) > FAULTS:
-        faults = [*faults[:FAULTS], f"and {len(faults) - FAULTS} more"]
-    if faults:
-        raise WorkloadError("; ".join(faults))
+    """Writes the results, and returns the metrics; raises WorkloadError for wrong results, or slow ones."""
+    written = report.results
+    results.conclude(written, faults)
     rows = [row for row in written.rows if not row["missing"]]
     operations = len({(row["op"], row["group"]) for row in rows})
     report.say(f"{formatting.plural(operations, 'operation')}, every result verified: all right")
-    slower = None
     if baseline is not None:
         slower = results.against(written.rows, baseline, config.tolerance, report.say_wrapped, str(config.baseline))
-    raise_rank_0s(slower, env)
+        if slower:
+            raise WorkloadError(slower)
     metrics: dict[str, float | int | str] = {}
     for row in rows:
         key = f"{row['op']}/{row['group']}"

@@ -8,8 +8,8 @@ imports torch, since the login node uses this before a submission.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-import secrets
 import shlex
 import struct
 import time
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from launcher.errors import ConfigError, near
+from launcher.files import run_files
 from launcher.files.run_files import digest_of
 from launcher.own_module import program
 
@@ -50,10 +50,7 @@ class IdxFile:
     @property
     def length(self) -> int:
         """Size of the unpacked file in bytes: the header, and one byte per value."""
-        values = 1
-        for size in self.shape:
-            values *= size
-        return 4 + 4 * len(self.shape) + values
+        return 4 + 4 * len(self.shape) + math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -72,15 +69,10 @@ class Dataset:
     subfolders: tuple[str, ...] = ()  # directories below a data directory in which other programs keep it
 
     def find(self, data_dir: Path | None) -> Found | None:
-        """Finds the data set on this machine, verifies it and returns it; None: none of its files is there.
-
-        data_dir: data directory; None: the default one.
-        Raises DatasetError: one of its files is missing or damaged.
-        """
+        """Finds and verifies the data set; None: none of its files is there. data_dir: None: the default one."""
         return _find(self, data_dir, named=True)
 
     def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Found:
-        """Downloads the missing files of this data set, and returns it verified; see the function `fetch`."""
         return fetch(self.name, data_dir, mirrors, progress)
 
 
@@ -173,24 +165,17 @@ NAMES = (AUTO, *KNOWN)
 
 
 def default_data_dir() -> Path:
-    """Returns the default data directory: `datasets` in the platform's per-user data directory.
-
-    Each data set is in a subdirectory with its name.
-    """
+    """Returns the default data directory, in which each data set has a subdirectory."""
     import platformdirs
 
     return platformdirs.user_data_path("launcher") / "datasets"
 
 
 def find(name: str, data_dir: str | Path | None = None) -> Found:
-    """Finds a data set on this machine, verifies it and returns it.
+    """Finds and verifies a data set; `auto`: the first of mnist, fashion-mnist and digits that exists.
 
     It searches below `data_dir`, in `data_dir` itself unless the name is `auto`, and where system packages install. A
-    damaged data set is an error even with `auto`: the user does not expect training on another one.
-
-    name: name of the data set; `auto`: the first of mnist, fashion-mnist and digits that exists.
-    data_dir: data directory; None: the default one.
-    Raises DatasetError: the name is unknown, the data set does not exist, or one of its files is missing or damaged.
+    damaged data set is a DatasetError even with `auto`: the user does not expect training on another one.
     """
     for dataset in KNOWN.values() if name == AUTO else [_known(name)]:
         if found := _find(dataset, data_dir, named=name != AUTO):
@@ -210,16 +195,11 @@ def fetch(
     mirrors: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Found:
-    """Downloads the missing files of a data set into `data_dir`/`name`, and returns the verified data set.
+    """Downloads the missing files of a data set into `data_dir`/`name`, and returns it verified; raises DatasetError.
 
     Each file is written under a temporary name, verified and renamed, so an interrupted or a simultaneous second
     download does no harm. A bundled data set is only found.
-
-    data_dir: data directory; None: the default one.
     mirrors: base URLs (`http`, `https` or `file`), tried in turn; None: those of the data set.
-    progress: called during a download with the file's name, the bytes so far and the bytes in all.
-    Raises DatasetError: the name is unknown, no mirror had a valid file (the text has each mirror's error), or the
-        folder cannot be written.
     """
     dataset = _known(name)
     if not dataset.mirrors and mirrors is None:
@@ -237,11 +217,7 @@ def fetch(
 
 
 def read_header(head: bytes, path: Path) -> tuple[int, ...]:
-    """Returns the shape in the header of an IDX file of bytes: (samples, rows, columns) or (samples,).
-
-    head: first 16 bytes of the file, or the whole of a shorter file.
-    Raises DatasetError: these are not the first bytes of an IDX file of bytes, or they end within the header.
-    """
+    """Returns (samples, rows, columns) or (samples,) of the first 16 bytes of an IDX file; raises DatasetError."""
     if len(head) < 4 or head[:3] != b"\x00\x00\x08" or head[3] not in (1, 3):
         raise DatasetError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex() or 'nothing'}")
     dims = head[3]
@@ -377,7 +353,8 @@ def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | N
         raise _UselessError(f"HTTP {error.code} {error.reason}") from error
     except ValueError as error:
         raise _UselessError(str(error)) from error
-    with response, _temporary_file(target) as (temporary, stream):
+    temporary = target.with_name(run_files.temporary_name(target.name))
+    with response, _removed(temporary), temporary.open("xb") as stream:
         while block := response.read(_BLOCK):
             done += len(block)
             if done > file.size + (1 << 16):
@@ -396,12 +373,8 @@ def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | N
 
 
 @contextmanager
-def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    # Yields the path and stream of a new file in the directory of `target`; deletes it at the end unless it was
-    # renamed.
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+def _removed(temporary: Path) -> Iterator[None]:
     try:
-        with temporary.open("xb") as stream:
-            yield temporary, stream
+        yield
     finally:
         temporary.unlink(missing_ok=True)

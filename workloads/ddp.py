@@ -18,7 +18,7 @@ from launcher.worker.global_batch import GlobalBatchSampler
 from launcher.worker.settings import Settings, settings
 from workloads import datasets, training
 from workloads.invariant import GradientBuckets, InvariantGradients
-from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
+from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 from workloads.training import Data, load
 
 if TYPE_CHECKING:
@@ -63,24 +63,18 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[datasets.Found, Data]:
-        """Finds, loads and returns the data set, and checks that it is the same on every rank.
+        """Finds and loads the data set; raises WorkloadError if any rank lacks it, or has a different one."""
 
-        Raises WorkloadError: the data set is missing or damaged on some rank, or ranks have found different ones.
-        """
-        found, data, error = None, None, None
-        try:
+        def read() -> tuple[datasets.Found, Data]:
             found = datasets.find(self.config.dataset, self.config.data_dir)
-            data = load(found, self.env.device)
-        except datasets.DatasetError as failure:
-            error = str(failure)
-        raise_together(error, self.env)
-        assert found is not None and data is not None  # otherwise some rank had an error, which all ranks have raised
+            return found, load(found, self.env.device)
+
+        found, data = together(read, self.env, datasets.DatasetError)
         same_everywhere("the data set (choose one with workload.dataset=...)", found.name, self.env)
         same_everywhere("the training data", (len(data.train), len(data.test), data.mean, data.std), self.env)
         return found, data
 
     def build(self) -> None:
-        """Creates the sampler, the model, the optimizer, the averaging of gradients, and the Resumable."""
         config, env = self.config, self.env
         leaves = self.settings.train.micro_batches if self.settings.train.invariant else None
         try:
@@ -90,7 +84,12 @@ class Trainer:
         except ValueError as error:
             raise WorkloadError(str(error)) from error
         self.total_steps = self.epochs * self.sampler.steps_per_epoch
-        self.check_memory()
+        most, largest = config.micro_batch_size, max(self.sampler.sizes)
+        if most is not None and leaves is not None and largest > most:
+            raise WorkloadError(
+                f"workload.micro_batch_size={most}, and train.micro_batches={leaves} makes micro-batches of {largest} "
+                f"samples: set train.micro_batches={-(-config.batch_size // most)}"
+            )
         self.model = Net(self.data.side, self.data.classes).to(env.device)
         # Before DDP, which would overwrite the weights of other ranks with those of rank 0 and so hide a difference.
         same_everywhere("the initial weights", training.weights_sha256(self.model), env)
@@ -129,18 +128,6 @@ class Trainer:
         if self.leaves is not None:
             self.resumable.pace.units = len(self.leaves.own_leaves)
 
-    def check_memory(self) -> None:
-        """Checks workload.micro_batch_size against train.invariant.
-
-        Raises WorkloadError: train.invariant needs larger micro-batches.
-        """
-        most, largest = self.config.micro_batch_size, max(self.sampler.sizes)
-        if most is not None and self.settings.train.invariant and largest > most:
-            raise WorkloadError(
-                f"workload.micro_batch_size={most}, and train.micro_batches={self.settings.train.micro_batches} makes "
-                f"micro-batches of {largest} samples: set train.micro_batches={-(-self.config.batch_size // most)}"
-            )
-
     def settle_buckets(self) -> None:
         """Runs two forward and backward passes, and discards their gradients.
 
@@ -156,19 +143,17 @@ class Trainer:
         restore_generators(before, self.env.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the training for a checkpoint, except for the number of steps: the number of finished
-        epochs, the sums of losses, the scores of the last evaluation. All ranks must call it."""
+        """Returns the position of the training, but for the steps, for a checkpoint. All ranks must call it."""
         scores = None if self.scores is None else dataclasses.asdict(self.scores)
         return {"finished": self.finished, "losses": self.losses.state(), "scores": scores}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a position that `state_dict` returned."""
         self.finished = state["finished"]
         self.scores = training.Scores(**state["scores"]) if state["scores"] else None
         self.losses.restore(state["losses"])
 
     def identity(self) -> dict[str, Any]:
-        """Returns facts that identify this training. A checkpoint with other values is refused."""
+        """Returns facts about this training. A checkpoint with other values is refused."""
         config = self.config
         return {
             "model": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
@@ -196,15 +181,11 @@ class Trainer:
         }
 
     def precision(self) -> AbstractContextManager[object]:
-        """Returns the context manager of the forward pass: autocast to the type of workload.precision, or none."""
+        """Returns the context of a forward pass."""
         return torch.autocast(self.env.device.type, self.dtype) if self.dtype else nullcontext()
 
     def step(self, step: int, chosen: Tensor) -> None:
-        """Does one optimizer step on this rank's share of the global batch.
-
-        step: index of the step in the run, from 0.
-        chosen: indices of this rank's samples, int64 [n].
-        """
+        """Does one optimizer step (of the run, from 0) on this rank's samples: their indices, int64 [n]."""
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.total_steps, self.config.lr)
         sums = self.average(chosen) if self.leaves is None else self.add_up(self.leaves, step, chosen)
@@ -213,8 +194,7 @@ class Trainer:
         self.steps = step + 1
 
     def average(self, chosen: Tensor) -> list[Tensor]:
-        """Computes the mean gradients of the global batch over all ranks; returns a list with the sum of this rank's
-        losses."""
+        """Computes the mean gradients of the global batch; returns a list with the sum of this rank's losses."""
         most = self.config.micro_batch_size
         pieces = (chosen,) if most is None else chosen.tensor_split(-(-len(chosen) // most))
         self.optimizer.zero_grad()
@@ -229,12 +209,7 @@ class Trainer:
         return [sums[0] if len(sums) == 1 else torch.stack(sums).sum()]
 
     def add_up(self, leaves: InvariantGradients, step: int, chosen: Tensor) -> list[Tensor]:
-        """Computes the gradients of the global batch, bitwise the same at any world size (`train.invariant`).
-
-        step: index of the step in the run, from 0.
-        chosen: indices of this rank's samples, int64 [n].
-        Returns the sum of the losses of each of this rank's micro-batches.
-        """
+        """Computes them, bitwise the same at any world size; returns the sum of losses of each of its micro-batches."""
         sums = []
         leaves.begin()
         for leaf, piece in zip(leaves.own_leaves, chosen.split(self.sampler.sizes), strict=True):
@@ -245,8 +220,7 @@ class Trainer:
         return sums
 
     def backward(self, chosen: Tensor) -> Tensor:
-        """Runs a forward and a backward pass of some samples, which adds to the gradients; returns the sum of the
-        losses."""
+        """Adds to the gradients those of some samples; returns the sum of their losses."""
         images, labels = self.data.batch(self.data.train, chosen)
         with self.precision():
             scores = self.parallel(images)
@@ -255,12 +229,7 @@ class Trainer:
         return summed.detach()
 
     def log(self, step: int, epoch: int) -> tuple[float, float]:
-        """Returns the mean loss and images/s since the last call; rank 0 prints them. All ranks must call it.
-
-        step: index of the last step in the run, from 0.
-        epoch: index of the epoch, from 0.
-        Raises WorkloadError: the loss of a step was not finite.
-        """
+        """Returns the mean loss and images/s since the last call; rank 0 prints them. All ranks must call it."""
         loss, speed = self.losses.look()
         if self.env.rank == 0:
             rate = self.optimizer.param_groups[0]["lr"]
@@ -282,7 +251,6 @@ class Trainer:
         return scores
 
     def train(self, epoch: int) -> None:
-        """Runs the remaining steps of an epoch."""
         done = self.steps - epoch * self.sampler.steps_per_epoch
         if done == 0:
             self.losses.begin_epoch()
@@ -325,7 +293,6 @@ class Trainer:
         }
 
     def announce(self) -> None:
-        """Prints a line about each rank; then, on rank 0, the data set and the most important settings."""
         introduce(self.env)
         gather(None, self.env)
         if self.env.rank == 0:
@@ -343,7 +310,6 @@ class Trainer:
             )
 
     def conclude(self, accuracy: float) -> None:
-        """Prints on rank 0 the accuracy, and the one that is expected with the default settings."""
         known = self.found.dataset
         if self.env.rank == 0:
             verdict = "reached" if accuracy >= known.accuracy else "not reached"

@@ -41,7 +41,6 @@ class Pair:
 
     @property
     def size(self) -> int:
-        """Bytes of a message."""
         return self.count * self.values.dtype.itemsize
 
     def slots(self, messages: int) -> int:
@@ -49,14 +48,11 @@ class Pair:
         return max(1, min(messages, self.room // self.size))
 
     def messages(self, source: int, slots: int) -> list[Tensor]:
-        """Returns `slots` messages of rank `source`, [count] each."""
         return [self.values.make(self.count, self.key, source, slot) for slot in range(slots)]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The number of iterations."""
-
     iterations: int  # number of timed iterations
     warmup: int  # number of iterations before these
     budget: float | None = None  # seconds for the timed iterations, in place of their number; None: their number counts
@@ -73,7 +69,6 @@ class Timed:
     wrong: int = 0  # number of wrong elements among these
 
     def clock(self, pair: Pair, run: Callable[[], None]) -> None:
-        """Calls `run`; on rank a also records its time."""
         if pair.rank == pair.a:
             self.seconds.append(bench.timed(pair.values.device, run))
         else:
@@ -88,32 +83,23 @@ class Inbox:
         self.buffers = [pair.values.poison(pair.count) for _ in range(slots)]
 
     def poison(self) -> None:
-        """Overwrites the buffers, so that a missing message is noticed."""
+        """Makes a missing message noticed."""
         for buffer in self.buffers:
             buffer.fill_(-1)
 
     def compare(self, timed: Timed, slots: int) -> None:
-        """Compares the first `slots` buffers with their expected content."""
         for buffer, expected in zip(self.buffers[:slots], self._expected[:slots], strict=True):
             timed.checked += expected.numel()
             timed.wrong += bench.count_wrong(buffer, expected)
 
 
 def pingpong(pair: Pair, runs: Runs) -> Timed:
-    """Measures round trips: a message from a to b, and one back. All messages are compared, after each burst.
-
-    Like `bandwidth` and `bidirectional`, returns this rank's measurements.
-    """
+    """Measures round trips: a message from a to b, and one back. All messages are compared, after each burst."""
     slots = pair.slots(BURST)
     outbox, inbox = pair.messages(pair.rank, slots), Inbox(pair, slots)
 
     def trip(slot: int) -> None:
-        if pair.rank == pair.a:
-            dist.send(outbox[slot], pair.b)
-            dist.recv(inbox.buffers[slot], pair.b)
-        else:
-            dist.recv(inbox.buffers[slot], pair.a)
-            dist.send(outbox[slot], pair.a)
+        _round_trip(pair, outbox[slot], inbox.buffers[slot])
 
     timed = Timed()
     left = _warm_up(pair, runs, lambda: trip(0))
@@ -129,13 +115,12 @@ def pingpong(pair: Pair, runs: Runs) -> Timed:
 
 
 def bandwidth(pair: Pair, runs: Runs) -> Timed:
-    """Measures windows of messages from a to b, each acknowledged by one small message. The first and the last window
-    are compared."""
+    """Measures windows of messages from a to b, each acknowledged by a small one; compares the first and the last."""
     return _windows(pair, runs, both=False)
 
 
 def bidirectional(pair: Pair, runs: Runs) -> Timed:
-    """Measures windows of messages in both directions at the same time; otherwise as `bandwidth`."""
+    """Measures windows of messages in both directions at the same time."""
     return _windows(pair, runs, both=True)
 
 
@@ -191,12 +176,16 @@ def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:
 
 def _meet(pair: Pair) -> None:
     token = _token(pair)
+    _round_trip(pair, token, token)
+
+
+def _round_trip(pair: Pair, given: Tensor, received: Tensor) -> None:
     if pair.rank == pair.a:
-        dist.send(token, pair.b)
-        dist.recv(token, pair.b)
+        dist.send(given, pair.b)
+        dist.recv(received, pair.b)
     else:
-        dist.recv(token, pair.a)
-        dist.send(token, pair.a)
+        dist.recv(received, pair.a)
+        dist.send(given, pair.a)
 
 
 def _token(pair: Pair) -> Tensor:
@@ -220,16 +209,14 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The transfers of one rank that run at the same time.
-
-    A pattern yields the same number of exchanges on all ranks, so that they can start each one together.
-    """
+    """The transfers of one rank that run at the same time. A pattern yields as many on all ranks, to start together."""
 
     run: Callable[[Exchange], object]  # sends and receives
-    # for each message that this rank sends, the receiving rank and the data
-    sends: list[tuple[int, Tensor]] = field(default_factory=list)
-    # the messages that this rank receives; they are compared after `run`
-    receipts: list[Receipt] = field(default_factory=list)
+    sends: list[tuple[int, Tensor]] = field(default_factory=list)  # receiving ranks, and the data
+    receipts: list[Receipt] = field(default_factory=list)  # what this rank receives; compared after `run`
+
+
+Ends = Callable[[Exchange], object]
 
 
 @dataclass(frozen=True)
@@ -251,47 +238,36 @@ class Case:
         return Receipt(source, self.values.poison(self.count), wanted)
 
 
-def send(case: Case) -> Iterator[Exchange]:
-    """Yields the exchanges of `send`: rank 0 with one other rank after the other, to it and back, by send and recv."""
-    for peer in range(1, case.world_size):
+def _star(case: Case, at_once: int, ends: tuple[Ends, Ends], *, back: bool = True) -> Iterator[Exchange]:
+    # Rank 0 with `at_once` other ranks at a time, to them and back; the two ends run what `ends` has
+    for first in range(1, case.world_size, at_once):
+        peers = range(first, min(first + at_once, case.world_size))
         if case.rank == 0:
-            yield Exchange(_blocking_first, [(peer, case.message(0, peer))], [case.receipt(peer)])
-        elif case.rank == peer:
-            yield Exchange(_blocking_second, [(0, case.message(peer, 0))], [case.receipt(0)])
+            sends = [(peer, case.message(0, peer)) for peer in peers]
+            yield Exchange(ends[0], sends, [case.receipt(peer) for peer in peers] if back else [])
+        elif case.rank in peers:
+            yield Exchange(ends[1], [(0, case.message(case.rank, 0))] if back else [], [case.receipt(0)])
         else:
             yield Exchange(_idle)
+
+
+def send(case: Case) -> Iterator[Exchange]:
+    """Rank 0 with one other rank after the other, to it and back, by send and recv."""
+    return _star(case, 1, (_blocking_first, _blocking_second))
 
 
 def isend(case: Case) -> Iterator[Exchange]:
-    """Yields the exchanges of `isend`: rank 0 with AT_ONCE other ranks at a time, to them and back, by isend and
-    irecv."""
-    for first in range(1, case.world_size, AT_ONCE):
-        together = range(first, min(first + AT_ONCE, case.world_size))
-        if case.rank == 0:
-            sends = [(peer, case.message(0, peer)) for peer in together]
-            yield Exchange(_sends_first, sends, [case.receipt(peer) for peer in together])
-        elif case.rank in together:
-            yield Exchange(_receives_first, [(0, case.message(case.rank, 0))], [case.receipt(0)])
-        else:
-            yield Exchange(_idle)
+    """Rank 0 with AT_ONCE other ranks at a time, to them and back, by isend and irecv."""
+    return _star(case, AT_ONCE, (_sends_first, _receives_first))
 
 
 def fanout(case: Case) -> Iterator[Exchange]:
-    """Yields the exchanges of `fanout`: rank 0 to AT_ONCE other ranks at a time, by isend and irecv, and nothing
-    back."""
-    for first in range(1, case.world_size, AT_ONCE):
-        together = range(first, min(first + AT_ONCE, case.world_size))
-        if case.rank == 0:
-            yield Exchange(_sends_first, [(peer, case.message(0, peer)) for peer in together])
-        elif case.rank in together:
-            yield Exchange(_receives_first, [], [case.receipt(0)])
-        else:
-            yield Exchange(_idle)
+    """Rank 0 to AT_ONCE other ranks at a time, by isend and irecv, and nothing back."""
+    return _star(case, AT_ONCE, (_sends_first, _receives_first), back=False)
 
 
 def batched(case: Case) -> Iterator[Exchange]:
-    """Yields the exchanges of `batched`: every rank to every other rank, AT_ONCE peers at a time, by
-    batch_isend_irecv."""
+    """Every rank to every other rank, AT_ONCE peers at a time, by batch_isend_irecv."""
     for first in range(1, case.world_size, AT_ONCE):
         shifts = range(first, min(first + AT_ONCE, case.world_size))
         to = [(case.rank + shift) % case.world_size for shift in shifts]
@@ -302,8 +278,7 @@ def batched(case: Case) -> Iterator[Exchange]:
 
 
 def ring(case: Case) -> Iterator[Exchange]:
-    """Yields the exchanges of `ring`: each rank to the next, all at once. In each exchange a rank sends what it
-    received in the one before, until every message is back at its first sender."""
+    """Each rank to the next, all at once, what it received before, until all messages are back at their senders."""
     after, before = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
     carried = case.message(case.rank, case.rank)
     for hop in range(1, case.world_size + 1):
@@ -314,7 +289,7 @@ def ring(case: Case) -> Iterator[Exchange]:
 
 
 def _idle(exchange: Exchange) -> None:
-    """Does nothing: this rank does not take part in the exchange."""
+    pass  # this rank does not take part in the exchange
 
 
 def _blocking_first(exchange: Exchange) -> None:

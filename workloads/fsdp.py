@@ -23,7 +23,7 @@ from launcher.torch_compat import DTensor, fsdp_computes_on
 from launcher.worker.global_batch import GlobalBatchSampler, share
 from launcher.worker.settings import Settings, settings
 from workloads import gpt, texts, training
-from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
+from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """Returns the type to compute in; None: float32. Unlike training.autocast_dtype it allows bfloat16 on any CPU.
-
-    precision: `workload.precision`: auto, float32 or bfloat16.
-    Raises WorkloadError: bfloat16 was requested, and the GPU does not support it.
-    """
+    """Returns the type to compute in; None: float32. Unlike training.autocast_dtype it allows bfloat16 on any CPU."""
     if precision == "bfloat16" and device.type == "cpu":
         return torch.bfloat16
     return training.autocast_dtype(precision, device)
@@ -68,24 +64,18 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[texts.Text, gpt.Corpus]:
-        """Checks all settings, loads and returns the text, and checks that the text is the same on every rank.
+        """Checks the settings and loads the text; raises WorkloadError if any rank lacks it, or has a different one."""
 
-        Raises WorkloadError: a setting is not valid, or the text is missing, damaged, or different on some rank.
-        """
-        found, corpus, error = None, None, None
-        try:
+        def read() -> tuple[texts.Text, gpt.Corpus]:
             found = texts.find(self.config.text)
             texts.check(self.config, found, self.settings.train.invariant)
-            corpus = gpt.load_text(found, self.config.context, self.env.device)
-        except ConfigError as failure:
-            error = str(failure)
-        raise_together(error, self.env)
-        assert found is not None and corpus is not None  # otherwise some rank had an error, which all ranks have raised
+            return found, gpt.load_text(found, self.config.context, self.env.device)
+
+        found, corpus = together(read, self.env, ConfigError)
         same_everywhere("the text", corpus.sha256, self.env)
         return found, corpus
 
     def build(self) -> None:
-        """Creates the sampler, the model, the optimizer and the Resumable."""
         config, env = self.config, self.env
         try:
             self.sampler = GlobalBatchSampler(
@@ -127,7 +117,7 @@ class Trainer:
         self.resumable.pace.watch_blocks(self.model, self.model.blocks)
 
     def identity(self) -> dict[str, Any]:
-        """Returns facts that identify this training. A checkpoint with other values is refused."""
+        """Returns facts about this training. A checkpoint with other values is refused."""
         keys = (
             "layers", "heads", "width", "context", "dropout", "steps", "batch_size", "lr", "warm_up", "weight_decay",
             "clip", "seed",
@@ -135,29 +125,20 @@ class Trainer:
         return {f"workload.{key}": getattr(self.config, key) for key in keys} | {"text": self.corpus.sha256}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the training for a checkpoint, except for the number of steps: the sums of losses,
-        and the last training and validation loss. All ranks must call it."""
+        """Returns the position of the training, but for the steps, for a checkpoint. All ranks must call it."""
         last = {"loss": self.loss, "val_loss": self.val_loss, "evaluated": self.evaluated}
         return last | {"losses": self.losses.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a position that `state_dict` returned."""
         self.loss, self.val_loss, self.evaluated = state["loss"], state["val_loss"], state["evaluated"]
         self.losses.restore(state["losses"])
 
     def passes_for(self, windows: int) -> int:
-        """Returns how many forward passes each rank makes for `windows` windows of all ranks together.
-
-        The number is the same on all ranks, since all ranks gather the weights in each pass.
-        """
+        """Returns how many forward passes each rank makes for so many windows of all: as many, since all gather."""
         return math.ceil(math.ceil(windows / self.env.world_size) / self.at_once)
 
     def step(self, step: int, chosen: Tensor) -> None:
-        """Does one optimizer step on this rank's share of the global batch.
-
-        step: index of the step in the run, from 0.
-        chosen: indices of this rank's windows, int64 [n].
-        """
+        """Does one optimizer step (of the run, from 0) on this rank's windows: their indices, int64 [n]."""
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.config.steps, self.config.lr, self.config.warm_up)
         self.optimizer.zero_grad()
@@ -175,8 +156,6 @@ class Trainer:
 
         FSDP averages the gradients of the ranks. Multiplied by `self.weight`, the gradients of these sums become the
         mean over the global batch, even if ranks have unequal shares.
-
-        chosen: indices of the windows, int64 [n].
         """
         none = len(chosen) == 0
         # A rank without windows computes one that does not count: the other ranks need its shard of the weights.
@@ -187,8 +166,7 @@ class Trainer:
 
     @torch.no_grad()
     def clip(self) -> None:
-        """Scales the gradients down if the norm over all weights is larger than workload.clip. All ranks must call
-        it."""
+        """Scales the gradients down if their norm over all weights is above workload.clip. All ranks must call it."""
         if not self.config.clip:
             return
         gradients = [part.grad.to_local() for part in self.model.parameters() if isinstance(part.grad, DTensor)]
@@ -198,8 +176,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> None:
-        """Computes the mean loss over workload.eval_windows windows, evenly spread over the validation part; rank 0
-        prints it. All ranks must call it, after `step` steps."""
+        """Evaluates windows that are evenly spread over the validation part, after `step` steps of all ranks."""
         config, env, part = self.config, self.env, self.corpus.validation
         count = min(config.eval_windows, len(part))
         first, last = share(count, env.rank, env.world_size)
@@ -229,10 +206,7 @@ class Trainer:
         self.resumable.evaluated(step, {"val_loss": loss, "perplexity": perplexity(loss)})
 
     def log(self, done: int) -> None:
-        """Prints on rank 0 the mean loss since the last log line, after `done` steps. All ranks must call it.
-
-        Raises WorkloadError: the loss of a step was not finite.
-        """
+        """Prints on rank 0 the mean loss since the last call, after `done` steps. All ranks must call it."""
         self.loss, speed = self.losses.look()
         if self.env.rank == 0:
             rate = self.optimizer.param_groups[0]["lr"]
@@ -241,7 +215,6 @@ class Trainer:
             progress(done, self.config.steps, **values)
 
     def announce(self) -> None:
-        """Prints a line about each rank; then, on rank 0, the text, the model and the most important settings."""
         introduce(self.env)
         gather(None, self.env)
         if self.env.rank == 0:
@@ -296,7 +269,7 @@ class Trainer:
             self.resumable.boundary(done)
         training_time = time.perf_counter() - begun - evaluating
         self.resumable.finish(done)
-        weights = gpt.weights_sha256(self.model)
+        weights = training.weights_sha256(self.model)
         self.conclude()
         assert self.loss is not None and self.val_loss is not None  # of the last step
         return {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +31,7 @@ class Part:
         return texts.windows(len(self.tokens), self.context)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the inputs and targets of some windows, both int64 [n, context].
-
-        chosen: indices of the windows, int64 [n].
-        """
+        """Returns the inputs and targets of the windows of these indices, both int64 [n, context]."""
         offsets = torch.arange(self.context + 1, device=chosen.device)
         windows = self.tokens[chosen.unsqueeze(1) * self.context + offsets].long()
         return windows[:, :-1], windows[:, 1:]
@@ -52,11 +47,7 @@ class Corpus:
 
 
 def load_text(text: texts.Text, context: int, device: torch.device | str = "cpu") -> Corpus:
-    """Reads a text onto a device, and divides it.
-
-    text: the text that `texts.find` returned.
-    Raises TextError: the text cannot be read, or has changed since it was found.
-    """
+    """Reads a text onto a device, and divides it; raises TextError if it cannot be read, or has changed."""
     content = texts.read(text)
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
     cut = texts.split(len(content), context)
@@ -79,11 +70,7 @@ SPREAD = 0.02  # standard deviation of the initial weights
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to its input: [n, tokens, width] -> [n, tokens, width].
-
-    heads: number of attention heads; divides `width`.
-    recompute: whether the backward pass recomputes activations, to save memory.
-    """
+    """Attention and MLP, each added to its input: [n, tokens, width] -> [n, tokens, width]."""
 
     def __init__(self, width: int, heads: int, drop: float = 0.0, recompute: bool = False) -> None:
         super().__init__()
@@ -184,31 +171,9 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
         parameter.to_local().copy_(local_part(whole, parameter))
 
 
-def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and the whole value, on the CPU, of each parameter. All ranks must iterate over all of them."""
-    for name, value in sorted(model.state_dict().items()):
-        yield name, (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().contiguous()
-
-
-def weights_sha256(model: nn.Module) -> str:
-    """Returns the SHA-256 over names, types, shapes and bytes of all whole parameters. All ranks must call it.
-
-    The hash does not depend on the sharding. For an unsharded model workloads.training.weights_sha256 is the same.
-    """
-    digest = hashlib.sha256()
-    for name, value in whole_parameters(model):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(ctypes.string_at(value.data_ptr(), value.numel() * value.element_size()))
-    return digest.hexdigest()
-
-
 @torch.no_grad()
 def write(model: nn.Module, context: int, start: bytes, count: int, seed: int, device: torch.device) -> bytes:
-    """Returns `count` bytes that the model writes after `start`, sampled at temperature 0.8. All ranks must call it.
-
-    start: bytes before the result.
-    count: number of bytes.
-    """
+    """Returns `count` bytes that the model writes after `start`, sampled at temperature 0.8. All ranks must call it."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(start)
     for _ in range(count):

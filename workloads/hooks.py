@@ -34,10 +34,7 @@ ONE_OF = {"dtype": keys.DTYPES, "redop": keys.REDOPS, "place": keys.PLACES}
 
 
 def check_names(plan: JobPlan) -> None:
-    """Checks the names, sizes and time budget in the workload's settings, before the job waits in a queue.
-
-    Raises ConfigError: an operation, pattern, group, type or place is unknown, or a size or the budget is not valid.
-    """
+    """Raises ConfigError if a name, a size or the time budget in the workload's settings is not valid."""
     for key, value in plan.workload.params.items():
         try:
             if key in ONE_OF:
@@ -56,11 +53,7 @@ def check_names(plan: JobPlan) -> None:
 
 
 def check_sweep(plan: JobPlan) -> None:
-    """Checks the numeric settings, pattern, roots and backend of p2p and collective, after `check_names`.
-
-    Raises ConfigError: a setting is out of range, a size exceeds a node's memory, a pattern or a root does not fit the
-        ranks, or the backend lacks an operation that was chosen by name.
-    """
+    """Raises ConfigError, after `check_names`, if a benchmark could not run with its numbers, ranks or backend."""
     params = plan.workload.params
     if params["iterations"] < 1 or params.get("warmup", 0) < 0:
         raise ConfigError(
@@ -82,24 +75,39 @@ def check_sweep(plan: JobPlan) -> None:
     if "op" in params:
         _check_operations(plan)
     if "pattern" in params:
-        try:
-            keys.check_patterns(params, [rank // plan.procs_per_node for rank in range(plan.world_size)])
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        _check_patterns(plan)
+
+
+def _check_patterns(plan: JobPlan) -> None:
+    params, node_of = plan.workload.params, _node_of(plan)
+    try:
+        keys.chosen_patterns(params, node_of)
+        keys.pair_of(params["pair"], node_of)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if params["window"] < 1:
+        raise ConfigError(f"workload.window={params['window']}: it must be at least 1")
+    if not 0 < params["slow"] < 1:
+        raise ConfigError(f"workload.slow={params['slow']} is not a part of the median: write it as 0.7 or so")
+    if not params["slow_latency"] > 1:
+        raise ConfigError(
+            f"workload.slow_latency={params['slow_latency']} is not a multiple of the median: write it as 3 or so"
+        )
+
+
+def _node_of(plan: JobPlan) -> list[int]:
+    return [rank // plan.procs_per_node for rank in range(plan.world_size)]
 
 
 def _check_operations(plan: JobPlan) -> None:
     params = plan.workload.params
     operations = keys.choose("operation", params["op"], keys.OPERATIONS)
     kinds = parse_groups(params["groups"])
-    node_of = [rank // plan.procs_per_node for rank in range(plan.world_size)]
     for kind in kinds:
-        smallest = min(len(ranks) for ranks in members_of(kind, node_of))
-        if not 0 <= params["root"] < smallest:
-            has, can = ("1 rank", "0") if smallest == 1 else (f"{smallest} ranks", f"0 to {smallest - 1}")
-            raise ConfigError(
-                f"workload.root={params['root']}: the smallest group of {kind} has {has}, so a root is {can}"
-            )
+        try:
+            keys.check_root(params["root"], kind, members_of(kind, _node_of(plan)))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     if keys.chooses_all(params["op"]):  # operations that the backend lacks are left out
         return
     backend = plan.workload.backend
@@ -125,10 +133,6 @@ class Benchmark(WorkloadHook):
     """The hook of p2p and collective: checks names and sizes, finds a baseline."""
 
     def prepare(self, config: Config) -> tuple[Workload, tuple[str, ...]]:
-        """Returns the workload with `baseline` replaced by the path of that run's results file, and no messages.
-
-        Raises ConfigError: `baseline` has no results, or is a run of another workload.
-        """
         if config.baseline is None:
             return config.workload, ()
         from workloads import results
@@ -162,11 +166,9 @@ ABOVE_ZERO = ("lr", "bucket_mb")
 
 
 def check_training(plan: JobPlan) -> None:
-    """Checks that the settings of ddp_mnist and fsdp_lm are in range, and that each rank gets a sample of each batch.
+    """Raises ConfigError if a setting of a training is out of range, or some ranks would get no sample of a batch.
 
     A user's program may give these keys another meaning, so its config is not checked.
-
-    Raises ConfigError: a setting (AT_LEAST_ONE, ABOVE_ZERO) is out of range, or there are more ranks than samples.
     """
     if not plan.workload.entry.startswith("workloads."):
         return

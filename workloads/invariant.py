@@ -18,13 +18,9 @@ class GradientBuckets:
     """Averages the gradients of parameters over all ranks, with one all_reduce per bucket.
 
     Buckets are filled from the last parameter to the first, as the backward pass finishes them. A bucket has neighbours
-    of one type and device. Each gradient is multiplied by 1 / world size before it is summed, as in
-    DistributedDataParallel, so that two ranks get bitwise the same weights with both. With more ranks the order of the
-    sums may differ.
-
-    parameters: parameters of the model; those without requires_grad are ignored.
-    bucket_mb: largest size of a bucket in MiB, unless it has a single parameter.
-    Raises ValueError: bucket_mb is not above 0.
+    of one type and device, of `bucket_mb` MiB unless one is larger. Each gradient is multiplied by 1 / world size
+    before it is summed, as in DistributedDataParallel, so that two ranks get bitwise the same weights with both. With
+    more ranks the order of the sums may differ.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_mb: float) -> None:
@@ -112,8 +108,7 @@ SMALL = 1 << 20  # bytes up to which pairs exchange whole vectors, in fewer mess
 
 
 def subtrees(first: int, stop: int, leaves: int) -> list[Node]:
-    """Returns the fewest tree nodes that together have exactly the leaves range(first, stop) of all `leaves` leaves.
-    Pure."""
+    """Returns the fewest tree nodes that together have exactly the leaves range(first, stop) of all."""
     return _cover((0, leaves), first, stop)
 
 
@@ -137,10 +132,7 @@ def inner_nodes(node: Node) -> list[Node]:
 
 
 def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
-    """Returns the value of a tree node: if known, this; else the sum of the node's two children, the left one first.
-
-    known: returns the value of a tree node; None: unknown. The values of all leaves are known.
-    """
+    """Returns the value of a tree node: if known (as of all leaves), this; else the sum of its left and right child."""
     if (value := known(node)) is not None:
         return value
     begin, end = node
@@ -191,9 +183,7 @@ class TreeReduction:
         self._buffers: dict[str, Tensor] = {}
 
     def reduce(self, sums: Sequence[Tensor]) -> Tensor:
-        """Returns the sum over all leaves, [n], on every rank. All ranks must call it.
-
-        The result is valid until the next call.
+        """Returns the sum over all leaves, [n], valid until the next call. All ranks must call it.
 
         sums: the sum of each of this rank's subtrees (`mine`), each [n]; may be overwritten.
         """
@@ -305,18 +295,18 @@ class InvariantGradients:
 
     @property
     def own_leaves(self) -> range:
-        """Indices of this rank's micro-batches (leaves of the tree) in the global batch."""
+        """Indices of this rank's micro-batches in the global batch."""
         return self.tree.own_leaves
 
     def begin(self) -> None:
-        """Resets the gradients; to be called before the first micro-batch of a step."""
+        """Resets the gradients, before the first micro-batch of a step."""
         self._sums.clear()
         self._leaf = self.own_leaves.start
         for parameter in self.parameters:
             parameter.grad = None
 
     def leaf_done(self) -> None:
-        """Adds a micro-batch's gradients to the tree; to be called after the backward pass of each micro-batch."""
+        """Adds a micro-batch's gradients to the tree, after its backward pass."""
         self._sums[self._leaf, self._leaf + 1] = self._take()
         self._leaf += 1
         for begin, end in self._completed.get(self._leaf, ()):
@@ -326,7 +316,7 @@ class InvariantGradients:
             self._sums[begin, end] = left
 
     def end(self) -> None:
-        """Puts the sum over all ranks into `.grad`; to be called after the last micro-batch. All ranks must call it."""
+        """Puts the sum over all ranks into `.grad`, after the last micro-batch. All ranks must call it."""
         for flat, node in zip(self._flat, self.tree.mine, strict=True):
             torch._foreach_copy_(self._views(flat), self._sums.pop(node))
         total = self.tree.reduce(self._flat)

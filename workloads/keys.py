@@ -6,9 +6,9 @@ Free of torch, so that the login node can check them before a submission.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 
 from launcher.errors import near
 from launcher.units import parse_ranges, parse_size
@@ -38,11 +38,9 @@ ALL = "all"
 
 
 def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names that a config chooses, without duplicates; all known names for `all`.
+    """Returns the names that a config chooses, without duplicates; all known names for `all`; raises ValueError.
 
-    what: what is chosen, for errors: operation, pattern, group.
-    chosen: `all`, a comma-separated text, or several texts.
-    Raises ValueError: nothing is chosen, or a name is unknown; the text suggests similar known names.
+    what: what is chosen, for errors: operation, pattern, group. chosen: a comma-separated text, or several texts.
     """
     names = _names(chosen)
     if not names:
@@ -65,19 +63,15 @@ def _names(chosen: str | Iterable[str]) -> list[str]:
 
 
 def choose_one(what: str, name: str, known: Sequence[str]) -> str:
-    """Returns the name in a key that takes exactly one.
-
-    Raises ValueError: the name is unknown; the text suggests similar known names.
-    """
+    """Returns the name in a key that takes exactly one; raises ValueError, which suggests similar known names."""
     if name not in known:
         raise ValueError(f"{name!r} is no {what}; known are {', '.join(known)}.{near(name, known)}")
     return name
 
 
 def places_of(operation: str, place: str) -> tuple[str, ...]:
-    """Returns the places in which an operation is measured: `out` (of place) and `in` (place), one of them, or none.
+    """Returns the places in which to measure an operation, of those it has: `out` (of place) and `in`; or none.
 
-    operation: the operation; some have only one place in torch.distributed.
     place: `workload.place`: both, out or in.
     """
     has = ("in",) if operation in IN_PLACE_ONLY else ("out",) if operation in OUT_OF_PLACE_ONLY else ("out", "in")
@@ -174,10 +168,7 @@ def _by_increment(text: str, least: int, most: int, step: int) -> list[int]:
 
 
 def parse_seconds(text: object) -> float:
-    """Parses a time such as `200ms`, `1.5s` or `2m`, and returns it in seconds.
-
-    Raises ValueError: the text is not a time, or is zero.
-    """
+    """Returns a time such as `200ms`, `1.5s` or `2m` in seconds; raises ValueError, for zero too."""
     match = _TIME.fullmatch(str(text).strip())
     if not match:
         raise ValueError(f"{str(text)!r} is not a time: write it as 200ms, 2s or 1m")
@@ -196,12 +187,10 @@ _RANKS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 
 
 def parse_groups(value: object) -> tuple[str, ...]:
-    """Parses `workload.groups`, and returns the kinds of groups without duplicates.
+    """Returns the kinds of groups in `workload.groups`, without duplicates; raises ValueError.
 
     A kind is `world`, `node`, `stride`, or a list of explicit ranks such as `0-1/2-3` or `0,2/1,3`. `all` in the config
     stands for the first three.
-
-    Raises ValueError: a name is unknown, or a text that begins with a digit does not list groups of ranks.
     """
     texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     kinds: list[str] = []
@@ -217,12 +206,7 @@ def parse_groups(value: object) -> tuple[str, ...]:
 
 
 def explicit_groups(text: str) -> Members:
-    """Parses `0-1/2-3` (two groups of two ranks) or `0,2,5` (one of three), and returns the ranks of each group.
-
-    The ranks are in ascending order, in which torch numbers them in a group.
-
-    Raises ValueError: the text has another form, or contains a rank twice.
-    """
+    """Returns the ranks of `0-1/2-3` (two groups) or `0,2,5`, sorted, as torch numbers them; raises ValueError."""
     groups = []
     for part in text.replace(" ", "").split("/"):
         if not _RANKS.fullmatch(part):
@@ -242,7 +226,6 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
     `world` is one group of all ranks. `node` has a group for each node. `stride` has a group for each local rank, with
     one rank of each node. With explicit ranks, some ranks may be in no group.
 
-    kind: a kind that `parse_groups` returned.
     Raises ValueError: a rank does not exist.
     """
     if kind not in GROUPS:
@@ -261,13 +244,21 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
 
 
 def check_group_ranks(kind: str, world_size: int) -> None:
-    """Checks that the explicit ranks of a kind exist. Raises ValueError: a rank is `world_size` or more."""
+    """Raises ValueError if an explicit rank of a kind is `world_size` or more."""
     if kind in GROUPS:
         return
     for rank in (rank for ranks in explicit_groups(kind) for rank in ranks):
         if rank >= world_size:
             there = "rank 0 alone" if world_size == 1 else f"ranks 0 to {world_size - 1}"
             raise ValueError(f"{kind!r}: there is no rank {rank}; this run has {there} (nodes x procs_per_node)")
+
+
+def check_root(root: int, kind: str, members: Members) -> None:
+    """Raises ValueError if the smallest group of a kind does not have this root."""
+    smallest = min(map(len, members))
+    if not 0 <= root < smallest:
+        has, can = ("1 rank", "0") if smallest == 1 else (f"{smallest} ranks", f"0 to {smallest - 1}")
+        raise ValueError(f"workload.root={root}: the smallest group of {kind} has {has}, so a root is {can}")
 
 
 def groups_text(members: Members) -> str:
@@ -277,12 +268,9 @@ def groups_text(members: Members) -> str:
     return size if len(members) == 1 else f"{len(members)} x {size}"
 
 
-# -- Checks the config of p2p: what would fail in the job is refused on the login node
+# -- The patterns of p2p, and the ranks for those of two ranks
 
 
-T = TypeVar("T")
-
-PAIRS = ("pingpong", "bandwidth", "bidirectional")  # patterns of two ranks
 MATRIX = "matrix"
 
 
@@ -312,7 +300,7 @@ def chosen_patterns(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[st
     keys: the keys of `launcher.config.schema.P2P` with their values.
     Raises ValueError: a pattern is unknown, or the matrix was chosen by name and would have no pair.
     """
-    wanted = _named("pattern", lambda: choose("pattern", keys["pattern"], PATTERNS))
+    wanted = choose("pattern", keys["pattern"], PATTERNS)
     of_ranks = getattr(keys["matrix"], "value", keys["matrix"]) == "ranks"
     if MATRIX not in wanted or of_ranks or len(set(node_of)) > 1:
         return wanted
@@ -321,32 +309,3 @@ def chosen_patterns(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[st
     raise ValueError(
         "workload.pattern=matrix compares nodes, and there is one: use nodes=2 or more, or workload.matrix=ranks"
     )
-
-
-def check_patterns(keys: Mapping[str, Any], node_of: Sequence[int]) -> None:
-    """Checks all keys of p2p against the ranks of the run. The arguments are those of `chosen`.
-
-    Raises ValueError: a value is not valid; the text names its key.
-    """
-    chosen_patterns(keys, node_of)
-    pair_of(keys["pair"], node_of)
-    _named("dtype", lambda: choose_one("dtype", keys["dtype"], DTYPES))
-    _named("sizes", lambda: parse_sizes(keys["sizes"]))
-    if keys["budget"] is not None:
-        _named("budget", lambda: parse_seconds(keys["budget"]))
-    for key, least in (("window", 1), ("iterations", 1), ("warmup", 0)):
-        if keys[key] < least:
-            raise ValueError(f"workload.{key}={keys[key]}: it must be at least {least}")
-    if not 0 < keys["slow"] < 1:
-        raise ValueError(f"workload.slow={keys['slow']} is not a part of the median: write it as 0.7 or so")
-    if not keys["slow_latency"] > 1:
-        raise ValueError(
-            f"workload.slow_latency={keys['slow_latency']} is not a multiple of the median: write it as 3 or so"
-        )
-
-
-def _named(key: str, parse: Callable[[], T]) -> T:
-    try:
-        return parse()
-    except ValueError as error:
-        raise ValueError(f"workload.{key}: {error}") from None

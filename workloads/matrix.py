@@ -39,8 +39,7 @@ FEW = 8  # largest number of nodes at which one bad node is in so many pairs tha
 def tournament(players: int) -> list[list[Pair]]:
     """Returns rounds of pairs of the players 0 to `players` - 1. Each pair occurs once, and no player twice in a round.
 
-    The circle method: one player stays, the others move on by one seat per round. An even number of players takes
-    `players` - 1 rounds. With an odd number, one player pauses in each of `players` rounds.
+    The circle method: one player stays, the others move on by one seat per round.
     """
     seats = list(range(players + players % 2))  # with an empty seat at the end if the number is odd
     rounds = []
@@ -55,8 +54,7 @@ def tournament(players: int) -> list[list[Pair]]:
 def rounds_of(nodes: Sequence[Sequence[int]]) -> Iterator[list[Pair]]:
     """Yields rounds that together have all pairs of ranks. The pairs of one round share no node.
 
-    With one rank on each node these are the rounds of `tournament`. With more ranks, each of these rounds is repeated
-    for each pair of ranks on the two nodes, and at the end come the pairs within each node.
+    The rounds of `tournament` are repeated for each pair of ranks on two nodes; at the end come pairs within nodes.
     """
     for met in tournament(len(nodes)):
         yield from _in_turns([list(product(nodes[a], nodes[b])) for a, b in met])
@@ -70,8 +68,6 @@ def _in_turns(pairs: Sequence[Sequence[Pair]]) -> Iterator[list[Pair]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements between ranks."""
-
     nodes: Sequence[int]  # node rank of each rank; the matrices have one row and one column for each rank
     latency: Values  # matrix of latencies in seconds
     bandwidth: Values  # matrix of bandwidths in bytes/s
@@ -87,7 +83,7 @@ class Measured:
         return found
 
     def within(self, pair: Pair) -> bool:
-        """Returns whether both ranks of a pair are on one node. Such pairs are compared only with each other."""
+        """Returns whether both ranks are on one node. Such pairs are compared only with each other."""
         return self.nodes[pair[0]] == self.nodes[pair[1]]
 
 
@@ -119,10 +115,7 @@ class Limits:
     latency: float  # the pair is slow above this multiple of the expected latency
 
     def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
-        """Returns a slow pair's lower ratio of speed to the usual speed, and its measure (`latency` or `bandwidth`).
-
-        None: the pair is not slow. Latencies are in seconds, bandwidths in bytes/s.
-        """
+        """Returns a slow pair's lower ratio of speed to the usual speed, and its measure; None: it is not slow."""
         slow = []
         if bandwidth < self.bandwidth * usual.bandwidth:
             slow.append((bandwidth / usual.bandwidth, "bandwidth"))
@@ -154,17 +147,13 @@ def usual(measured: Measured, within: bool = False) -> Usual | None:
 
 
 def slow_pairs(measured: Measured, limits: Limits) -> list[Slow]:
-    """Returns the pairs that are slow compared with the medians of their kind (within or between nodes), the slowest
-    first."""
+    """Returns the pairs that are slow compared with the median of their kind, the slowest first."""
     expected = {within: usual(measured, within) for within in (False, True)}
     return _slow(measured, limits, lambda pair: expected[measured.within(pair)], "median")
 
 
 def slow_since(measured: Measured, before: Mapping[Pair, Usual], limits: Limits) -> list[Slow]:
-    """Returns the pairs that are slow compared with an earlier run, the slowest first.
-
-    before: values of the earlier run; a pair without one is not compared.
-    """
+    """Returns the pairs that are slow compared with an earlier run, the slowest first."""
     return _slow(measured, limits, before.get, "baseline")
 
 
@@ -223,8 +212,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)
 def compress(hosts: Iterable[str]) -> str:
     """Returns host names as a Slurm node list (`node[3,7-9],login1`), without duplicates.
 
-    The last number of a name is put into brackets. If numbers have leading zeros (`n08`, `n10`), those of each width
-    have their own brackets.
+    If numbers have leading zeros (`n08`, `n10`), those of each width have their own brackets.
     """
     numbered: dict[tuple[str, str], list[str]] = {}
     plain: list[str] = []
@@ -275,11 +263,10 @@ class Measurements:
     latency: dict[Pair, float] = field(default_factory=dict)  # seconds, by source and destination rank
     bandwidth: dict[Pair, float] = field(default_factory=dict)  # bytes/s, by source and destination rank
     checked: int = 0  # number of received elements that were compared
-    # number of wrong elements, by receiving and sending rank
-    wrong: Counter[Pair] = field(default_factory=Counter)
+    wrong: Counter[Pair] = field(default_factory=Counter)  # number of wrong elements, by receiving and sending rank
 
     def add(self, other: Measurements) -> None:
-        """Merges other measurements into these, and keeps the better values."""
+        """Adds other measurements, and keeps the better values."""
         for key, latency in other.latency.items():
             self.latency[key] = min(latency, self.latency.get(key, latency))
         for key, bandwidth in other.bandwidth.items():
@@ -345,23 +332,16 @@ class Matrix:
             "bandwidth": _blocks(self.seen.bandwidth, block, np.fmin),
             "median": None if between is None else vars(between),
             "median_within_nodes": None if within is None else vars(within),
-            "slow": [
-                {
-                    "a": self.labels[slow.pair[0]],
-                    "b": self.labels[slow.pair[1]],
-                    "ranks": [self.ranks[end] for end in slow.pair],
-                    "bandwidth": slow.bandwidth,
-                    "latency": slow.latency,
-                    "measure": slow.measure,
-                    "ratio": slow.ratio,
-                    "against": slow.against,
-                }
-                for slow in (slowest if len(self.slow) > WRITTEN_SLOW else self.slow)
-            ],
+            "slow": [self._written(slow) for slow in (slowest if len(self.slow) > WRITTEN_SLOW else self.slow)],
             "slow_pairs": len(self.slow),
             "suspects": self.suspected,
             "exclude": self.exclude,
         }
+
+    def _written(self, slow: Slow) -> dict[str, Any]:
+        a, b = slow.pair
+        values = {name: value for name, value in vars(slow).items() if name != "pair"}
+        return {"a": self.labels[a], "b": self.labels[b], "ranks": [self.ranks[a], self.ranks[b]], **values}
 
     def write(self, folder: Path) -> None:
         """Writes all pairs to a file, if results.json has them in blocks: latency and bandwidth, float32 [2, n, n]."""
@@ -372,10 +352,9 @@ class Matrix:
 
 
 def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix:
-    """Returns the measured links between all nodes, or all ranks. All ranks must call this function.
+    """Returns the measured links between all nodes, or all ranks. All ranks must call it.
 
-    sizes: sizes of messages in bytes; the smallest one is used for latency, the largest one for bandwidth.
-    before: matrix of an earlier run, from `Matrix.as_dict`; None: there is none.
+    sizes: bytes; the smallest is used for latency, the largest for bandwidth. before: `as_dict` of an earlier run.
     """
     nodes: dict[int, list[int]] = {}
     for rank in range(env.world_size):
@@ -419,7 +398,7 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
 
 
 def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Returns the measured latency between ranks a and b, and the bandwidth in both directions. Only these call it."""
+    """Returns the latency between ranks a and b, which call it, and the bandwidth in both directions."""
     seen = Measurements()
     peer = b if env.rank == a else a
     trips = exchanges.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
@@ -478,7 +457,6 @@ def _earlier(
 
 
 def faults(matrix: Matrix, all_hosts: Iterable[str]) -> list[str]:
-    """Returns a text for each pair of ranks between which wrong elements arrived."""
     hosts = list(all_hosts)
     return [
         f"matrix: {count} wrong elements arrived on rank {to} on {hosts[to]} from rank {source} on {hosts[source]}"

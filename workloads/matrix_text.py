@@ -28,11 +28,7 @@ def heat_map(
     """Returns the lines of a heat map, each at most `width` characters; the first ones are its legend.
 
     If there is room, cells are percentages, with a `!` for slow pairs. Otherwise a cell is one digit, tens of percent,
-    and only the worst rows and columns are shown.
-
-    shares: bandwidth from row to column, divided by the median; None: not measured.
-    slow: pairs of rows (a, b) with a < b that are slow.
-    of: text about what 100 % is.
+    and only the worst rows and columns are shown. slow: pairs of rows (a, b) with a < b. of: what 100 % is.
     """
     size = len(labels)
     number = len(str(size - 1))
@@ -89,10 +85,7 @@ WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
 
 
 def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> list[str]:
-    """Returns the lines about a matrix, for a terminal of 80 columns.
-
-    how_to_exclude: returns text on how the next run can exclude nodes (see launcher.worker.settings).
-    """
+    """Returns the lines about a matrix, for a terminal of 80 columns."""
     small, large = (format_size(size) for size in matrix.sizes)
     rows = "ranks" if config.matrix.value == "ranks" else "nodes"
     rounds = "1 round" if matrix.rounds == 1 else f"{matrix.rounds} rounds"
@@ -119,10 +112,7 @@ def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> 
 
 
 def shares(matrix: Matrix) -> list[list[float | None]]:
-    """Returns the rows of the matrix with each bandwidth divided by the median of its kind, within or between nodes.
-
-    None: not measured, or there is no median.
-    """
+    """Returns each bandwidth divided by the median of its kind; None: not measured, or there is no median."""
     medians = {within: usual(matrix.seen, within) for within in (False, True)}
     rows: list[list[float | None]] = []
     for a, row in enumerate(matrix.seen.bandwidth):

@@ -45,12 +45,7 @@ Key = tuple[object, ...]  # makes the data of one case different from that of ot
 
 
 def put_operands(values: Values, redop: str, key: Key, rank: int, n: int, start: int, count: int) -> Tensor:
-    """Returns elements `start` to `start + count - 1` of a rank's input, [count].
-
-    redop: reduction: sum, prod, min, max or avg.
-    rank: the rank, as index in its group.
-    start: index of the first element.
-    """
+    """Returns elements `start` to `start + count - 1` of the input of a rank (its index in its group), [count]."""
     if redop != "avg":
         return _stream(values, redop, key, n, start + rank, count)
     base = _base(values, key, n, start, count)
@@ -64,8 +59,7 @@ def put_operands(values: Values, redop: str, key: Key, rank: int, n: int, start:
 
 
 def exact_result(values: Values, redop: str, key: Key, n: int, start: int, count: int) -> Tensor:
-    """Returns elements `start` to `start + count - 1` of the result over n ranks, [count]. See `put_in` for the
-    arguments."""
+    """Returns elements `start` to `start + count - 1` of the result over n ranks, [count]."""
     if redop == "avg":
         return _base(values, key, n, start, count)
     stream = _stream(values, redop, key, n, start, count + n - 1)
@@ -77,10 +71,7 @@ def exact_result(values: Values, redop: str, key: Key, n: int, start: int, count
 
 
 def wrong_elements(redop: str, got: Tensor, expected: Tensor) -> int:
-    """Returns the number of wrong elements in an output. NaN is always wrong.
-
-    redop: reduction; empty: the operation does not reduce.
-    """
+    """Returns the number of wrong elements in an output. NaN is always wrong. redop: empty if it does not reduce."""
     if redop == "avg" and got.is_floating_point():
         return int((~((got - expected).abs() < 0.5)).sum())
     return int((got != expected).sum())
@@ -162,7 +153,7 @@ class Case:
         return self.me == self.root
 
     def again(self, *key: object) -> Case:
-        """Returns the same case with `key` added to its key, and so with other data."""
+        """Returns the same case with other data."""
         return replace(self, key=(*self.key, *key))
 
     def part(self, source: int, destination: int) -> int:
@@ -196,16 +187,12 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective operation."""
-
-    name: str  # name of the operation
+    name: str
     takes: Callable[[Case], int]  # returns the number of input elements of this rank
     gives: Callable[[Case], list[Piece]]  # returns the expected output of this rank
-    # returns a function that runs the operation once on these buffers. If the third argument is True, the function
-    # starts the operation asynchronously and waits for it
+    # returns a function that runs the operation once on these buffers; if True, by starting it and waiting for it
     bind: Callable[[Case, Buffers, bool], Call]
-    # returns both buffers as parts of the given tensor, for an in-place operation; None: the buffers cannot be parts of
-    # one tensor
+    # returns both buffers as parts of one tensor, for an in-place operation; None: they cannot be
     shared: Callable[[Case, Tensor], Buffers] | None = None
     one_buffer: bool = False  # whether torch.distributed takes one tensor for input and output
 
@@ -221,8 +208,7 @@ class Operation:
         return sum(piece.length for piece in self.gives(case))
 
     def elements(self, case: Case, place: str) -> tuple[int, int]:
-        """Returns the number of elements in both of this rank's buffers together, and in the larger one. `place`: see
-        `allocate`."""
+        """Returns the number of elements in both of this rank's buffers together, and in the larger one."""
         takes, gives = (case.count, case.count) if self.one_buffer else (self.takes(case), self.received(case))
         return (max(takes, gives) if place == "in" else takes + gives), max(takes, gives)
 
@@ -259,14 +245,8 @@ def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _element(case: Case, source: int | None, start: int, count: int, *, put_in: bool = False) -> Tensor:
-    """Returns the elements `start` to `start + count - 1` of an input or of a reduction, [count].
-
-    | source | put_in | elements of |
-    |---|---|---|
-    | a rank in the group | any | the input of that rank, for an operation that does not reduce |
-    | None | True | this rank's input of a reduction |
-    | None | False | the result of the reduction |
-    """
+    # Of the input of the rank `source` or, if that is None, of a reduction: with `put_in` this rank's input, else its
+    # result
     if source is not None:
         return case.values.make(count, *case.key, case.ranks[source], start=start)
     key = (*case.key, case.ranks)
@@ -332,9 +312,7 @@ def _all_gather(case: Case, buffers: Buffers, wait: bool) -> Call:
 
 
 def _reduce_scatter(case: Case, buffers: Buffers, wait: bool) -> Call:
-    return _bound(
-        reduce_scatter_single, wait, buffers.out, buffers.data, REDOPS[case.redop], case.group
-    )  # fmt: skip
+    return _bound(reduce_scatter_single, wait, buffers.out, buffers.data, REDOPS[case.redop], case.group)
 
 
 def _gather(case: Case, buffers: Buffers, wait: bool) -> Call:
@@ -438,11 +416,6 @@ IN_BLOCKS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all") 
 
 
 def count_of(operation: str, size: int, itemsize: int, n: int) -> int:
-    """Returns the elements of an operation of at most `size` bytes, but at least one element or block per rank.
-
-    operation: name of the operation; some need a multiple of `n` elements.
-    size: bytes.
-    itemsize: bytes of an element.
-    """
+    """Returns the elements of an operation of at most `size` bytes, but at least one element or block per rank."""
     count = max(1, size // itemsize)
     return max(1, count // n) * n if operation in IN_BLOCKS else count

@@ -7,8 +7,8 @@ alone (reading a file, checking a result) is gathered first, and then every rank
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from launcher import formatting
 from launcher.worker import rank_objects
@@ -36,28 +36,31 @@ def introduce(env: Env) -> None:
 
 
 def gather(value: T, env: Env) -> list[T]:
-    """Returns the value of each rank, in order of rank, on every rank. For small values. All ranks must call it."""
+    """Returns the (small) value of each rank, in order of rank, on every rank. All ranks must call it."""
     return rank_objects.all_gather(value) if env.world_size > 1 else [value]
 
 
 def raise_together(error: str | None, env: Env) -> None:
-    """Raises an error on every rank if any rank has one. All ranks must call it.
-
-    error: text of this rank's error; None: it has none.
-    Raises WorkloadError: with all errors, each with its ranks and hosts; equal errors appear once.
-    """
+    """Raises WorkloadError on every rank if any has an error (a text), with ranks and hosts. All ranks must call it."""
     errors = _by_value(error, env)
     errors.pop(None, None)
     if errors:
         raise WorkloadError("; ".join(f"{who}: {theirs}" for theirs, who in errors.items()))
 
 
-def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> None:
-    """Checks that a value is equal on all ranks. All ranks must call it.
+def together(call: Callable[[], T], env: Env, *errors: type[Exception]) -> T:
+    """Returns the result of `call`; raises WorkloadError on every rank if it raises one of these errors on any."""
+    result, problem = None, None
+    try:
+        result = call()
+    except errors as error:
+        problem = str(error)
+    raise_together(problem, env)
+    return cast(T, result)
 
-    what: the subject of the error: "the initial weights".
-    Raises WorkloadError: values differ; the text says which ranks have which value.
-    """
+
+def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> None:
+    """Raises WorkloadError if a value, such as "the initial weights", is not the same on all ranks, which all call."""
     found = _by_value(value, env)
     if len(found) > 1:
         holders = "; ".join(f"{who}: {theirs}" for theirs, who in found.items())

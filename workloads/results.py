@@ -24,7 +24,7 @@ import numpy as np
 from launcher import run_dir
 from launcher.files import run_files
 from launcher.worker import devices
-from workloads.ranks import gather, raise_together
+from workloads.ranks import WorkloadError, gather, together
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -43,33 +43,9 @@ MEASURED = frozenset(
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """The conditions that the numbers of a run depend on."""
-
-    hosts: tuple[str, ...]  # host name of each node
-    world_size: int  # number of ranks
-    nodes: int  # number of nodes
-    ranks_per_node: tuple[int, ...]  # number of ranks on each node
-    backend: str  # gloo, nccl, xccl or mpi
-    backend_version: str | None  # version of NCCL; None with another backend
-    interface: str | None  # network interface that the backend was configured to use; None: not configured
-    device: str  # cpu, cuda or xpu
-    device_name: str  # model of the device of rank 0
-    torch: str  # version of torch
-    python: str  # version of Python
-    iterations: int  # timed iterations of each size, from the config
-    warmup: int  # iterations before these, from the config
-    time: float  # start of the benchmark in Unix seconds
-    run: str | None  # id of the run; None: the process belongs to no run
-    environment: Mapping[str, str]  # variables that configure the backend (NCCL_*, GLOO_*)
-
-
-def conditions(config: Collective | P2P, env: Env) -> Conditions:
-    """Returns the conditions of this run. All ranks must call it, since it gathers their hosts."""
+def conditions(config: Collective | P2P, env: Env) -> dict[str, Any]:
+    """Returns what the numbers of a run depend on. All ranks must call it, since it gathers their hosts."""
     import torch
-
-    from workloads.ranks import gather
 
     hosts: dict[int, str] = {}
     ranks: dict[int, int] = {}
@@ -83,24 +59,24 @@ def conditions(config: Collective | P2P, env: Env) -> Conditions:
     }
     nccl = env.backend == "nccl"
     folder = run_dir()
-    return Conditions(
-        hosts=tuple(hosts[node] for node in sorted(hosts)),
-        world_size=env.world_size,
-        nodes=len(hosts),
-        ranks_per_node=tuple(ranks[node] for node in sorted(ranks)),
-        backend=env.backend,
-        backend_version=".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
-        interface=variables.get(f"{env.backend.upper()}_SOCKET_IFNAME"),
-        device=env.device.type,
-        device_name=devices.name(env.device) or _cpu_name(),
-        torch=torch.__version__,
-        python=platform.python_version(),
-        iterations=config.iterations,
-        warmup=config.warmup,
-        time=time.time(),
-        run=folder.name if folder else None,
-        environment=variables,
-    )
+    return {
+        "hosts": [hosts[node] for node in sorted(hosts)],  # of each node
+        "world_size": env.world_size,
+        "nodes": len(hosts),
+        "ranks_per_node": [ranks[node] for node in sorted(ranks)],
+        "backend": env.backend,
+        "backend_version": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,  # of NCCL
+        "interface": variables.get(f"{env.backend.upper()}_SOCKET_IFNAME"),  # that the backend is configured to use
+        "device": env.device.type,
+        "device_name": devices.name(env.device) or _cpu_name(),  # model of the device of rank 0
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "iterations": config.iterations,
+        "warmup": config.warmup,
+        "time": time.time(),  # start of the benchmark in Unix seconds
+        "run": folder.name if folder else None,
+        "environment": variables,  # that configure the backend
+    }
 
 
 def _cpu_name() -> str:
@@ -117,7 +93,7 @@ class Results:
     """The results of one run, which rank 0 collects and writes."""
 
     workload: str  # collective or p2p
-    conditions: Conditions | Mapping[str, Any]  # the conditions of the run
+    conditions: Mapping[str, Any]  # what its numbers depend on
     roof: Mapping[str, Any]  # `socket` and `memory` in bytes/s (None: not measured), and `how` they were measured
     folder: Path | None  # directory of the files; None: they are not written (other ranks, or no run)
     rows: list[Row] = field(default_factory=list)  # the measured rows
@@ -132,11 +108,10 @@ class Results:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content of results.json."""
-        known = self.conditions
         return {
             "format": FORMAT,
             "workload": self.workload,
-            "conditions": dict(vars(known) if isinstance(known, Conditions) else known),
+            "conditions": dict(self.conditions),
             "roof": dict(self.roof),
             "rows": [dict(row) for row in self.rows],
             "matrix": self.matrix,
@@ -145,7 +120,6 @@ class Results:
         }
 
     def write(self) -> None:
-        """Writes both files atomically. Raises OSError: the run directory cannot be written to."""
         if self.folder is not None:
             run_files.replace(self.folder / JSON, f"{json.dumps(self.as_dict(), indent=1)}\n".encode(), sync=False)
             run_files.replace(self.folder / CSV, as_csv(self.rows).encode(), sync=False)
@@ -171,10 +145,7 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def read(path: Path) -> Results:
-    """Returns the results of a run.
-
-    Raises ValueError: the file does not exist, cannot be read, or has another format; the text says what to do.
-    """
+    """Returns the results of a run; raises ValueError, with what to do, if there are none, or in another format."""
     file = path / JSON if path.is_dir() else path
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -270,9 +241,7 @@ def label(row: Row) -> str:
 def against(
     now: Sequence[Row], baseline: Results, tolerance: float, say: Callable[[str], object], where: str
 ) -> str | None:
-    """Compares this run with its baseline and prints the result; returns the text of the error, or None.
-
-    An error is returned if rows are slower than the tolerance allows, or if no row can be compared.
+    """Compares this run with its baseline and prints the result; returns an error if it is slower, or has no such rows.
 
     tolerance: share of the baseline's speed that may be lost, 0 to 1.
     """
@@ -306,18 +275,32 @@ def _sizes_in_words(rows: Sequence[Row]) -> str:
 
 
 def read_baseline(path: str | None, env: Env) -> Results | None:
-    """Returns the results of an earlier run on all ranks. Only rank 0 reads the file. All ranks must call it.
+    """Returns, on all ranks, the results in a file or run directory, which rank 0 reads; None: there is no baseline.
 
-    path: results.json or the run directory; None: there is no baseline, and the result is None.
-    Raises WorkloadError: the file does not exist, cannot be read, or has another format.
+    Raises WorkloadError: they cannot be read. All ranks must call it.
     """
     if path is None:
         return None
-    found, problem = None, None
-    if env.rank == 0:
+
+    def read_first() -> Results | None:
         try:
-            found = read(Path(path))
+            return read(Path(path)) if env.rank == 0 else None
         except ValueError as error:
-            problem = f"baseline={path}: {error}"
-    raise_together(problem, env)
-    return gather(found, env)[0]
+            raise ValueError(f"baseline={path}: {error}") from None
+
+    return gather(together(read_first, env, ValueError), env)[0]
+
+
+# -- What both benchmarks do at their end
+
+
+FAULTS = 10  # most wrong results that an error lists; the table has all of them
+
+
+def conclude(written: Results, faults: Sequence[str]) -> None:
+    """Writes complete results; raises WorkloadError with the texts about wrong results, if any."""
+    written.complete = not written.reason
+    written.write()
+    if faults:
+        more = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
+        raise WorkloadError("; ".join([*faults[:FAULTS], *more]))

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def available_memory(env: Env) -> int | None:
-    """Returns the bytes that this rank can allocate: on its GPU, or an equal share of its node's memory; None:
-    unknown."""
+    """Returns the bytes that this rank can allocate: on its GPU, or its share of the node's memory; None: unknown."""
     if env.device.type != "cpu":
         found = devices.memory(env.device)
         return None if found is None else found[0]
@@ -65,14 +64,13 @@ class Roof:
     how: str  # text about how each speed was measured, or why it was not
 
     def lines(self) -> list[str]:
-        """Returns lines for a terminal: both speeds in 10^9 bytes/s, and how they were measured."""
         speeds = (("socket", self.socket), ("memory", self.memory))
         shown = ", ".join(f"{name} " + (f"{speed / 1e9:.2f} GB/s" if speed else "unknown") for name, speed in speeds)
         return [f"roof: {shown}", *textwrap.wrap(self.how, 74, initial_indent="  ", subsequent_indent="  ")]
 
 
 def measure(env: Env) -> Roof:
-    """Measures the roof in less than a second. All ranks must call this function, and it returns the same on all.
+    """Measures the roof in less than a second, for all ranks, which must call it.
 
     All ranks copy at the same time, since they also share a node's memory when they communicate. The TCP stream is sent
     from CPU memory, even if the ranks use GPUs, and nothing else runs at that time.
@@ -94,9 +92,6 @@ def ends(env: Env) -> tuple[int, int] | None:
     return 0, other or 1
 
 
-# Memory
-
-
 def _copy_roof(env: Env) -> tuple[float | None, str]:
     on_gpu = env.device.type != "cpu"
     size = COPY_BYTES_ON_GPU if on_gpu else COPY_BYTES
@@ -113,10 +108,7 @@ def _copy_roof(env: Env) -> tuple[float | None, str]:
 
 
 def copy_speed(device: torch.device, size: int) -> float:
-    """Copies `size` bytes within a device's memory for COPY_SECONDS; returns the bytes/s of the fastest copy.
-
-    Raises RuntimeError: there is not enough memory.
-    """
+    """Returns the bytes/s of the fastest copy within a device's memory; raises RuntimeError: there is not enough."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)  # written once before, so that no copy pays for new pages
     best, until = 0.0, time.perf_counter() + COPY_SECONDS
@@ -127,9 +119,6 @@ def copy_speed(device: torch.device, size: int) -> float:
         devices.synchronize(device)
         best = max(best, size / (time.perf_counter() - started))
     return best
-
-
-# The stream
 
 
 def _socket_roof(env: Env) -> tuple[float | None, str]:
@@ -180,11 +169,7 @@ def stream(address: tuple[str, int], token: bytes) -> float:
     """Sends data over TCP for STREAM_SECONDS; returns the bytes/s of the fastest burst.
 
     It first sends the token. A burst starts with its length (8 bytes), and `drain` acknowledges it with one byte.
-    Bursts become larger until one takes BURST_SECONDS.
-
-    address: address and port of `drain`.
-    token: secret by which `drain` recognizes the connection.
-    Raises OSError: the connection fails, or the other end accepted nothing for STEP_TIMEOUT seconds.
+    Bursts become larger until one takes BURST_SECONDS. Raises OSError: it fails, or stalls for STEP_TIMEOUT.
     """
     data, size, best = memoryview(bytes(_CHUNK)), _CHUNK, 0.0
     with socket.create_connection(address, timeout=STEP_TIMEOUT) as connection:
@@ -204,12 +189,9 @@ def stream(address: tuple[str, int], token: bytes) -> float:
 
 
 def drain(server: socket.socket, token: bytes) -> None:
-    """Receives and drops what `stream` sends to the listening socket `server`, until the stream ends.
+    """Receives and drops what `stream` sends, until it ends; closes connections without the token.
 
-    Closes connections without the token.
-
-    Raises:
-        OSError: no connection with the token came within 2 STEP_TIMEOUT seconds, or a burst stalled for STEP_TIMEOUT.
+    Raises OSError: none with it came within 2 STEP_TIMEOUT seconds, or a burst stalled for STEP_TIMEOUT.
     """
     deadline = time.perf_counter() + 2 * STEP_TIMEOUT
     while (left := deadline - time.perf_counter()) > 0:

@@ -13,29 +13,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from launcher.formatting import format_size, plural
+from launcher.formatting import format_size
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices
 from workloads import bench, roof
 from workloads.keys import (
-    DTYPES,
-    OPERATIONS,
-    PLACES,
-    REDOPS,
     Members,
     backends_for,
-    choose,
-    choose_one,
-    chooses_all,
+    check_root,
     groups_text,
     members_of,
-    parse_groups,
     parse_seconds,
     parse_sizes,
     places_of,
 )
 from workloads.operations import Buffers, Call, Case, Operation, count_of
-from workloads.ranks import WorkloadError, gather, name_ranks
+from workloads.ranks import gather, name_ranks
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -57,9 +50,9 @@ class Run:
     """
 
     def __init__(
-        self, settings: Settings, operation: Operation, env: Env, case: Case | None, buffers: Buffers | None
+        self, config: Collective, operation: Operation, env: Env, case: Case | None, buffers: Buffers | None
     ) -> None:
-        self.settings, self.operation, self.env, self.case, self.buffers = settings, operation, env, case, buffers
+        self.config, self.operation, self.env, self.case, self.buffers = config, operation, env, case, buffers
         self.checked = 0
         self.wrong: int | None = 0
         on_stream = devices.ON_STREAM.get(env.backend) == env.device.type
@@ -68,7 +61,7 @@ class Run:
         )
         if case is not None and buffers is not None:
             self._meet: Call = partial(dist.barrier, group=case.group)
-            call = operation.bind(case, buffers, settings.async_op)
+            call = operation.bind(case, buffers, config.async_op)
             self._call = self._until_done(call) if env.device.type != "cpu" and not on_stream else call
 
     def _until_done(self, call: Call) -> Call:
@@ -80,18 +73,18 @@ class Run:
 
     def warm_up(self) -> int:
         """Makes the warm-up iterations; returns the number of iterations to time, the same on all ranks."""
-        settings = self.settings
-        count = max(settings.warmup, 1) if settings.budget else settings.warmup
+        config = self.config
+        budget = None if config.budget is None else parse_seconds(config.budget)
+        count = max(config.warmup, 1) if budget else config.warmup
         began = time.perf_counter()
         self.times(count)
-        if settings.budget is None:
-            return settings.iterations
+        if budget is None:
+            return config.iterations
         cost = bench.slowest([(time.perf_counter() - began) / count], self.env)[0]
-        return max(2, min(MOST_ITERATIONS, int(settings.budget / max(cost, 1e-7))))
+        return max(2, min(MOST_ITERATIONS, int(budget / max(cost, 1e-7))))
 
     def timed(self, iterations: int) -> list[float]:
-        """Returns the seconds of each iteration. The first and the last one use new data, which is verified after the
-        timing."""
+        """Returns the seconds of each iteration. The first and the last one use new data, which is verified."""
         seconds = self._verified("first")
         if iterations > 1:
             seconds += self.times(iterations - 2)
@@ -145,49 +138,6 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The parsed config of `collective`. Fields without a comment are those of `launcher.config.schema.Collective`."""
-
-    operations: tuple[str, ...]  # op
-    everything: bool  # whether op=all, so that operations that the backend lacks are left out without an error
-    kinds: tuple[str, ...]  # groups
-    sizes: tuple[int, ...]
-    dtype: str
-    redop: str
-    root: int
-    place: str
-    async_op: bool
-    iterations: int
-    warmup: int
-    budget: float | None
-    seed: int
-
-    @classmethod
-    def of(cls, config: Collective) -> Settings:
-        """Returns the settings in a config. Raises ValueError: a name is unknown, or a number is not valid."""
-        if config.iterations < 1 or config.warmup < 0:
-            raise ValueError(
-                f"workload.iterations={config.iterations} and workload.warmup={config.warmup}: at least 1 iteration, "
-                "and 0 to warm up"
-            )
-        return cls(
-            operations=choose("operation", config.op, OPERATIONS),
-            everything=chooses_all(config.op),
-            kinds=parse_groups(config.groups),
-            sizes=parse_sizes(config.sizes),
-            dtype=choose_one("dtype", config.dtype, DTYPES),
-            redop=choose_one("redop", config.redop, REDOPS),
-            root=config.root,
-            place=choose_one("place", config.place, PLACES),
-            async_op=config.async_op,
-            iterations=config.iterations,
-            warmup=config.warmup,
-            budget=None if config.budget is None else parse_seconds(config.budget),
-            seed=config.seed,
-        )
-
-
-@dataclass(frozen=True)
 class Groups:
     """All groups of one kind."""
 
@@ -215,11 +165,9 @@ class Measured:
 
 
 def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
-    """Creates the process groups of a kind. All ranks must call it, for the same kinds in the same order.
+    """Creates the process groups of a kind; raises ValueError. All ranks call it, for the same kinds in the same order.
 
-    kind: the kind (see `workloads.keys`).
     anew: whether to create a new group for `world`, too, and not to return the default group.
-    Raises ValueError: a rank does not exist.
     """
     members = members_of(kind, env.node_ranks)
     if kind == "world" and not anew:
@@ -250,41 +198,38 @@ def _remade(groups: Groups, env: Env) -> Groups:
 class Sweep:
     """One operation on all groups of a kind. All ranks create it, and call its methods together.
 
-    Raises WorkloadError: the root does not exist in the smallest group.
+    Raises ValueError: the root does not exist in the smallest group.
     """
 
-    def __init__(self, settings: Settings, operation: Operation, groups: Groups, env: Env) -> None:
-        self.settings, self.operation, self.groups, self.env = settings, operation, groups, env
-        self.values = bench.Values(bench.torch_dtype(settings.dtype), env.device, settings.seed)
-        self.places = places_of(operation.name, settings.place)
-        if settings.root >= groups.n and operation.rooted:
-            raise WorkloadError(
-                f"workload.root={settings.root}: the smallest group of {groups.kind} has {plural(groups.n, 'rank')}, "
-                f"so its roots are 0 to {groups.n - 1}"
-            )
+    def __init__(self, config: Collective, operation: Operation, groups: Groups, env: Env) -> None:
+        self.config, self.operation, self.groups, self.env = config, operation, groups, env
+        self.values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
+        self.places = places_of(operation.name, config.place)
+        if operation.rooted:
+            check_root(config.root, groups.kind, groups.members)
 
     def sizes(self) -> tuple[int, ...]:
         """Returns the sizes in bytes, rounded to whole elements and blocks; (0,) for a barrier."""
         if self.operation.name == "barrier":
             return (0,)
         one = self.values.dtype.itemsize
-        counts = (count_of(self.operation.name, size, one, self.groups.n) for size in self.settings.sizes)
+        counts = (count_of(self.operation.name, size, one, self.groups.n) for size in parse_sizes(self.config.sizes))
         return tuple(dict.fromkeys(count * one for count in counts))
 
     def missing(self) -> str:
         """Tries the operation on very little data; returns why it cannot be run here, or "" if it can."""
-        name, settings = self.operation.name, self.settings
+        name, config = self.operation.name, self.config
         if not self.places:
-            return f"torch.distributed has it {'in' if settings.place == 'out' else 'out of'} place only"
+            return f"torch.distributed has it {'in' if config.place == 'out' else 'out of'} place only"
         if name == "send_recv" and self.groups.n < 2:
             return "it takes two ranks, and a group has one"
         for place in self.places:
             problem = self._try(place)
             if problem is not None:
                 self.groups = _remade(self.groups, self.env)
-                can = [each for each in backends_for(name, settings.dtype, settings.redop) if each != self.env.backend]
+                can = [each for each in backends_for(name, config.dtype, config.redop) if each != self.env.backend]
                 have = f"; {' and '.join(can)} {'have' if len(can) > 1 else 'has'} it" if can else ""
-                of = f" for {settings.dtype}" + (f" {settings.redop}" if self.operation.reduces else "")
+                of = f" for {config.dtype}" + (f" {config.redop}" if self.operation.reduces else "")
                 return f"{self.env.backend} lacks it{of} ({problem}){have}"
         return ""
 
@@ -295,7 +240,7 @@ class Sweep:
             try:
                 buffers = self.operation.allocate(case, place)
                 self.operation.fill(case, buffers)
-                self.operation.bind(case, buffers, self.settings.async_op)()
+                self.operation.bind(case, buffers, self.config.async_op)()
                 devices.synchronize(self.env.device)
             except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
                 problem = str(error).splitlines()[0]
@@ -303,7 +248,6 @@ class Sweep:
         return next((theirs for theirs in found if theirs is not None), None)
 
     def measure(self, size: int) -> Measured:
-        """Runs, times and verifies one size (bytes), in place, out of place or both; returns the results."""
         rows: list[Row] = []
         faults: list[str] = []
         for place in self.places:
@@ -328,7 +272,7 @@ class Sweep:
             hosts = gather(self.env.host, self.env)
             rank, why = next(iter(short.items()))
             return Measured(no_room=f"{format_size(size)}: {name_ranks([rank], hosts)} {why}")
-        run = Run(self.settings, self.operation, self.env, case, buffers)
+        run = Run(self.config, self.operation, self.env, case, buffers)
         iterations = run.warm_up()
         seconds = run.timed(iterations)
         return self._outcome(size, place, seconds, run)
@@ -365,12 +309,8 @@ class Sweep:
         return Measured((row,), faults)
 
     def identity(self, size: int, place: str) -> Row:
-        """Returns the keys of a row that say what is measured.
-
-        size: bytes.
-        place: "in" (an in-place operation) or "out" (of place).
-        """
-        settings, operation = self.settings, self.operation
+        """Returns the keys of a row that say what is measured; place: "in" (an in-place operation) or "out"."""
+        config, operation = self.config, self.operation
         return {
             "op": operation.name,
             "group": self.groups.kind,
@@ -378,11 +318,11 @@ class Sweep:
             "n": self.groups.n,
             "size": size,
             "count": size // self.values.dtype.itemsize,
-            "dtype": settings.dtype,
-            "redop": settings.redop if operation.reduces else None,
-            "root": settings.root if operation.rooted else None,
+            "dtype": config.dtype,
+            "redop": config.redop if operation.reduces else None,
+            "root": config.root if operation.rooted else None,
             "place": place,
-            "async": settings.async_op,
+            "async": config.async_op,
         }
 
     def case(self, count: int, *key: object) -> Case:
@@ -391,7 +331,7 @@ class Sweep:
         assert groups.mine is not None
         me = groups.ranks.index(self.env.rank)
         key = (self.operation.name, groups.kind, *key)
-        return Case(groups.mine, groups.ranks, me, self.settings.root, count, self.values, self.settings.redop, key)
+        return Case(groups.mine, groups.ranks, me, self.config.root, count, self.values, self.config.redop, key)
 
     def _no_room(self, case: Case, place: str) -> str:
         # On a CPU the kernel would kill the rank, in place of an error of the allocation

@@ -42,11 +42,7 @@ class Text:
 
 
 def find(text: str) -> Text:
-    """Finds a text, and returns where it is.
-
-    text: `shakespeare` (the bundled text), a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name.
-    Raises TextError: the text is missing, cannot be read, or is damaged.
-    """
+    """Finds `shakespeare`, a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name; raises TextError."""
     if text == SHIPPED:
         return Text(SHIPPED, (SHIPPED_FILE,), _length(SHIPPED_FILE, text))
     path = Path(text).expanduser().absolute()
@@ -66,10 +62,7 @@ def find(text: str) -> Text:
 
 
 def read(text: Text) -> bytes:
-    """Returns the bytes of a whole text.
-
-    Raises TextError: a file cannot be read or is damaged, or the text has changed since it was found.
-    """
+    """Returns the bytes of a whole text; raises TextError, also if it has changed since it was found."""
     parts = []
     for file in text.files:
         with _opened(file, text.name) as stream:
@@ -83,10 +76,7 @@ def read(text: Text) -> bytes:
 
 
 def split(length: int, context: int) -> int:
-    """Returns the number of first bytes of a text of `length` bytes that are for training; the rest is for validation.
-
-    The rest is the share VALIDATION of the text, but at least one window of `context` tokens.
-    """
+    """Returns the number of first bytes of a text that are for training; the rest is at least a window of `context`."""
     return length - max(int(length * VALIDATION), context + 1)
 
 
@@ -96,12 +86,7 @@ def windows(length: int, context: int) -> int:
 
 
 def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
-    """Checks the workload's settings against each other and against the text.
-
-    text: the text that `find` returned for `config.text`.
-    invariant: `train.invariant`.
-    Raises ConfigError: a setting is not valid or does not fit; the message names the key and the fix.
-    """
+    """Raises ConfigError if a setting is not valid, or does not fit another one or the text."""
     if invariant:
         raise ConfigError(
             "train.invariant=true is not offered by fsdp_lm, which adds up gradients in parts of the model: leave it "

@@ -59,12 +59,9 @@ class Data:
         return self.train.images.shape[1]
 
     def batch(self, split: Split, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Returns normalised float32 images [n, 1, height, width] and int64 labels [n] of some samples.
+        """Returns normalised float32 images [n, 1, height, width] and int64 labels [n] of the samples of these indices.
 
-        Images are stored as bytes, which takes a quarter of the memory of floats. Converting them takes less than a
-        microsecond per image.
-
-        chosen: indices of the samples, int64 [n], or a slice of them.
+        Images are stored as bytes, which takes a quarter of the memory of floats. Converting one takes less than 1 us.
         """
         if isinstance(chosen, slice):
             images, labels = split.images[chosen], split.labels[chosen]
@@ -74,10 +71,7 @@ class Data:
 
 
 def read_idx(path: Path) -> Tensor:
-    """Returns the content of an IDX file of bytes, plain or gzipped (`.gz`), as a uint8 tensor of 1 or 3 dimensions.
-
-    Raises DatasetError: the file cannot be read, is not an IDX file, or its length does not match its header.
-    """
+    """Returns the content of an IDX file, plain or gzipped (`.gz`), uint8 of 1 or 3 dimensions; raises DatasetError."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             content = bytearray(stream.read())
@@ -96,10 +90,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def load(found: Found, device: torch.device | str = "cpu") -> Data:
-    """Reads a data set that was found onto a device, and returns it.
-
-    Raises DatasetError: a file is damaged, or images and labels do not match.
-    """
+    """Reads a data set that was found onto a device; raises DatasetError for a damaged one."""
     classes = found.dataset.classes
     splits = []
     for images_path, labels_path in (found.files[:2], found.files[2:]):
@@ -135,12 +126,9 @@ WARM_UP = 0.2  # share of all steps in which the learning rate rises
 
 
 def learning_rate(step: int, total: int, peak: float, warm_up: float = WARM_UP) -> float:
-    """Returns the learning rate of a step: a linear rise to `peak`, then a linear fall to almost zero.
+    """Returns the learning rate of a step, from 0: it rises to `peak` for the share `warm_up` of all, and then falls.
 
-    The rate depends on the step alone, so a resumed run needs no state for it.
-
-    step: index of the step, from 0 to `total` - 1.
-    warm_up: share of all steps in which it rises.
+    It depends on the step alone, so a resumed run needs no state for it.
     """
     rising = max(1.0, warm_up * total)
     return peak * min((step + 1) / rising, (total - step) / max(1.0, total - rising), 1.0)
@@ -186,11 +174,7 @@ def be_deterministic(device: torch.device) -> None:
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """Returns the type for autocast; None: no autocast, since weights and computation are float32.
-
-    precision: `workload.precision`: auto, float32 or bfloat16.
-    Raises WorkloadError: bfloat16 was requested, and the device does not support it.
-    """
+    """Returns the type for autocast; None: float32, without it. Raises WorkloadError: the device has no bfloat16."""
     capable = devices.has_bfloat16(device)
     if precision == "bfloat16" and not capable:
         name = devices.name(device) or "the CPU"
@@ -202,10 +186,14 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """Returns the SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+    """Returns the SHA-256 over names, types, shapes and bytes of all parameters and buffers.
+
+    It does not depend on their sharding. All ranks of a sharded model must call it.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        here = tensor.detach().cpu().contiguous()
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        here = whole.detach().cpu().contiguous()
         digest.update(f"{name} {here.dtype} {tuple(here.shape)}\n".encode())
         digest.update(ctypes.string_at(here.data_ptr(), here.numel() * here.element_size()))
     return digest.hexdigest()
@@ -224,14 +212,10 @@ class Scores:
 def evaluate(
     model: nn.Module, data: Data, env: Env, chunk: int = CHUNK, between: Callable[[], None] = lambda: None
 ) -> Scores:
-    """Returns the model's scores on the whole test set, bitwise the same at any world size.
+    """Returns the model's scores on the whole test set, bitwise the same at any world size. All ranks must call it.
 
     The test set is cut into chunks whose size does not depend on the world size, and each rank computes some of them.
-    All ranks must call it.
-
-    model: the model, [n, 1, side, side] -> [n, classes].
-    between: called after each chunk, equally often on all ranks, for example to check for a stop.
-    Raises WorkloadError: not every sample was counted once.
+    model: [n, 1, side, side] -> [n, classes]. between: called after each chunk, equally often on all ranks.
     """
     count = -(-len(data.test) // chunk)
     first, last = share(count, env.rank, env.world_size)
@@ -278,11 +262,7 @@ class LossLog:
         self._since = time.perf_counter()
 
     def add(self, step: int, *sums: Tensor) -> None:
-        """Records the losses of a step.
-
-        step: index of the step in the run, from 0.
-        sums: for each of this rank's parts of the batch, the sum of the losses of its samples.
-        """
+        """Records, for each of this rank's parts of the batch of a step, the sum of the losses of its samples."""
         if not self._pending:
             self._oldest = step
         self._pending.append(sums[0].detach().view(1) if len(sums) == 1 else torch.stack(sums).detach())
@@ -311,10 +291,7 @@ class LossLog:
         self._pending.clear()
 
     def look(self) -> tuple[float, float]:
-        """Returns the mean loss and the samples per second over all ranks since the last call. All ranks must call it.
-
-        Raises WorkloadError: a loss was not finite (see `collect`).
-        """
+        """Returns the mean loss and the samples per second of all ranks since the last call. All ranks must call it."""
         self.collect()
         mean, elapsed = self._logged.value, time.perf_counter() - self._since
         speed = self._steps * self.batch_size / elapsed
@@ -324,11 +301,9 @@ class LossLog:
 
     @property
     def mean(self) -> float:
-        """Mean loss of the epoch's steps that are collected so far."""
         return self._epoch.value
 
     def begin_epoch(self) -> None:
-        """Resets `mean` for the next epoch."""
         self._epoch = _Mean()
 
     def resume_clock(self) -> None:
@@ -336,21 +311,20 @@ class LossLog:
         self._steps, self._since = 0, time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint in JSON types. All ranks must call it."""
+        """Returns the state for a checkpoint. All ranks must call it."""
         self.collect()
         return {"logged": [self._logged.sum, self._logged.steps], "epoch": [self._epoch.sum, self._epoch.steps]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores a state that `state` returned."""
         self._logged, self._epoch = _Mean(*state["logged"]), _Mean(*state["epoch"])
 
 
 @dataclass
 class _Mean:
-    """A mean whose terms are added one by one, so that a resumed training gets bitwise the same mean."""
+    # Terms are added one by one, so that a resumed training gets bitwise the same mean
 
-    sum: float = 0.0  # sum of the terms
-    steps: int = 0  # number of the terms
+    sum: float = 0.0
+    steps: int = 0
 
     def add(self, value: float) -> None:
         self.sum += value

@@ -37,12 +37,16 @@ def small(**changes: Any) -> FSDPLm:
     return dataclasses.replace(SMALL, **changes)
 
 
+def whole_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.full_tensor() for name, value in sorted(model.state_dict().items())}
+
+
 def gradients(config: FSDPLm, env: Env) -> dict[str, Any]:
     """The gradient of the first global batch, whole, beside that of one process with the whole model."""
     trainer = Trainer(config, env, Settings())
     single = gpt.GPT(config.layers, config.heads, config.width, config.context)
     with torch.no_grad():
-        single.load_state_dict(dict(gpt.whole_parameters(trainer.model)))
+        single.load_state_dict(whole_parameters(trainer.model))
     found: dict[str, torch.Tensor] = {}
     trainer.clip = lambda: found.update(  # type: ignore[method-assign]
         {name: weights.grad.full_tensor() for name, weights in trainer.model.named_parameters()}  # type: ignore
@@ -87,15 +91,15 @@ def first_weights(config: FSDPLm, env: Env) -> dict[str, Any]:
     trainer = Trainer(config, env, Settings())
     mine = sum(weights.to_local().numel() for weights in trainer.model.parameters())  # type: ignore[attr-defined]
     whole = gpt.GPT(config.layers, config.heads, config.width, config.context)
-    whole.load_state_dict(dict(gpt.whole_parameters(trainer.model)))
+    whole.load_state_dict(whole_parameters(trainer.model))
     return {
-        "sha256": gpt.weights_sha256(trainer.model),
+        "sha256": training.weights_sha256(trainer.model),
         "whole": training.weights_sha256(whole),
         "mine": mine,
         "all": trainer.parameters,
         "spread": float(whole.blocks[1].up.weight.std()),  # type: ignore[union-attr, arg-type]
         "residual": float(whole.blocks[1].down.weight.std()),  # type: ignore[union-attr, arg-type]
-        "other": gpt.weights_sha256(Trainer(dataclasses.replace(config, seed=4), env, Settings()).model),
+        "other": training.weights_sha256(Trainer(dataclasses.replace(config, seed=4), env, Settings()).model),
     }
 
 

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from launcher import Env, bounds
 from launcher.config.schema import P2P, MatrixOf
+from launcher.errors import ConfigError
 from launcher.reports.collect import parse
 from launcher.reports.fabric import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
+from tests.unit.plans import plan_of
 from workloads import exchanges, keys, matrix, matrix_text, p2p, results, roof
+from workloads.hooks import Benchmark
 from workloads.keys import PATTERNS
 from workloads.matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
 
@@ -90,7 +93,7 @@ def test_all_patterns_are_right(world_size: int, nnodes: int, tmp_path: Path) ->
         "batched": world_size * pairs, "ring": world_size**2, "fanout": pairs,
     }  # fmt: skip
     for (name, size), row in rows.items():
-        more = 10 if size == 4096 and name in keys.PAIRS else 1
+        more = 10 if size == 4096 and name in exchanges.PATTERNS else 1
         assert (row["iterations"], row["count"], row["wrong"]) == (2 * more, size // 4, 0)
         assert row["bandwidth"] == pytest.approx(row["messages"] * size / row["seconds"]["median"])
         every = row["messages"] * row["iterations"] * row["count"]
@@ -351,25 +354,26 @@ def test_sizes_that_do_not_fit_end_the_sweep() -> None:
 @pytest.mark.parametrize(
     ("changes", "nodes", "text"),
     [
-        ({"pattern": "rings"}, [0, 1], "workload.pattern: 'rings' is no pattern; .* Did you mean ring"),
-        ({"pattern": "matrix"}, [0, 0], r"workload.pattern=matrix compares nodes, and there is one: use nodes=2"),
-        ({"pair": [0, 2]}, [0, 1], r"workload.pair=\[0,2\]: there is no rank 2; this run has ranks 0 to 1"),
-        ({"pair": [1, 1]}, [0, 1], r"workload.pair=\[1,1\] is not two ranks: write workload.pair=\[0,1\]"),
-        ({"pair": [1]}, [0, 1], r"workload.pair=\[1\] is not two ranks"),
-        ({"window": 0}, [0, 1], "workload.window=0: it must be at least 1"),
-        ({"iterations": 0}, [0, 1], "workload.iterations=0: it must be at least 1"),
-        ({"warmup": -1}, [0, 1], "workload.warmup=-1: it must be at least 0"),
-        ({"sizes": "1K:8"}, [0, 1], "workload.sizes: "),
-        ({"sizes": "many"}, [0, 1], "workload.sizes: 'many' is not a size"),
-        ({"dtype": "float"}, [0, 1], "workload.dtype: 'float' is no dtype"),
-        ({"budget": "soon"}, [0, 1], "workload.budget: 'soon' is not a time"),
-        ({"slow": 1.5}, [0, 1], "workload.slow=1.5 is not a part of the median"),
-        ({"slow_latency": 0.5}, [0, 1], "workload.slow_latency=0.5 is not a multiple of the median"),
+        ({"pattern": "rings"}, 2, "workload.pattern: 'rings' is no pattern; .* Did you mean ring"),
+        ({"pattern": "matrix"}, 1, r"workload.pattern=matrix compares nodes, and there is one: use nodes=2"),
+        ({"pair": [0, 2]}, 2, r"workload.pair=\[0,2\]: there is no rank 2; this run has ranks 0 to 1"),
+        ({"pair": [1, 1]}, 2, r"workload.pair=\[1,1\] is not two ranks: write workload.pair=\[0,1\]"),
+        ({"pair": [1]}, 2, r"workload.pair=\[1\] is not two ranks"),
+        ({"window": 0}, 2, "workload.window=0: it must be at least 1"),
+        ({"iterations": 0}, 2, "workload.iterations=0, workload.warmup=1: at least 1 iteration"),
+        ({"warmup": -1}, 2, "workload.warmup=-1: it must be 0 or more"),
+        ({"sizes": "1K:8"}, 2, "workload.sizes: "),
+        ({"sizes": "many"}, 2, "workload.sizes: 'many' is not a size"),
+        ({"dtype": "float"}, 2, "workload.dtype: 'float' is no dtype"),
+        ({"budget": "soon"}, 2, "workload.budget: 'soon' is not a time"),
+        ({"slow": 1.5}, 2, "workload.slow=1.5 is not a part of the median"),
+        ({"slow_latency": 0.5}, 2, "workload.slow_latency=0.5 is not a multiple of the median"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], nodes: list[int], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        keys.check_patterns(vars(p2p_config(**changes)), nodes)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], nodes: int, text: str) -> None:
+    defaults: dict[str, Any] = {"name": "p2p", "entry": "m:f", "seed": 0}
+    with pytest.raises(ConfigError, match=text):
+        Benchmark().check(plan_of(workload=P2P(**defaults, **changes), nodes=nodes, procs_per_node=2 // nodes))
 
 
 @pytest.mark.parametrize(
