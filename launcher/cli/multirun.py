@@ -27,8 +27,8 @@ from launcher.runs.sweep_directory import too_many
 from launcher.spec import limits
 from launcher.submission import render
 from launcher.sweeps import prepare
-from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
-from launcher.sweeps.submit import prepare_search, representatives, submit_search, submit_sweep, with_search_defaults
+from launcher.sweeps.prepare import RequestedPoint, prepare_search, prepare_sweep, representatives, with_search_defaults
+from launcher.sweeps.submit import submit_search, submit_sweep
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader

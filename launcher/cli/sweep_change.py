@@ -12,8 +12,7 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.spec import limits
 from launcher.submission.resume import secrets_again
 from launcher.sweeps import control
-from launcher.sweeps.pilots import SubmittedPilots
-from launcher.sweeps.submit import SubmittedSweep
+from launcher.sweeps.submit import SubmittedPilots, SubmittedSweep, throttle_pilots
 
 
 def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
@@ -88,7 +87,7 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 def throttle(sweep: Sweep, most: int) -> int:
     """Lets at most `most` points or pilots run at once, prints the limits; returns 1 if pilots were refused."""
     if sweep.manifest().packing is not None:
-        submitted, stopping = control.throttle_pilots(sweep, most)
+        submitted, stopping = throttle_pilots(sweep, most)
         print(f"{sweep.id}: {plural(most, 'pilot')}")
         for line in lines_of_pilots(sweep, submitted):
             print(line)

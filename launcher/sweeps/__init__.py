@@ -2,9 +2,9 @@
 
 It may import submission, monitoring and what is below them.
 
-- `prepare`: plans and checks all points of a sweep, before anything is submitted, and divides them among job arrays
+- `prepare`: plans and checks all points of a sweep, before anything is submitted, and divides them among job arrays or
+  pilots; what stands for all points of a search
 - `submit`: submits a sweep: one job array where points ask for the same job, jobs of their own, pilots, or a search
-- `pilots`: pilots of a packed sweep: their number and plan, submission, cancelling and throttling
 - `control`: cancels, reruns and throttles the points of a submitted sweep
 - `local_points`: background process that runs points on this machine, a few at a time
 """

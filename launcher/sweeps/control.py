@@ -19,18 +19,18 @@ from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
+from launcher.monitoring.packed import cancel_point
 from launcher.monitoring.run_status import RunStatus, cancelled, forget, queries
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import PointStatus, SweepMonitor, point_statuses
+from launcher.monitoring.sweep import PointStatus, SweepMonitor, live_pilots, point_statuses
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
 from launcher.runs.lease import only_submitter
-from launcher.runs.sweep_directory import Submission, Sweep, element_id
+from launcher.runs.sweep_directory import Packing, Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, parts
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import update_followers
-from launcher.sweeps import pilots
 from launcher.sweeps.prepare import shares
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
             if (packing := sweep.manifest().packing) is None:
                 found = _cancel(sweep, points, kill)
             else:
-                found = pilots.cancel_points(sweep, points, packing)
+                found = _cancel_in_pilots(sweep, points, packing)
         except LauncherError:
             if points is None:
                 sweep.mark_cancelled(before)
@@ -149,9 +149,21 @@ def _release(run: Run, plan: JobPlan, job: str) -> None:
             raise QueryError(f"jobs of its points {ranges(sorted(left))} stay held: {reason}")
 
 
+def _cancel_in_pilots(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> list[PointStatus]:
+    """Cancels points of a packed sweep (None: all, once it is marked), but no pilot; needs the submitter's lock."""
+    monitor = SweepMonitor()
+    seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
+    board = monitor.boards.of(sweep, packing)
+    for each in seen:
+        if points is not None or board.log(each.point.index).begun:  # for others, the sweep's mark is enough
+            each.point.run.journal(cancelled(), sync=False)
+            cancel_point(each.point.run)
+    return seen
+
+
 def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
     monitor, requests = SweepMonitor(), _Requests()
-    live = pilots.live_pilots(sweep, monitor)
+    live = live_pilots(sweep, monitor)
     for number, pilot in enumerate(live):
         requests.send(pilot.plan, [number], partial(monitor.cancel, pilot.run, kill=kill))
     if requests.failed:
@@ -266,18 +278,6 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
         for array, part in changed:
             queries(array.plan).throttle(array.job, part)
     return [(array.job, part) for array, part in changed]
-
-
-def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, list[str]]:
-    """Sets the number of pilots of a packed sweep to `most`: submits pilots or stops some.
-
-    Returns the submission of further pilots, and the ids of those that stop. Raises SubmissionError, QueryError.
-    """
-    with only_submitter(sweep.path):
-        packing = sweep.manifest().packing
-        assert packing is not None, "the sweep is packed"
-        stopping = [seen.run.id for seen in pilots.staying(sweep, SweepMonitor())[most:]]
-        return pilots.throttle(sweep, packing, most), stopping
 
 
 def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:

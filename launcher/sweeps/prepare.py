@@ -1,10 +1,15 @@
-"""Plans and checks all points of a sweep, before anything is submitted, and divides them among job arrays."""
+"""Plans and checks all points of a sweep, before anything is submitted, and divides them among job arrays or pilots.
+
+Of a search, a few representative points are planned and checked instead.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,19 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from launcher import redaction
-from launcher.config.schema import Config, ResumeHow
-from launcher.environment import containers
+from launcher.config.schema import BestIs, Config, LaunchMode, ResumeHow
+from launcher.config.search_space import Goal, Method, Space, size
+from launcher.config.search_space import overrides as overrides_of
+from launcher.environment import containers, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
 from launcher.files import ownership
-from launcher.runs import sweep_directory
-from launcher.runs.sweep_directory import Sweep, SweepManifest
+from launcher.runs import claims, directory, sweep_directory
+from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
+from launcher.search.points import template_of
+from launcher.search.progress import look
 from launcher.spec import limits
 from launcher.spec.build import check_name
-from launcher.spec.plan import JobPlan, keys_of
+from launcher.spec.plan import PILOT_ENTRY, JobPlan, keys_of
+from launcher.spec.sections import Workload
 from launcher.submission import render
 from launcher.submission.prepare import Inputs, check_capacity, held_allocation, planned, secrets_of, site_of
-from launcher.sweeps import pilots
+from launcher.submission.submit import facts_of_here
 
 # Keys and sections of a plan that only ranks read, so that they do not change the job script.
 RANK_KEYS = (
@@ -211,7 +221,7 @@ def _pilots(
     plans: Mapping[int, JobPlan], sweep: Sweep,
 ) -> tuple[dict[int, JobPlan], SweepManifest]:  # fmt: skip
     point = plans[groups[0][1][0]]
-    packing = pilots.packing_of(config, point)
+    packing = packing_of(config, point)
     if packing is None:
         return {}, manifest
     if len(groups) > 1:
@@ -220,7 +230,7 @@ def _pilots(
             f"points {one} and {other} ask for different jobs, and cannot share pilots (sweep.slots, sweep.pack): only "
             "what ranks see may differ (workload, train, seed, ...); make a sweep of each"
         )
-    found = {number: pilots.plan_of(point, sweep, packing, number) for number in range(packing.pilots)}
+    found = {number: plan_of(point, sweep, packing, number) for number in range(packing.pilots)}
     with _naming_pilots(packing.slots):
         limits.check_limits(found[0], config.cluster)
     render.script(found[0], token="")
@@ -298,3 +308,219 @@ def _naming_pilots(slots: int) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"sweep.slots={slots}: a pilot asks for {slots} times what a point does: {error}") from None
+
+
+# -- The pilots of a packed sweep
+#
+# A pilot is a run of its own, `SWEEP-pilot-K`, which is submitted, requeued and cancelled as any other. Its ranks are
+# slot managers (launcher/pilots), which claim points in the sweep's directory and run them.
+
+
+def packing_of(config: Config, plan: JobPlan) -> Packing | None:
+    """Returns how the points of a sweep, by config and plan of its first one, share pilots; None: they do not.
+
+    Raises ConfigError: such points cannot share pilots, or keys of pilots are set in a sweep without pilots.
+    """
+    sweep = config.sweep
+    if sweep.slots is None and sweep.pack is None:
+        if sweep.nodes is not None or sweep.gpus is not None:
+            key = "sweep.gpus" if sweep.gpus is not None else "sweep.nodes"
+            raise ConfigError(f"{key} is of pilots, and this sweep has none: add sweep.slots or sweep.pack")
+        return None
+    for key, value in (("slots", sweep.slots), ("pack", sweep.pack), ("nodes", sweep.nodes)):
+        if value is not None and value < 1:
+            raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
+    if sweep.parallelism is not None:
+        raise ConfigError(
+            "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes x "
+            "sweep.slots points run at once"
+        )
+    if plan.nodes > 1:
+        fix = (
+            "Use nodes=1, and sweep.nodes for the nodes of each pilot"
+            if sweep.search is not None
+            else "Leave sweep.slots, sweep.pack and sweep.nodes out: each point then has a job, or an element of a job "
+            "array, on nodes of its own"
+        )
+        kind = "sweep.search" if sweep.search is not None else "sweep.slots, sweep.pack"
+        raise ConfigError(f"{plan.nodes_key}={plan.nodes}: a point in a pilot ({kind}) runs on one node. {fix}")
+    if plan.launch.mode == LaunchMode.tasks.value:
+        raise ConfigError("launch=tasks: points in pilots (sweep.slots, sweep.pack) are started by agents")
+    if plan.debugs:
+        raise ConfigError(
+            "debug.rank: points in pilots (sweep.slots, sweep.pack) cannot be debugged: submit one as a single run"
+        )
+    slots = sweep.slots or 1
+    if sweep.gpus is not None and sweep.gpus > slots * plan.gpus_per_node:
+        raise ConfigError(
+            f"sweep.gpus={sweep.gpus} is more than {slots} slots of gpus_per_node={plan.gpus_per_node} can use"
+        )
+    if plan.gpus_per_node and sweep.gpus is not None and sweep.gpus < plan.gpus_per_node:
+        raise ConfigError(f"sweep.gpus={sweep.gpus} is less than a point asks for: gpus_per_node={plan.gpus_per_node}")
+    return Packing(
+        pilots=sweep.pack or 1, nodes=sweep.nodes or 1, slots=slots,
+        gpus=slots * plan.gpus_per_node if sweep.gpus is None else sweep.gpus, gpus_per_point=plan.gpus_per_node,
+        cpus_per_point=plan.cpus_per_node, retries=sweep.retries, lease=claims.LEASE,
+    )  # fmt: skip
+
+
+def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobPlan:
+    """Returns the plan of a pilot, from that of any point: their job scripts differ in the run's id only."""
+    run = sweep.pilot(number)
+    params: dict[str, Any] = {
+        "name": "pilot", "entry": PILOT_ENTRY, "min_ranks": 1, "backend": "gloo", "device": "cpu", "seed": point.seed,
+        "hook": None, "target": None, "kwargs": {"sweep": str(sweep.path), "pilot": number}, "init": False,
+        "checkpoint": f"{sweep.path}/{claims.CLAIMS}",  # so a new claim counts as progress when the pilot is requeued
+    }  # fmt: skip
+    workload = Workload(name="pilot", entry=PILOT_ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
+    return dataclasses.replace(
+        point, run_id=run.path.name, run_dir=str(run.path), nodes=packing.nodes, min_nodes=1,
+        gpus_per_node=packing.gpus, procs_per_node=1, cpus_per_proc=packing.slots * packing.cpus_per_point,
+        mem=point.mem and point.mem * packing.slots, track=(), workload=workload,
+        launch=dataclasses.replace(point.launch, bind="none", visible_devices="all"),
+        checkpoint=dataclasses.replace(point.checkpoint, dir=f"{run.path}/checkpoints"),
+    )  # fmt: skip
+
+
+# -- Prepares a search: a sweep whose pilots choose its points while they run (sweep.search)
+#
+# The submitter composes a few representative points with Hydra: it changes one key at a time to each of its choices, or
+# to the smallest and the largest number (`Dimension.ends`). They are planned and checked as the points of any sweep.
+# From their records it makes the template from which slot managers make the record of every point. It also chooses and
+# makes the first point.
+
+
+@dataclass(frozen=True)
+class PreparedSearch:
+    """A search that has passed every check and can be submitted."""
+
+    sweep: PreparedSweep  # the prepared sweep with the representative points; the manifest in it has no points
+    settings: SearchSettings  # what is searched, and how
+    template: Mapping[str, Any]  # template for the records of points; see `launcher.search.points`
+
+
+def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the overrides of a search's representative points.
+
+    The first point has the first value of each key. Each further point differs from it in one key (`Dimension.ends`).
+    """
+    first = {key: each.ends()[0] for key, each in space.items()}
+    others = [{**first, key: text} for key, each in space.items() for text in each.ends()[1:]]
+    return [overrides_of(values, fixed) for values in (first, *others)]
+
+
+def with_search_defaults(config: Config) -> Config:
+    """Returns a point's config with the keys of `sweep` that a search needs.
+
+    | key | set to |
+    |---|---|
+    | sweep.goal | if it is empty: maximize for best_is=max, minimize for best_is=min |
+    | sweep.best_is | max for goal=maximize, min for goal=minimize |
+    | sweep.pack | if pack and slots are empty: 1, which is one pilot |
+
+    Raises:
+        ConfigError: Optuna is not installed, the config does not have exactly one objective, or a value is not valid.
+    """
+    sweep = config.sweep
+    assert sweep.search is not None
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(f"sweep.search={sweep.search.value} needs Optuna: pip install 'launcher[optuna]'")
+    if not isinstance(sweep.objective, str):
+        raise ConfigError(
+            f"sweep.search={sweep.search.value} compares points by a metric that they report: sweep.objective=accuracy"
+        )
+    if sweep.asha.reduction_factor < 2:
+        raise ConfigError(f"sweep.asha.reduction_factor={sweep.asha.reduction_factor}: it must be 2 or more")
+    if sweep.budget.gpu_hours is not None and sweep.budget.gpu_hours <= 0:
+        raise ConfigError(f"sweep.budget.gpu_hours={sweep.budget.gpu_hours}: it must be more than 0")
+    for key, value in (("budget.points", sweep.budget.points), ("asha.min_steps", sweep.asha.min_steps)):
+        if value is not None and value < 1:
+            raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
+    goal = sweep.goal or (Goal.maximize if sweep.best_is is BestIs.max else Goal.minimize)
+    best_is = BestIs.max if goal is Goal.maximize else BestIs.min
+    pack = 1 if sweep.slots is None and sweep.pack is None else sweep.pack
+    return dataclasses.replace(config, sweep=dataclasses.replace(sweep, goal=goal, best_is=best_is, pack=pack))
+
+
+def prepare_search(
+    points: Sequence[RequestedPoint], space: Space, command: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> PreparedSearch:
+    """Plans and checks a search. It writes no file and submits nothing.
+
+    points: those of `representatives`, in its order, with configs from `with_search_defaults`; checked instead of all.
+    Raises ConfigError: a point cannot run, the points cannot share pilots, the search would never end or its budget is
+        spent, or a sweep of the same id exists and is not this search; the message says how to fix it.
+    Raises RunError: a sweep of the same id exists, and cannot be read.
+    """
+    config = points[0].config
+    prepared = prepare_sweep(points, command, environ)
+    first = prepared.points[prepared.order[0]]
+    fixed = tuple(each for each in first.overrides if each.partition("=")[0] not in space)
+    settings = _settings(config, prepared.plans[prepared.order[0]], space, fixed)
+    if settings.method is Method.grid and size(space) is None:
+        raise ConfigError("sweep.search=grid needs keys with a list of values: 'workload.lr=0.1,0.01'")
+    if size(space) is None and settings.points is None and settings.gpu_hours is None:
+        raise ConfigError(
+            "the search would never end: set sweep.budget.points=100, or sweep.budget.gpu_hours=50 (without GPUs: node-"
+            "hours)"
+        )
+    _require_room(prepared, settings)
+    manifest = dataclasses.replace(prepared.manifest, points=(), search=True)
+    template = _template(prepared, space)
+    return PreparedSearch(dataclasses.replace(prepared, manifest=manifest), settings, template)
+
+
+def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...]) -> SearchSettings:
+    sweep = config.sweep
+    assert sweep.search is not None
+    assert sweep.goal is not None
+    return SearchSettings(
+        method=sweep.search, objective=sweep.objective, goal=sweep.goal, space=space, fixed=fixed,
+        points=sweep.budget.points, gpu_hours=sweep.budget.gpu_hours, seed=sweep.seed,
+        devices=plan.nodes * (plan.gpus_per_node or 1), devices_are_gpus=plan.gpus_per_node > 0,
+        min_steps=sweep.asha.min_steps, reduction_factor=sweep.asha.reduction_factor,
+    )  # fmt: skip
+
+
+def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
+    existing, record = prepared.existing, SearchRecord(prepared.path)
+    if existing is None:
+        return
+    if not existing.search:
+        raise ConfigError(f"{prepared.path.name} is a sweep with a list of points: choose another sweep.id")
+    before, journal = record.settings(), record.journal()
+    for name in ("objective", "goal", "space"):
+        if getattr(before, name) != getattr(settings, name):
+            raise ConfigError(f"{prepared.path.name} is a search with another {name}: choose another sweep.id")
+    over = all(each.state.over for each in journal.trials)
+    spent = look(Sweep(prepared.path))[1].hours
+    if over and settings.points is not None and len(journal.trials) >= settings.points:
+        raise ConfigError(
+            f"sweep.budget.points={settings.points} is spent: {prepared.path.name} has {len(journal.trials)}; raise it "
+            "to have more chosen"
+        )
+    if over and settings.gpu_hours is not None and spent >= settings.gpu_hours:
+        raise ConfigError(f"sweep.budget.gpu_hours={settings.gpu_hours:g} is spent ({spent:.3g}): raise it to go on")
+
+
+def _template(prepared: PreparedSweep, space: Space) -> dict[str, Any]:
+    inputs, sweep_id = Inputs(), prepared.path.name
+    points = [prepared.points[index] for index in prepared.order]
+    facts: dict[str, Any] = {}
+
+    def record(point: RequestedPoint, number: int) -> dict[str, Any]:
+        site = site_of(point.config, f"{sweep_id}/{number}", held_allocation(point.config, os.environ))
+        plan, _ = planned(point.config, site, inputs)
+        if not facts:
+            facts.update({**facts_of_here(plan.submitted_in), **snapshot.facts(plan)})
+        values = directory.record_of(plan, point.resolved, facts)
+        found: dict[str, Any] = json.loads(json.dumps(values))
+        return found
+
+    first, moved = record(points[0], 0), record(points[0], 1)
+    rest = iter(points[1:])
+    others = {
+        key: {text: first if number == 0 else record(next(rest), 0) for number, text in enumerate(each.ends())}
+        for key, each in space.items()
+    }
+    return template_of(first, moved, others, space, (f"{sweep_id}/0", f"{sweep_id}/1"))

@@ -8,43 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
-import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from launcher.agent import payload
-from launcher.config.schema import BestIs, Config
-from launcher.config.search_space import Goal, Method, Space, overrides, size
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.formatting import plural
-from launcher.monitoring.run_status import queries
-from launcher.monitoring.sweep import SweepMonitor, point_statuses
+from launcher.monitoring.run_status import JobMonitor, queries, status_of
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
-from launcher.runs import directory, events, live_index
+from launcher.runs import event_file, events, live_index
+from launcher.runs.claims import Claims, EntryKind, PointLog, State
 from launcher.runs.directory import Run, token_of
-from launcher.runs.events import Submitted, every
+from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease import only_submitter
-from launcher.runs.sweep_directory import SearchRecord, SearchSettings, Sweep
+from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
 from launcher.schedulers.run_command import SubmissionRefused
-from launcher.search.points import template_of
 from launcher.search.progress import look
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies, render
-from launcher.submission.prepare import Inputs, held_allocation, planned, site_of
 from launcher.submission.submit import (
     Interrupted,
+    SubmittedRun,
     delayed_interrupt,
     facts_of_here,
     require_commands,
@@ -52,8 +52,22 @@ from launcher.submission.submit import (
     start,
     tried,
 )
-from launcher.sweeps import pilots, prepare
-from launcher.sweeps.prepare import PreparedSweep, RequestedPoint, prepare_sweep
+from launcher.sweeps import prepare
+from launcher.sweeps.prepare import PreparedSearch, PreparedSweep
+
+ENDS = 20.0  # seconds to wait for the end of a pilot's job after its slot managers have ended
+LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last event is one of these claims no more
+
+
+@dataclass(frozen=True)
+class SubmittedPilots:
+    """The result of a submission of pilots."""
+
+    jobs: Mapping[int, SubmittedRun]  # the pilots that were submitted, by their numbers
+    left: int = 0  # number of pilots that the scheduler does not accept now
+    words: str = ""  # the message with which the scheduler refused the pilots counted in `left`
+    # how many pilots the points that are left can use, if these are fewer than asked for; None: as many
+    enough: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,7 @@ class SubmittedSweep:
     local: tuple[int, ...]  # points that run on this machine without a scheduler, a few at a time
     not_accepted: tuple[int, ...] = ()  # points that the scheduler does not accept now, because of a limit of jobs
     limit: str = ""  # the message with which the scheduler refused the points in `not_accepted`
-    pilots: pilots.SubmittedPilots | None = None  # result of the submission of pilots; None: the sweep has no pilots
+    pilots: SubmittedPilots | None = None  # result of the submission of pilots; None: the sweep has no pilots
     commands: tuple[str, ...] = ()  # with submit=false: the commands with which the user submits jobs and arrays
 
 
@@ -99,7 +113,7 @@ def _submit_sweep(prepared: PreparedSweep, *, by_hand: bool) -> SubmittedSweep:
         recover(sweep, prepared.plans)
         done = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
         done |= {i for i in prepared.plans if i not in made | done and read_history(sweep.run(i)).job_id is not None}
-        clear_marks = pilots.clear_marks if prepared.pilots else Run.clear_marks
+        clear_marks = clear_marks_of_point if prepared.pilots else Run.clear_marks
         for index in set(prepared.plans) - done - made:
             clear_marks(sweep.run(index))  # it may have been cancelled before it was submitted
         if prepared.pilots:
@@ -112,21 +126,6 @@ def _submit_sweep(prepared: PreparedSweep, *, by_hand: bool) -> SubmittedSweep:
     with contextlib.suppress(OSError):  # a convenience: commands also take a path
         Run(sweep.path).link(default_runs_dir())
     return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
-
-
-def submit_pilots(
-    sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int], *, by_hand: bool = False
-) -> SubmittedSweep:
-    """Submits pilots until as many are live as the manifest says; the caller holds the submitter's lock.
-
-    points: `local` in the result if the pilots run without a scheduler.
-    """
-    live_index.add(sweep.path)
-    packing = sweep.manifest().packing
-    assert packing is not None, "the sweep is packed"
-    submitted = pilots.submit(sweep, packing, point, config, by_hand=by_hand)
-    commands = tuple(each.command for each in submitted.jobs.values() if each.command)
-    return SubmittedSweep(sweep, (), (), () if point.queued else tuple(points), pilots=submitted, commands=commands)
 
 
 def resubmit(
@@ -147,7 +146,7 @@ def resubmit(
     with secret.exported(found), only_submitter(sweep.path):
         packed = sweep.manifest().packing is not None
         if packed:
-            pilots.start_again(sweep, points)
+            start_again(sweep, points)
         sweep.mark_cancelled(False)
         if packed:
             return submit_pilots(sweep, plans[points[0]], sweep.run(points[0]).record()["config"], points)
@@ -368,92 +367,141 @@ def start_local_runner(sweep: Sweep) -> None:
         )  # fmt: skip
 
 
-# -- Prepares and submits a search: a sweep whose pilots choose its points while they run (sweep.search)
-#
-# The submitter composes a few representative points with Hydra: it changes one key at a time to each of its choices, or
-# to the smallest and the largest number (`Dimension.ends`). They are planned and checked as the points of any sweep.
-# From their records it makes the template from which slot managers make the record of every point. It also chooses and
-# makes the first point.
+# -- Pilots of a packed sweep and of a search
 
 
-@dataclass(frozen=True)
-class PreparedSearch:
-    """A search that has passed every check and can be submitted."""
+def submit_pilots(
+    sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int], *, by_hand: bool = False
+) -> SubmittedSweep:
+    """Submits pilots until as many are live as the manifest says, or the points use no more; needs the lock.
 
-    sweep: PreparedSweep  # the prepared sweep with the representative points; the manifest in it has no points
-    settings: SearchSettings  # what is searched, and how
-    template: Mapping[str, Any]  # template for the records of points; see `launcher.search.points`
-
-
-def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the overrides of a search's representative points.
-
-    The first point has the first value of each key. Each further point differs from it in one key (`Dimension.ends`).
+    A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
+    next.
+    point, config: of any point. points: `local` in the result if the pilots run without a scheduler.
+    Raises SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none
+        while no pilot is live, or did not respond.
+    Raises RunError: the sweep is on a file system without hard links.
     """
-    first = {key: each.ends()[0] for key, each in space.items()}
-    others = [{**first, key: text} for key, each in space.items() for text in each.ends()[1:]]
-    return [overrides(values, fixed) for values in (first, *others)]
+    live_index.add(sweep.path)
+    packing = sweep.manifest().packing
+    assert packing is not None, "the sweep is packed"
+    Claims.create(sweep.path)
+    jobs: dict[int, SubmittedRun] = {}
+    living, wanted, limit = 0, packing.pilots, ""
+    if not chooses_more(sweep):
+        left = sum(not each.over for each in point_statuses(sweep))
+        wanted = min(wanted, math.ceil(left / dataclasses.replace(packing, pilots=1).at_once))
+    for number in count():
+        if living == wanted:
+            break
+        run = sweep.pilot(number)
+        if run.recorded() and read_history(run).job_id is not None:
+            state = _pilot_state(sweep, number)
+            living += not state.over and not is_leaving(run)
+            if state is RunState.DONE or not state.over:
+                continue
+        try:
+            plan = prepare.plan_of(point, sweep, packing, number)
+            jobs[number] = _submit_pilot(sweep, plan, number, config, by_hand=by_hand)
+        except SubmissionRefused as error:
+            if not (jobs or living) or not error.job_limit:
+                raise
+            limit = str(error)
+            break
+        living += 1
+    submitted = SubmittedPilots(jobs, wanted - living, limit, wanted if wanted < packing.pilots else None)
+    commands = tuple(each.command for each in jobs.values() if each.command)
+    return SubmittedSweep(sweep, (), (), () if point.queued else tuple(points), pilots=submitted, commands=commands)
 
 
-def with_search_defaults(config: Config) -> Config:
-    """Returns a point's config with the keys of `sweep` that a search needs.
+def _submit_pilot(
+    sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any], *, by_hand: bool
+) -> SubmittedRun:
+    # Submits a pilot, unless an interrupted submission has left a job of it
+    run = sweep.pilot(number)
+    if not run.recorded():
+        Run.create(run.path)
+        facts = {**facts_of_here(plan.submitted_in), **snapshot.facts(plan)}
+        run.write_record(plan, config, {**facts, "token": token_of(plan.run_dir), "overrides": []})
+    run.clear_marks()
+    before = len(every(journal_events(run), Submitted))
+    token = token_of(plan.run_dir) + (f"-r{before}" if before else "")
+    with only_submitter(run.path):
+        submitted = start(run, plan, token, resumed=tried(run, token), by_hand=by_hand)
+    with contextlib.suppress(OSError):  # a convenience: commands also take a path
+        run.link(default_runs_dir())
+    return submitted
 
-    | key | set to |
-    |---|---|
-    | sweep.goal | if it is empty: maximize for best_is=max, minimize for best_is=min |
-    | sweep.best_is | max for goal=maximize, min for goal=minimize |
-    | sweep.pack | if pack and slots are empty: 1, which is one pilot |
 
-    Raises:
-        ConfigError: Optuna is not installed, the config does not have exactly one objective, or a value is not valid.
+def _pilot_state(sweep: Sweep, number: int) -> RunState:
+    # If all slot managers of a running pilot have stopped claiming points, it waits up to ENDS seconds for the job's
+    # end, because such a pilot would not run points that are freed now.
+    folder, run, give_up = Claims(sweep.path, 0), sweep.pilot(number), time.monotonic() + ENDS
+    while True:
+        seen = status_of(run, JobMonitor())
+        if seen.state is not RunState.RUNNING or time.monotonic() >= give_up:
+            return seen.state
+        mine = [each for each in folder.managers() if (each.pilot, each.attempt) == (number, seen.history.attempt)]
+        found = [events for each in mine if (events := event_file.first_and_last(folder.journal(each)))]
+        if not found or any(events[-1]["event"] not in LEAVING for events in found):
+            return seen.state
+        time.sleep(0.2)
+
+
+def is_leaving(run: Run) -> bool:
+    """Returns whether a pilot was asked to stop or cancelled, so that it claims no more points."""
+    return run.has("stop") or run.has("cancelled")
+
+
+def start_again(sweep: Sweep, points: Sequence[int]) -> None:
+    """Frees points that are over, so that pilots run them again; in a cancelled sweep, other points stay cancelled.
+
+    Points that a slot manager holds are not freed: this command cannot tell whether the manager is alive, and if it is
+    dead, another one takes over its points.
     """
-    sweep = config.sweep
-    assert sweep.search is not None
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(f"sweep.search={sweep.search.value} needs Optuna: pip install 'launcher[optuna]'")
-    if not isinstance(sweep.objective, str):
-        raise ConfigError(
-            f"sweep.search={sweep.search.value} compares points by a metric that they report: sweep.objective=accuracy"
-        )
-    if sweep.asha.reduction_factor < 2:
-        raise ConfigError(f"sweep.asha.reduction_factor={sweep.asha.reduction_factor}: it must be 2 or more")
-    if sweep.budget.gpu_hours is not None and sweep.budget.gpu_hours <= 0:
-        raise ConfigError(f"sweep.budget.gpu_hours={sweep.budget.gpu_hours}: it must be more than 0")
-    for key, value in (("budget.points", sweep.budget.points), ("asha.min_steps", sweep.asha.min_steps)):
-        if value is not None and value < 1:
-            raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
-    goal = sweep.goal or (Goal.maximize if sweep.best_is is BestIs.max else Goal.minimize)
-    best_is = BestIs.max if goal is Goal.maximize else BestIs.min
-    pack = 1 if sweep.slots is None and sweep.pack is None else sweep.pack
-    return dataclasses.replace(config, sweep=dataclasses.replace(sweep, goal=goal, best_is=best_is, pack=pack))
+    folder = Claims(sweep.path, 0)
+    logs = folder.logs()
+    if sweep.cancelled():  # the caller removes this mark, so points that it alone cancelled need an entry now
+        for point in set(range(len(sweep.manifest().points))) - set(points) - logs.keys():
+            folder.add(point, 0, EntryKind.CANCELLED, None)
+    for point in points:
+        clear_marks_of_point(sweep.run(point))
+        log = logs.get(point, PointLog())
+        if log.begun and log.state is not State.HELD:
+            folder.add(point, log.next, EntryKind.AGAIN, None)
 
 
-def prepare_search(
-    points: Sequence[RequestedPoint], space: Space, command: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> PreparedSearch:
-    """Plans and checks a search. It writes no file and submits nothing.
+def clear_marks_of_point(run: Run) -> None:
+    """Removes a point's marks `stop` and `cancelled`; keeps its lease, because the point may be running."""
+    for name in ("stop", "cancelled"):
+        run.unmark(name)
 
-    points: those of `representatives`, in its order, with configs from `with_search_defaults`; checked instead of all.
-    Raises ConfigError: a point cannot run, the points cannot share pilots, the search would never end or its budget is
-        spent, or a sweep of the same id exists and is not this search; the message says how to fix it.
-    Raises RunError: a sweep of the same id exists, and cannot be read.
+
+def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]]:
+    """Sets the number of pilots of a packed sweep to `most`: submits pilots or stops some.
+
+    A surplus pilot is cancelled if it is queued. If it runs, it stops, and its points continue in other pilots.
+    Returns the submission of further pilots, and the ids of those that stop. Raises SubmissionError, QueryError.
     """
-    config = points[0].config
-    prepared = prepare_sweep(points, command, environ)
-    first = prepared.points[prepared.order[0]]
-    fixed = tuple(each for each in first.overrides if each.partition("=")[0] not in space)
-    settings = _settings(config, prepared.plans[prepared.order[0]], space, fixed)
-    if settings.method is Method.grid and size(space) is None:
-        raise ConfigError("sweep.search=grid needs keys with a list of values: 'workload.lr=0.1,0.01'")
-    if size(space) is None and settings.points is None and settings.gpu_hours is None:
-        raise ConfigError(
-            "the search would never end: set sweep.budget.points=100, or sweep.budget.gpu_hours=50 (without GPUs: node-"
-            "hours)"
-        )
-    _require_room(prepared, settings)
-    manifest = dataclasses.replace(prepared.manifest, points=(), search=True)
-    template = _template(prepared, space)
-    return PreparedSearch(dataclasses.replace(prepared, manifest=manifest), settings, template)
+    with only_submitter(sweep.path):
+        manifest, monitor = sweep.manifest(), SweepMonitor()
+        assert manifest.packing is not None, "the sweep is packed"
+        surplus = [each for each in live_pilots(sweep, monitor) if not is_leaving(each.run)][most:]
+        sweep.write(dataclasses.replace(manifest, packing=dataclasses.replace(manifest.packing, pilots=most)))
+        for seen in surplus:
+            if seen.state is RunState.QUEUED:
+                monitor.cancel(seen.run)
+            else:
+                seen.run.mark("stop")
+        point = sweep.run(0)
+        submitted = submit_pilots(sweep, point.plan(), point.record()["config"], ())
+        assert submitted.pilots is not None
+        return submitted.pilots, [seen.run.id for seen in surplus]
+
+
+def chooses_more(sweep: Sweep) -> bool:
+    """Returns whether a sweep is a search that may choose more points; raises RunError."""
+    return sweep.manifest().search and not look(sweep)[1].over
 
 
 def submit_search(prepared: PreparedSearch, *, by_hand: bool = False) -> SubmittedSweep:
@@ -485,59 +533,3 @@ def submit_search(prepared: PreparedSearch, *, by_hand: bool = False) -> Submitt
         with contextlib.suppress(OSError):  # a convenience: commands also take a path
             Run(sweep.path).link(default_runs_dir())
     return submitted
-
-
-def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...]) -> SearchSettings:
-    sweep = config.sweep
-    assert sweep.search is not None
-    assert sweep.goal is not None
-    return SearchSettings(
-        method=sweep.search, objective=sweep.objective, goal=sweep.goal, space=space, fixed=fixed,
-        points=sweep.budget.points, gpu_hours=sweep.budget.gpu_hours, seed=sweep.seed,
-        devices=plan.nodes * (plan.gpus_per_node or 1), devices_are_gpus=plan.gpus_per_node > 0,
-        min_steps=sweep.asha.min_steps, reduction_factor=sweep.asha.reduction_factor,
-    )  # fmt: skip
-
-
-def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
-    existing, record = prepared.existing, SearchRecord(prepared.path)
-    if existing is None:
-        return
-    if not existing.search:
-        raise ConfigError(f"{prepared.path.name} is a sweep with a list of points: choose another sweep.id")
-    before, journal = record.settings(), record.journal()
-    for name in ("objective", "goal", "space"):
-        if getattr(before, name) != getattr(settings, name):
-            raise ConfigError(f"{prepared.path.name} is a search with another {name}: choose another sweep.id")
-    over = all(each.state.over for each in journal.trials)
-    spent = look(Sweep(prepared.path))[1].hours
-    if over and settings.points is not None and len(journal.trials) >= settings.points:
-        raise ConfigError(
-            f"sweep.budget.points={settings.points} is spent: {prepared.path.name} has {len(journal.trials)}; raise it "
-            "to have more chosen"
-        )
-    if over and settings.gpu_hours is not None and spent >= settings.gpu_hours:
-        raise ConfigError(f"sweep.budget.gpu_hours={settings.gpu_hours:g} is spent ({spent:.3g}): raise it to go on")
-
-
-def _template(prepared: PreparedSweep, space: Space) -> dict[str, Any]:
-    inputs, sweep_id = Inputs(), prepared.path.name
-    points = [prepared.points[index] for index in prepared.order]
-    facts: dict[str, Any] = {}
-
-    def record(point: RequestedPoint, number: int) -> dict[str, Any]:
-        site = site_of(point.config, f"{sweep_id}/{number}", held_allocation(point.config, os.environ))
-        plan, _ = planned(point.config, site, inputs)
-        if not facts:
-            facts.update({**facts_of_here(plan.submitted_in), **snapshot.facts(plan)})
-        values = directory.record_of(plan, point.resolved, facts)
-        found: dict[str, Any] = json.loads(json.dumps(values))
-        return found
-
-    first, moved = record(points[0], 0), record(points[0], 1)
-    rest = iter(points[1:])
-    others = {
-        key: {text: first if number == 0 else record(next(rest), 0) for number, text in enumerate(each.ends())}
-        for key, each in space.items()
-    }
-    return template_of(first, moved, others, space, (f"{sweep_id}/0", f"{sweep_id}/1"))

@@ -19,7 +19,7 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short
 from launcher.schedulers.slurm.client import Slurm
-from launcher.sweeps import control, pilots
+from launcher.sweeps import control, submit
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep, submit_array
@@ -129,11 +129,11 @@ def test_a_packed_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep
     sweep = packed_sweep(tmp_path, 4)
     Claims(sweep.path, 0).add(3, 0, EntryKind.RELEASED, Manager(0, 0, 0, 0))  # it has begun, and waits
     assert control.cancel(sweep, chosen) == dict.fromkeys(chosen or range(4), "waiting")
-    pilots.start_again(sweep, [1])
+    submit.start_again(sweep, [1])
     sweep.mark_cancelled(False)
     rest = "waiting" if chosen else "cancelled"
     assert [each.state for each in point_statuses(sweep)] == ["cancelled", "waiting", "cancelled", rest]
-    pilots.start_again(sweep, [0])
+    submit.start_again(sweep, [0])
     assert point_statuses(sweep)[0].state == "waiting"
 
 

@@ -14,7 +14,7 @@ from launcher.errors import ConfigError
 from launcher.runs.claims import LEASE, Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.submission.submit import SubmittedRun
-from launcher.sweeps import pilots
+from launcher.sweeps import prepare, submit
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import make_config, plan_of
 
@@ -24,7 +24,7 @@ ONE = Packing(pilots=1, nodes=1, slots=1, gpus=0, gpus_per_point=0, cpus_per_poi
 
 def packing(sweep: dict[str, Any], **keys: Any) -> Packing | None:
     config = make_config(sweep=Keys(**sweep), **keys)
-    return pilots.packing_of(config, plan_of(**keys))
+    return prepare.packing_of(config, plan_of(**keys))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_pilot_asks_for_what_all_its_slots_need() -> None:
     keys: dict[str, Any] = {"gpus_per_node": 1, "procs_per_node": 1, "cpus_per_proc": 4, "mem": "8G"}
     point, shares = plan_of(**keys), packing({"slots": 8, "gpus": 4, "nodes": 2}, **keys)
     assert shares is not None
-    plan = pilots.plan_of(point, SWEEP, shares, 3)
+    plan = prepare.plan_of(point, SWEEP, shares, 3)
     assert (plan.run_id, plan.run_dir) == ("lr-1-pilot-3", "/runs/lr-1-pilot-3")
     assert (plan.nodes, plan.min_nodes, plan.procs_per_node, plan.cpus_per_node) == (2, 1, 1, 32)
     assert (plan.gpus_per_node, plan.mem, plan.time) == (4, 8 * (8 << 30), point.time)
@@ -103,20 +103,21 @@ def test_no_more_pilots_are_submitted_than_the_points_that_are_left_can_use(
     for point in range(done):
         Claims(sweep.path, 0).add(point, 0, EntryKind.CLAIMED, owner)
         Claims(sweep.path, 0).add(point, 1, EntryKind.DONE, owner)
-    monkeypatch.setattr(pilots, "chooses_more", lambda sweep: more)
+    monkeypatch.setattr(submit, "chooses_more", lambda sweep: more)
     monkeypatch.setattr(
-        pilots, "_submit",
+        submit, "_submit_pilot",
         lambda sweep, plan, number, config, by_hand: SubmittedRun(sweep.pilot(number), f"job {number}"),
     )  # fmt: skip
     shares = sweep.manifest().packing
     assert shares is not None
-    found = pilots.throttle(sweep, dataclasses.replace(shares, slots=slots), asked)
+    sweep.write(dataclasses.replace(sweep.manifest(), packing=dataclasses.replace(shares, slots=slots)))
+    found, _ = submit.throttle_pilots(sweep, asked)
     assert (len(found.jobs), found.enough) == (submitted, enough)
 
 
 def test_a_pilot_goes_on_with_one_node() -> None:
     shares = packing({"slots": 2, "pack": 2, "nodes": 6})
     assert shares is not None
-    plan = pilots.plan_of(plan_of(), SWEEP, shares, 0)
+    plan = prepare.plan_of(plan_of(), SWEEP, shares, 0)
     assert (plan.nodes, plan.min_nodes, plan.independent) == (6, 1, True)
     assert shares.at_once == 2 * 6 * 2

@@ -12,7 +12,7 @@ from launcher.config.points import space_of
 from launcher.config.schema import Asha, BestIs, Config, SearchBudget, Sweep
 from launcher.config.search_space import Goal, Method
 from launcher.errors import ConfigError
-from launcher.sweeps.submit import representatives, with_search_defaults
+from launcher.sweeps.prepare import representatives, with_search_defaults
 
 
 def config(**sweep: Any) -> Config:
