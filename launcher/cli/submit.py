@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from launcher.cli import remote
 from launcher.cli.commands import remote_profiles
 from launcher.cli.confirm import YES, confirm
-from launcher.cli.text import plan_table, print_commands, program
+from launcher.cli.text import cause, plan_table, print_commands, program
 from launcher.config import compose
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from launcher.submission.submit import SubmittedRun
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+ESTIMATE_TIMEOUT = 2.0  # seconds for one query about the start of a run that was submitted
 SWEEPERS = ("launcher", "basic")  # values of hydra/sweeper: our grid, and Hydra's
 
 
@@ -219,6 +221,8 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
         return 0
     _print_submitted(prepared, submitted, waits=bool(wait))
     if not wait:
+        if prepared.plan.queued and sys.stdin.isatty():
+            _print_start(submitted.run)
         return 0
     return follow_to_end(submitted.run, foreground=False, stream=output)
 
@@ -249,3 +253,13 @@ def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool
     print(f"directory  {run.path}", flush=True)
     for number, command in enumerate(() if waits else (f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")):
         print(f"{'' if number else 'next':<11}{program()} {command}")
+
+
+def _print_start(run: Run) -> None:
+    # For a person only: the queries take a moment, and a script has no use for them
+    from launcher.cli.why import start_lines
+    from launcher.diagnose.why import explain
+
+    with contextlib.suppress(LauncherError):  # it is submitted, whatever the scheduler answers now; `why` says more
+        for line in start_lines(explain(run, program(), cause, ESTIMATE_TIMEOUT), time.time()):
+            print(line, flush=True)

@@ -58,6 +58,19 @@ def shown(found: Explanation, now: float) -> str:
     return "\n".join(lines)
 
 
+def start_lines(found: Explanation, now: float) -> list[str]:
+    """Returns when a run that was just submitted is estimated to start, and what would start sooner; [] if unknown."""
+    starts = found.starts or (found.tried[0].starts if found.tried else None)
+    if found.state != "queued" or starts is None and not found.options:
+        return []
+    lines = [f"start      {moment(starts, now) if starts else 'not as it is'}, estimates the scheduler"]
+    if found.options:
+        best = found.options[0]
+        change = f"{_start(best, now)} with {' '.join(best.overrides)}"
+        lines.append(f"sooner     {change}: {program()} why {found.run}")
+    return lines
+
+
 def _wrapped(name: str, text: str) -> list[str]:
     # Commands in backquotes are long words that are not broken.
     body = textwrap.wrap(text, WIDTH - 10, break_long_words=False, break_on_hyphens=False) or [""]

@@ -12,7 +12,8 @@ import pytest
 
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.limits import Account, survey
-from tests.launch import Launcher, until
+from tests.launch import PYTHON, ROOT, Launcher, until
+from tests.terminal import Terminal
 
 RUN = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=4", "cpus_per_proc=4", "time=20m")
 
@@ -80,6 +81,22 @@ def test_a_run_that_waits_says_why_and_what_would_start_sooner(launcher: Launche
     assert why(launcher)["state"] == "cancelled"
     assert launcher("resume", "latest", "nodes=1").returncode == 0
     launcher.until(lambda: why(launcher)["state"] in ("running", "done"), "it starts")
+
+
+def test_at_a_terminal_a_submission_says_when_the_job_would_start(launcher: Launcher, slurm: Any) -> None:
+    other = slurm.run(
+        "sbatch", "--parsable", "--nodes=3", "--exclusive", "--time=60", "--output=/dev/null", "--wrap=sleep 600"
+    )
+    until(lambda: "RUNNING" in slurm.run("squeue", "--noheader", "--format=%T"), "the other job runs")
+    terminal = Terminal([PYTHON, "-m", "launcher", *RUN, *launcher.overrides], launcher.environ, ROOT)
+    try:
+        terminal.expect("start      ")
+        assert "min)" in terminal.expect(", estimates the scheduler")
+        terminal.expect("sooner     now with nodes=1: ")
+        assert terminal.end() == 0
+    finally:
+        terminal.hang_up()
+        slurm.run("scancel", other.strip())
 
 
 def test_doctor_tells_partitions_and_which_the_profile_uses(launcher: Launcher) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.text import cause
-from launcher.cli.why import moment, shown
+from launcher.cli.why import moment, shown, start_lines
 from launcher.diagnose import why
 from launcher.diagnose.why import as_json, explain, of_why
 from launcher.monitoring import run_status
@@ -48,6 +48,21 @@ def test_everything_fits_a_terminal() -> None:
 def test_without_an_estimate_it_says_so() -> None:
     assert "has no estimate" in shown(Explanation("r", "queued", Why.UNKNOWN), NOW)
     assert "estimate" not in shown(Explanation("r", "done", Why.DONE), NOW)
+
+
+def test_a_submission_says_when_it_starts_and_what_would_start_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["launcher"])
+    fewer = Option(("nodes=2",), NOW)
+    known = replace(LONG, options=(fewer,))
+    assert start_lines(known, NOW) == [
+        "start      21:10 (in 10 min), estimates the scheduler",
+        f"sooner     now with nodes=2: launcher why {LONG.run}",
+    ]
+    assert start_lines(replace(LONG, starts=None), NOW) == ["start      21:10 (in 10 min), estimates the scheduler"]
+    never = replace(known, starts=None, tried=(Option((), None, "never"), fewer))
+    assert start_lines(never, NOW)[0] == "start      not as it is, estimates the scheduler"
+    assert start_lines(Explanation("r", "queued", Why.UNKNOWN), NOW) == []
+    assert start_lines(replace(known, state="running"), NOW) == []
 
 
 @pytest.mark.parametrize(
