@@ -61,7 +61,7 @@ def shown(found: Explanation, now: float) -> str:
 def start_lines(found: Explanation, now: float) -> list[str]:
     """Returns when a run that was just submitted is estimated to start, and what would start sooner; [] if unknown."""
     starts = found.starts or (found.tried[0].starts if found.tried else None)
-    if found.state != "queued" or starts is None and not found.options:
+    if found.state != "queued" or (starts is None and not found.options):
         return []
     lines = [f"start      {moment(starts, now) if starts else 'not as it is'}, estimates the scheduler"]
     if found.options:

@@ -27,9 +27,7 @@ from launcher.submission.dependencies import StartDecision, conditions_met, deci
 TIMEOUT = 10.0  # seconds for one query to the scheduler
 
 
-def explain(
-    run: Run, program: str, cause: Callable[[RunStatus], str | None], timeout: float = TIMEOUT
-) -> Explanation:
+def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None], timeout: float = TIMEOUT) -> Explanation:
     """Returns the explanation of a run's state. timeout: seconds for one query to the scheduler.
 
     | state of the run | explanation |
