@@ -1,4 +1,4 @@
-"""The checks that a node makes in a preflight, alone and with other nodes; `failures.text` tells their results.
+"""The checks that a node makes in a preflight, alone and with other nodes.
 
 They run in ranks (see `preflight`): a device or a file system that hangs must not hang the agent, and an agent must
 never touch a GPU, since ranks are forked from it.
@@ -31,6 +31,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
+from launcher.formatting import format_size, plural
 from launcher.rendezvous.protocol import listen_on
 from launcher.rendezvous.rounds import Placement, Rendezvous
 from launcher.runs.events import NOTHING, Observation
@@ -65,7 +66,7 @@ class NodeCheck:
 
     name: str  # device, space, run_dir, clock, all_reduce, fabric or reach
     level: CheckLevel = CheckLevel.FINE  # how it ended
-    found: Observation = NOTHING  # what is wrong or, for a check that is fine, what was measured: a code with fields
+    found: Observation = NOTHING  # what is wrong or, for a check that is fine, what was measured
     ms: float = 0.0  # duration in milliseconds
     # the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the cause
     accused: tuple[int, ...] = ()
@@ -92,7 +93,7 @@ def check(name: str, look: Callable[[], Observation]) -> NodeCheck:
         outcome = NodeCheck(name, problem.level, problem.found, accused=problem.accused, looked=problem.looked)
     except Exception as error:  # drivers and file systems raise anything
         message = str(error).strip().partition("\n")[0] or type(error).__name__
-        found = Observation(code=CheckCode.ERROR, error=message)
+        found = Observation(CheckCode.ERROR, message)
         outcome = NodeCheck(name, CheckLevel.FAILED, found, symptom=bool(_SYMPTOM.search(str(error))))
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
 
@@ -113,7 +114,9 @@ def require_devices(plan: JobPlan, there: int) -> None:
         return
     wanted = 1 if plan.launch.mode == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
     if there < wanted:
-        raise CheckProblem(Observation(code=CheckCode.FEW_GPUS, count=there, of=plan.gpus_per_node))
+        asked = f"gpus_per_node={plan.gpus_per_node} asks for {max(plan.gpus_per_node, 1)}"
+        look = "see what `nvidia-smi` (`rocm-smi`, `xpu-smi`) says there"
+        raise CheckProblem(Observation(CheckCode.FEW_GPUS, f"torch sees {plural(there, 'GPU')}, and {asked}: {look}"))
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
@@ -139,20 +142,21 @@ def compute(where: torch.device) -> Observation:
     known = left.double() @ right.double()
     product = (left.to(where, torch.float32) @ right.to(where, torch.float32)).cpu().double()
     if wrong := int((product != known).sum()):
-        raise CheckProblem(Observation(code=CheckCode.COMPUTES_WRONG, device=str(where), count=wrong, of=SIDE * SIDE))
+        elements = f"{wrong} of {SIDE * SIDE} elements of a product of matrices"
+        raise CheckProblem(Observation(CheckCode.COMPUTES_WRONG, f"{where} computes wrong: {elements}; replace it"))
     if memory is not None and memory[1] - memory[0] > BUSY * memory[1]:
-        used, total = memory[1] - memory[0], memory[1]
-        in_use = Observation(code=CheckCode.GPU_IN_USE, device=str(where), used=used, total=total)
-        raise CheckProblem(in_use, CheckLevel.WARNING)
-    return Observation(code=CheckCode.COMPUTES, device=devices.name(where) or "cpu")
+        used = f"{(memory[1] - memory[0]) / 2**30:.1f} of {memory[1] / 2**30:.0f} GiB"
+        text = f"{used} of the memory of {where} are in use: does a process of another job live?"
+        raise CheckProblem(Observation(CheckCode.GPU_IN_USE, text), CheckLevel.WARNING)
+    return Observation(CheckCode.COMPUTES, devices.name(where) or "cpu")
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
     """Returns NCCL's network (NETWORK); CheckProblem: it is not what `cluster.expects` says."""
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
-        raise CheckProblem(Observation(code=CheckCode.OTHER_NETWORK, mismatch=wrong))
-    return Observation(code=CheckCode.NETWORK, network=found)
+        raise CheckProblem(Observation(CheckCode.OTHER_NETWORK, wrong))
+    return Observation(CheckCode.NETWORK, found.text if found is not None else "NCCL wrote no log")
 
 
 # -- space
@@ -165,14 +169,15 @@ def judge_space(key: str, folder: str, free: int, files: int, least: int, enough
     Raises CheckProblem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than
         `enough` bytes are free (WARNING).
     """
-    little = Observation(code=CheckCode.LITTLE_SPACE, path=folder, key=key, free=free)
+    has, other = f"{folder} has {free / MIB:,.0f} MiB free", f"or set {key} to another file system"
     if 0 <= files < 10:
-        raise CheckProblem(Observation(code=CheckCode.FEW_FILES, path=folder, key=key, count=files))
+        raise CheckProblem(Observation(CheckCode.FEW_FILES, f"{folder} takes {files} more files: remove some, {other}"))
     if free < least:
-        raise CheckProblem(replace(little, least=least))
+        little = f"{has}, less than {format_size(least)}: free some, {other}"
+        raise CheckProblem(Observation(CheckCode.LITTLE_SPACE, little))
     if free < enough:
-        raise CheckProblem(little, CheckLevel.WARNING)
-    return Observation(code=CheckCode.SPACE, path=folder, free=free)
+        raise CheckProblem(Observation(CheckCode.LITTLE_SPACE, f"{has}: free some, {other}"), CheckLevel.WARNING)
+    return Observation(CheckCode.SPACE, has)
 
 
 def space(key: str, folder: Path, least: int, enough: int) -> Observation:
@@ -181,7 +186,7 @@ def space(key: str, folder: Path, least: int, enough: int) -> Observation:
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise CheckProblem(Observation(code=CheckCode.NO_DIRECTORY, path=str(there), key=key))
+        raise CheckProblem(Observation(CheckCode.NO_DIRECTORY, f"{there} is no folder: set {key} to one"))
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".preflight-") as file:
             file.write(bytes(WRITTEN))
@@ -196,15 +201,17 @@ def space(key: str, folder: Path, least: int, enough: int) -> Observation:
 def _not_written(error: OSError, folder: Path, key: str) -> Observation:
     # Returns why a file could not be written to a directory that the user sets with `key`
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    code = CheckCode.FULL if full else CheckCode.NOT_WRITABLE
-    return Observation(code=code, path=str(folder), key=key, error=error.strerror or str(error))
+    why = "its file system is full" if full else error.strerror or str(error)
+    text = f"{folder} cannot be written to ({why}): set {key} to a folder that can"
+    return Observation(CheckCode.FULL if full else CheckCode.NOT_WRITABLE, text)
 
 
 def temporary() -> Observation:
     """Returns the free space of TMPDIR, as `space`, or raises CheckProblem."""
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
-        raise CheckProblem(Observation(code=CheckCode.NO_TMPDIR, path=str(folder)))
+        text = f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment"
+        raise CheckProblem(Observation(CheckCode.NO_TMPDIR, text))
     return space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)
 
 
@@ -255,15 +262,17 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
     except OSError as error:
         raise CheckProblem(_not_written(error, folder, "runs_dir")) from None
     judge_owner(path, status.st_uid, os.getuid(), status.st_mode)
-    return Observation(code=CheckCode.FILE_WRITTEN, path=str(path))
+    return Observation(CheckCode.FILE_WRITTEN, f"{path} written")
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
     """Raises CheckProblem for a file of mode 0600 that has another owner now (mapped ids) or is writable by others."""
     if owner != me:
-        raise CheckProblem(Observation(code=CheckCode.OTHER_OWNER, path=str(path), owner=owner, user=me))
+        text = f"{path} belongs to user {owner} and was made by {me}: ids are mapped there; set runs_dir elsewhere"
+        raise CheckProblem(Observation(CheckCode.OTHER_OWNER, text))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise CheckProblem(Observation(code=CheckCode.OTHER_MODE, path=str(path), mode=stat.S_IMODE(mode)))
+        text = f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600: set runs_dir to another file system"
+        raise CheckProblem(Observation(CheckCode.OTHER_MODE, text))
 
 
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
@@ -275,10 +284,13 @@ def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
                 if (folder / f"member-{index}").read_text() == left[index]:
                     del left[index]
         if not left:
-            return Observation(code=CheckCode.FILES_SEEN, count=len(texts))
+            return Observation(CheckCode.FILES_SEEN, f"{plural(len(texts), 'file')} of other nodes seen")
         if time.monotonic() > deadline:
-            missing = Observation(code=CheckCode.NOT_SHARED, path=str(folder), seconds=timeout)
-            raise CheckProblem(missing, accused=sorted(left), looked=len(texts))
+            text = (
+                f"{folder} does not show what other nodes write within {timeout:g} s: is it on a file system that all "
+                "nodes share? Set runs_dir to one"
+            )
+            raise CheckProblem(Observation(CheckCode.NOT_SHARED, text), accused=sorted(left), looked=len(texts))
         os.scandir(folder).close()  # refreshes NFS's cache
         time.sleep(0.05)
 
@@ -330,10 +342,12 @@ def judge_clock(ahead: float, error: float) -> Observation:
     Raises CheckProblem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases,
         timeouts and the time left of an attempt never compare the clocks of two hosts.
     """
-    found = Observation(code=CheckCode.CLOCK, ahead=ahead, accuracy=error)
+    way = "ahead of" if ahead > 0 else "behind"
+    text = f"its clock is {abs(ahead):.3f} s {way} the first node's (± {error:.3f} s)"
     if abs(ahead) > SKEW + error:
-        raise CheckProblem(replace(found, code=CheckCode.CLOCK_OFF), CheckLevel.WARNING)
-    return found
+        text += ": have the nodes' clocks synchronised; times in its records are wrong"
+        raise CheckProblem(Observation(CheckCode.CLOCK_OFF, text), CheckLevel.WARNING)
+    return Observation(CheckCode.CLOCK, text)
 
 
 # -- all ranks together
@@ -361,11 +375,13 @@ def reduce_together(rank: int, world_size: int, where: torch.device) -> Observat
     wrong = torch.nonzero((received != known) | (first.cpu() != known)).flatten()
     if len(wrong):
         accused = torch.unique(wrong % world_size).tolist()
-        found = Observation(
-            code=CheckCode.WRONG_ELEMENTS, count=len(wrong), of=len(places), ranks=tuple(accused[:MOST_RANKS])
+        text = (
+            f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank "
+            f"{', '.join(map(str, accused[:MOST_RANKS]))}): test its network card and memory"
         )
-        raise CheckProblem(found, accused=accused)
-    return Observation(code=CheckCode.REDUCED, count=world_size, total=len(places) * 4, seconds=seconds)
+        raise CheckProblem(Observation(CheckCode.WRONG_ELEMENTS, text), accused=accused)
+    size = f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')}"
+    return Observation(CheckCode.REDUCED, f"{size} in {seconds * 1000:.2f} ms")
 
 
 def open_port(interface: str) -> tuple[socket.socket | None, str]:
@@ -392,13 +408,15 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
         errors = zip(addresses, pool.map(call, addresses.values()), strict=True)
         failed = {index: error for index, error in errors if error is not None}
     if not failed:
-        return Observation(code=CheckCode.REACHED, count=len(addresses))
+        return Observation(CheckCode.REACHED, f"{len(addresses)} other nodes reached")
     first = next(iter(failed))
-    found = Observation(
-        code=CheckCode.NOT_REACHED, host=socket.gethostname(), hosts=tuple(names[index] for index in failed),
-        address=addresses[first], error=failed[first] if addresses[first] else "",
-    )  # fmt: skip
-    raise CheckProblem(found, accused=sorted(failed), looked=len(addresses))
+    others = names[first] + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
+    why = f"({failed[first]}) at {addresses[first]}" if addresses[first] else "(it has opened no port)"
+    text = (
+        f"from {socket.gethostname()} {others} cannot be reached {why}: is there a firewall between the nodes, or the "
+        "wrong cluster.interface?"
+    )
+    raise CheckProblem(Observation(CheckCode.NOT_REACHED, text), accused=sorted(failed), looked=len(addresses))
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
@@ -444,7 +462,7 @@ def cannot_start(number: int, message: str, folder: Path) -> NodeCheck:
     """Returns the failed check of a node that could not start the ranks of its preflight (errno, message)."""
     error = OSError(number, os.strerror(number))
     if isinstance(error, BlockingIOError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return NodeCheck("device", CheckLevel.FAILED, Observation(code=CheckCode.ERROR, error=message))
+        return NodeCheck("device", CheckLevel.FAILED, Observation(CheckCode.ERROR, message))
     return NodeCheck("run_dir", CheckLevel.FAILED, _not_written(error, folder, "runs_dir"))
 
 
@@ -523,7 +541,8 @@ class RankChecks:
         try:
             return clock(self._store, self._own == self._heads[0], len(self._heads))
         except DistStoreError:  # the all_reduce will report the missing node
-            raise CheckProblem(Observation(code=CheckCode.CLOCK_UNKNOWN, seconds=NEAR), CheckLevel.WARNING) from None
+            text = f"not compared with the others, which did not respond in {NEAR:g} s"
+            raise CheckProblem(Observation(CheckCode.CLOCK_UNKNOWN, text), CheckLevel.WARNING) from None
         finally:
             self._store.set_timeout(timedelta(seconds=STORE))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -110,7 +111,8 @@ def decide(
             reason=PreflightReason.UNKNOWN_NODE, nodes=len(nodes), failed=len(symptoms), findings=symptoms[:1]
         )
         return PreflightVerdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
-    silent = Observation(code=CheckCode.SILENT, seconds=timeout)
+    text = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
+    silent = Observation(CheckCode.SILENT, text)
     bad = tuple(
         NodeFinding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
         for node, check in found.items()
@@ -293,12 +295,13 @@ class Preflight:
             self._control.keep_alive(LOOK)
 
     def _died_alone(self, ended: WorkerExit) -> NodeCheck:
-        return NodeCheck("device", CheckLevel.FAILED, _ended(CheckCode.PROCESS_ENDED, ended))
+        text = f"the process that checks the device of local rank {ended.place} {_how(ended)}"
+        return NodeCheck("device", CheckLevel.FAILED, Observation(CheckCode.PROCESS_ENDED, text))
 
     def _died_together(self, ended: WorkerExit) -> NodeCheck:
-        found = _ended(CheckCode.RANK_ENDED, ended)
-        # NCCL aborts on a timeout
-        return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=found.signal == "SIGABRT")
+        found = Observation(CheckCode.RANK_ENDED, f"local rank {ended.place} {_how(ended)} in an all_reduce")
+        aborted = ended.code == -signal.SIGABRT  # as NCCL does on a timeout
+        return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=aborted)
 
     # -- agents
 
@@ -328,7 +331,8 @@ class Preflight:
     def _without_leader(self, error: str) -> PreflightVerdict:
         leader = self._rendezvous.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
-        bad = (NodeFinding(node.name, node.host, LEADER, Observation(code=CheckCode.LEADER_LOST, error=error)),)
+        found = Observation(CheckCode.LEADER_LOST, f"it leads the agents, and does not respond: {error}")
+        bad = (NodeFinding(node.name, node.host, LEADER, found),)
         return PreflightVerdict(PreflightThen.WITHOUT, bad, node.members)
 
     # -- reporting
@@ -354,10 +358,8 @@ class Preflight:
             log_line(line)
 
 
-def _ended(code: CheckCode, ended: WorkerExit) -> Observation:
-    if ended.code < 0:
-        return Observation(code=code, local_rank=ended.place, signal=signal_name(-ended.code))
-    return Observation(code=code, local_rank=ended.place, exit_code=ended.code)
+def _how(ended: WorkerExit) -> str:
+    return f"was killed by {signal_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[CheckedNode]:

@@ -193,15 +193,6 @@ class CheckCode(Code):
     UNKNOWN = "unknown"
 
 
-class MismatchCode(Code):
-    """Why NCCL uses another network than the site expects, as far as its log shows."""
-
-    NO_PLUGIN = "no_plugin"  # it found no plug-in (libnccl-net.so)
-    NOT_FOUND = "not_found"  # it found no device, or a plug-in failed: see `Fabric.missing`
-    CHOSEN = "chosen"  # the log has no message about anything missing
-    UNKNOWN = "unknown"
-
-
 class UnboundReason(Code):
     """Why ranks are not bound to cores."""
 

@@ -287,70 +287,19 @@ class Bound(Event, kind="bound"):
 
 # -- preflights: what each check has measured or found wrong on a node, and the result for all nodes
 
-SOCKET = "Socket"  # NCCL's name of its transport over sockets
-
-
-class Fabric(Open):
-    """The network that the NCCL of a rank uses between nodes."""
-
-    version: str = ""  # NCCL's version; empty: not in the log
-    net: str = ""  # the transport: `IB`, `Socket`, or the name of a plug-in's transport; empty: not in the log
-    plugin: str = ""  # name and version of the plug-in; empty: NCCL uses its own transports
-    provider: str = ""  # the provider of libfabric, if the plug-in uses libfabric
-    devices: tuple[str, ...] = ()  # the network devices that were found for the transport
-    missing: tuple[str, ...] = ()  # messages about plug-ins and devices that were not found
-
-    @property
-    def text(self) -> str:
-        """Text for the user, such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
-        name = f"NCCL {self.version}" if self.version else "NCCL"
-        if not self.net:
-            return f"{name} does not report its network"
-        about = [*filter(None, (self.plugin, self.provider)), *self.devices]
-        return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
-
-
-class Mismatch(Open):
-    """A difference between the network that NCCL uses and the one that the site expects."""
-
-    code: codes.MismatchCode
-    fabric: Fabric
-    name: str  # the field of `fabric` that differs: `net`, `plugin` or `provider`
-    accepted: tuple[str, ...]  # the values of this field that the site accepts
-
 
 class Observation(Open):
-    """What a check has measured or found wrong; `launcher.failures.text` makes text for the user from it."""
+    """What a check has measured or found wrong."""
 
     code: codes.CheckCode
-    error: str = ""  # message of torch, a library or the system
-    path: str = ""
-    key: str = ""  # config key or variable with which the user sets the directory
-    free: int = 0  # free bytes of the file system
-    least: int = 0  # for LITTLE_SPACE, bytes that the job needs; 0: the job may start, and this is only a warning
-    used: int = 0  # of a GPU's memory, in bytes
-    total: int = 0  # of a GPU's memory, in bytes
-    count: int = 0  # number of GPUs, files, ranks, nodes or wrong elements, as the code says
-    of: int = 0  # what `count` should be (gpus_per_node), or the number of all elements
-    owner: int = 0
-    user: int = 0
-    mode: int = 0
-    device: str = ""
-    network: Fabric | None = None  # the network that NCCL uses; None: NCCL wrote no log
-    mismatch: Mismatch | None = None  # how NCCL's network differs from the one that the site expects
-    ranks: tuple[int, ...] = ()  # ranks that sent wrong elements
-    seconds: float = 0.0  # duration or timeout
-    ahead: float = 0.0  # seconds by which a clock is ahead of the first node's; negative: behind
-    accuracy: float = 0.0  # largest error of `ahead`, in seconds
-    host: str = ""  # the node that tried to connect
-    hosts: tuple[str, ...] = ()  # the nodes that `host` could not reach
-    address: str = ""  # address and port of the first node in `hosts`; empty: this node has opened no port
-    local_rank: int = 0  # of a process that ended
-    exit_code: int | None = None  # None: it still runs, or a signal killed it
-    signal: str = ""  # that killed the process (`SIGKILL`)
+    text: str = ""  # as one line, with what to do about it; empty: an older version has written the event
+
+    @property
+    def words(self) -> str:
+        return self.text or self.code.value.replace("_", " ")
 
 
-NOTHING = Observation(code=codes.CheckCode.UNKNOWN)
+NOTHING = Observation(codes.CheckCode.UNKNOWN)
 
 
 class CheckEnded(Open):

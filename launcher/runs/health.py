@@ -15,7 +15,7 @@ from typing import Any
 from launcher.binding import masks
 from launcher.binding.hardware import Node, Unbound
 from launcher.failures.codes import PreflightThen
-from launcher.failures.text import of_observation, of_unused_gpus
+from launcher.failures.text import of_unused_gpus
 from launcher.formatting import name_ranks, plural, ranges
 from launcher.runs import events
 from launcher.runs.events import (
@@ -183,8 +183,8 @@ def preflight_lines(result: Preflighted) -> list[str]:
     fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"
     lines = [fine] if result.then is PreflightThen.GO else []
     what = " is left out" if result.then is PreflightThen.WITHOUT else ""
-    lines += [f"preflight: {each.name}{what}: {of_observation(each.found)}" for each in result.bad]
-    return lines + [f"preflight: warning: {each.name}: {of_observation(each.found)}" for each in result.warnings]
+    lines += [f"preflight: {each.name}{what}: {each.found.words}" for each in result.bad]
+    return lines + [f"preflight: warning: {each.name}: {each.found.words}" for each in result.warnings]
 
 
 def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:

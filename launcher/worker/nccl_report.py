@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.failures.codes import MismatchCode
-from launcher.runs.events import SOCKET, Fabric, Mismatch
+from launcher.structs import Struct
 
+SOCKET = "Socket"  # NCCL's name of its transport over sockets
 LEVELS = (
     "",
     "VERSION",
@@ -36,6 +36,26 @@ _MISSING = re.compile(
     r"(No plugin found|Could not find: libnccl-net\S*|libnccl-net\S*: cannot open shared object file"
     r"|NET/OFI aws-ofi-[nr]ccl initialization failed|NET/IB : No device found)"
 )
+
+
+class Fabric(Struct):
+    """The network that the NCCL of a rank uses between nodes."""
+
+    version: str = ""  # NCCL's version; empty: not in the log
+    net: str = ""  # the transport: `IB`, `Socket`, or the name of a plug-in's transport; empty: not in the log
+    plugin: str = ""  # name and version of the plug-in; empty: NCCL uses its own transports
+    provider: str = ""  # the provider of libfabric, if the plug-in uses libfabric
+    devices: tuple[str, ...] = ()  # the network devices that were found for the transport
+    missing: tuple[str, ...] = ()  # messages about plug-ins and devices that were not found
+
+    @property
+    def text(self) -> str:
+        """Text for the user, such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
+        name = f"NCCL {self.version}" if self.version else "NCCL"
+        if not self.net:
+            return f"{name} does not report its network"
+        about = [*filter(None, (self.plugin, self.provider)), *self.devices]
+        return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
 
 
 def log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]:
@@ -73,8 +93,8 @@ def parse(log: str) -> Fabric:
     return Fabric(version, net, "" if own else plugin, "" if own else provider, devices, missing)
 
 
-def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> Mismatch | None:
-    """Returns how NCCL's network differs from what the site expects; None: as expected, or not known.
+def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str | None:
+    """Returns how NCCL's network differs from what the site expects, and what to do; None: it does not, or unknown.
 
     expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
         accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
@@ -86,8 +106,11 @@ def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> Mis
         whole = name == "provider"
         if any(value.lower() == each.lower() if whole else value.lower().startswith(each.lower()) for each in accepted):
             continue
-        code = MismatchCode.NOT_FOUND if fabric.missing else MismatchCode.CHOSEN
+        todo = "set NCCL_NET in cluster.environment, and see NCCL_DEBUG=INFO"
         if any("libnccl-net" in each or "plugin" in each for each in fabric.missing):
-            code = MismatchCode.NO_PLUGIN
-        return Mismatch(code, fabric, name, tuple(accepted))
+            todo = "it found no plug-in (libnccl-net.so); put its folder on LD_LIBRARY_PATH in cluster.setup"
+        elif fabric.missing:
+            todo = f"{'; '.join(fabric.missing)}; see NCCL_DEBUG=INFO, and cluster.environment"
+        wanted = f"{name} {' or '.join(accepted)} (cluster.expects)"
+        return f"{fabric.text}, and this cluster expects {wanted}: {todo}"
     return None

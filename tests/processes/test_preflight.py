@@ -28,7 +28,6 @@ from launcher.agent.policy import RoundLimits
 from launcher.agent.preflight import Preflight
 from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
-from launcher.failures.text import of_observation
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
@@ -89,7 +88,7 @@ def fine(index: int) -> None:
 
 def computes_wrong(index: int) -> None:
     def wrong(where: torch.device) -> Observation:
-        raise CheckProblem(Observation(code=CheckCode.COMPUTES_WRONG, device="cuda:3"))
+        raise CheckProblem(Observation(CheckCode.COMPUTES_WRONG, "cuda:3 computes wrong"))
 
     if index == 1:
         checks.compute = wrong
@@ -248,7 +247,7 @@ def test_all_agents_hear_the_same_verdict(
     verdicts = [verdict for verdict, _ in answers]
     assert len({repr(verdict) for verdict in verdicts}) == 1
     assert (verdicts[0].then, verdicts[0].lost) == (then, lost)
-    assert all(words in of_observation(each.found) for each in verdicts[0].bad)
+    assert all(words in each.found.words for each in verdicts[0].bad)
     told = answers[0][1]["preflighted"]
     assert (told.then, told.nodes, len(told.bad)) == (then, 3, len(lost))
     assert not any("preflighted" in events for _, events in answers[1:])

@@ -81,7 +81,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1", output=0))
         node = events / "node-0.jsonl"
         event_file.append(node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5))
-        wrong = kinds.Observation(code=CheckCode.ERROR, error="slow")
+        wrong = kinds.Observation(CheckCode.ERROR, "slow")
         bad = (kinds.NodeFinding("node2", "node2", "device", wrong),)
         event_file.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
         event_file.append(node, kinds.Restart(round=1, rank=0, signal="SIGKILL", step=3, world_size=2))

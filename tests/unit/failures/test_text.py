@@ -188,7 +188,7 @@ def test_one_rank_waits() -> None:
 def test_why_a_preflight_ends_the_attempt(
     reason: PreflightReason, nodes: int, failed: int, exclude: str, shown: str
 ) -> None:
-    findings = (NodeFinding("node2", "node2", "device", Observation(code=CheckCode.ERROR, error="no GPU")),)
+    findings = (NodeFinding("node2", "node2", "device", Observation(CheckCode.ERROR, "no GPU")),)
     failure = PreflightFailure(reason=reason, nodes=nodes, failed=failed, findings=findings, exclude=exclude)
     assert text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=failure)) == f"preflight: {shown}"
 

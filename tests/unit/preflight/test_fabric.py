@@ -11,7 +11,6 @@ from launcher.agent import preflight as attempt
 from launcher.agent.node_checks import CheckLevel, NodeCheck, check
 from launcher.agent.preflight import CheckedNode
 from launcher.failures.codes import PreflightReason, PreflightThen
-from launcher.failures.text import of_mismatch, of_observation
 from launcher.worker import nccl_report
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"
@@ -24,7 +23,7 @@ def fabric(name: str) -> NodeCheck:
 
 def test_the_right_network_is_told() -> None:
     found = fabric("cxi")
-    assert (found.level, of_observation(found.found)) == (
+    assert (found.level, found.found.words) == (
         CheckLevel.FINE,
         "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)",
     )
@@ -48,7 +47,7 @@ def test_another_network_than_expected_is_told_with_the_way_to_change_it(
 ) -> None:
     found = nccl_report.mismatch(nccl_report.read(LOGS / f"{name}.txt"), {"net": accepted})
     assert found is not None
-    assert text in of_mismatch(found)
+    assert text in found
 
 
 def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:
@@ -59,4 +58,4 @@ def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 93)
     assert verdict.failure is not None
     assert verdict.failure.reason is PreflightReason.ALL_NODES
-    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in of_observation(verdict.failure.findings[0].found)
+    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in verdict.failure.findings[0].found.words

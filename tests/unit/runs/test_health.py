@@ -148,8 +148,8 @@ def test_the_median_of_the_others(values: list[float], data: st.DataObject) -> N
     assert _median_without(sorted(values), values[place]) == pytest.approx(statistics.median(others))
 
 
-LOW = Observation(code=CheckCode.LITTLE_SPACE, path="/x", key="TMPDIR", free=2**20)
 LOW_TEXT = "/x has 1 MiB free: free some, or set TMPDIR to another file system"
+LOW = Observation(CheckCode.LITTLE_SPACE, LOW_TEXT)
 BAD = [NodeFinding("node3 (node 2)", "node3", "space", LOW)]
 
 
