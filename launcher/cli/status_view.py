@@ -148,7 +148,7 @@ def _remark(seen: RunStatus) -> str | None:
 def _last_output(seen: RunStatus) -> str:
     if seen.state.value != "running" or not (outputs := seen.run.outputs()):
         return ""
-    from launcher.diagnose.evidence import tail
+    from launcher.runs.output import tail
 
     line = next((each for each in reversed(tail(outputs[-1])) if each.strip()), "")
     if not line:

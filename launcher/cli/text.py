@@ -150,11 +150,10 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
 
     Of a run that is queued again it is the end of its last attempt.
     """
-    from launcher.diagnose.evidence import of, of_attempt
-    from launcher.diagnose.verdict import classify
+    from launcher.diagnose.verdict import classify, evidence_of, evidence_of_attempt
 
     again = seen.state is RunState.QUEUED and seen.history.attempt is not None
-    evidence = of_attempt(seen, seen.run.attempts()[-1], None, None) if again else of(seen)
+    evidence = evidence_of_attempt(seen, seen.run.attempts()[-1], None, None) if again else evidence_of(seen)
     found = classify(evidence)
     codes = {"kind": found.kind.value, **evidence.codes.as_dict()}
     return None if found.cause is None else clean(found.cause), codes

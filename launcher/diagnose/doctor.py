@@ -33,54 +33,35 @@ class DoctorCheck:
 
 
 def start(check: DoctorCheck) -> Callable[[], list[Finding]]:
-    """Starts a check in a thread; returns a function that waits for its findings, or for its limit."""
-    running, until = _Running(check), time.monotonic() + check.limit
-    running.thread.start()
+    """Starts a check in a thread; returns a function that waits for its findings, or for its limit.
+
+    A check that raises, or takes longer than its limit, yields a problem.
+    """
+    findings: list[Finding] = []
+
+    def look() -> None:
+        try:
+            for each in check.look():
+                findings.append(each)
+        except Exception as error:  # a check that fails must not hide the findings of others
+            text = f"the check failed: {type(error).__name__}: {error}"
+            findings.append(problem(check.about, text, "report this"))
 
     def wait() -> list[Finding]:
-        running.thread.join(max(until - time.monotonic(), 0.0))
-        return running.found()
+        thread.join(max(until - time.monotonic(), 0.0))
+        late = [problem(check.about, f"no answer within {check.limit:g} s", _STUCK)] if thread.is_alive() else []
+        return [*findings, *late]
 
+    # A thread that hangs in a file system cannot be ended. A daemon thread does not keep the process from exiting.
+    thread, until = threading.Thread(target=look, daemon=True), time.monotonic() + check.limit
+    thread.start()
     return wait
 
 
-def run_all(checks: Sequence[DoctorCheck], clock: Callable[[], float] = time.monotonic) -> Iterator[Finding]:
-    """Runs all checks concurrently, and yields their findings in the order of the checks, each as soon as possible.
-
-    A check that raises, or takes longer than its limit, yields a problem. It runs in a daemon thread, so it does not
-    delay the exit of the process.
-    """
-    began, running = clock(), [_Running(check) for check in checks]
-    for each in running:
-        each.thread.start()
-    for each in running:
-        each.thread.join(max(began + each.check.limit - clock(), 0.0))
-        yield from each.found()
-
-
-class _Running:
-    # A check in its thread
-
-    def __init__(self, check: DoctorCheck) -> None:
-        self.check = check
-        self._findings: list[Finding] = []
-        # A thread that hangs in a file system cannot be ended. A daemon thread does not keep the process from exiting.
-        self.thread = threading.Thread(target=self._look, name=f"doctor {check.about}", daemon=True)
-
-    def _look(self) -> None:
-        try:
-            for each in self.check.look():
-                self._findings.append(each)
-        except Exception as error:  # a check that fails must not hide the findings of others
-            text = f"the check failed: {type(error).__name__}: {error}"
-            self._findings.append(problem(self.check.about, text, "report this"))
-
-    def found(self) -> list[Finding]:
-        late = self.thread.is_alive()
-        findings = list(self._findings)
-        if late:
-            findings.append(problem(self.check.about, f"no answer within {self.check.limit:g} s", _STUCK))
-        return findings
+def run_all(checks: Sequence[DoctorCheck]) -> Iterator[Finding]:
+    """Runs all checks concurrently, and yields their findings in the order of the checks, each as soon as possible."""
+    for wait in [start(each) for each in checks]:
+        yield from wait()
 
 
 _STUCK = "a file system or a service that the check uses hangs: try it by hand"
@@ -122,9 +103,9 @@ ASK = 8.0  # seconds for one query to a scheduler
 def first() -> list[DoctorCheck]:
     """Returns the first checks of the report, which need no configuration."""
     return [
-        DoctorCheck("launcher", machine.launcher_findings),
-        DoctorCheck("python", _python),
-        DoctorCheck("packages", lambda: machine.package_findings(machine.installed_version)),
+        DoctorCheck("launcher", machine.launcher),
+        DoctorCheck("python", lambda: [machine.python(sys.version_info[:3], sys.executable)]),
+        DoctorCheck("packages", lambda: machine.packages(machine.installed_version)),
         DoctorCheck("machine", machine.probe_machine),
     ]
 
@@ -135,35 +116,28 @@ def rest(config: Config) -> list[DoctorCheck]:
     return [
         DoctorCheck("profile", lambda: _profile(cluster)),
         DoctorCheck("scheduler", lambda: probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
-        DoctorCheck("host", machine.probe_host),
+        DoctorCheck("host", lambda: [machine.probe_host()]),
         DoctorCheck("ports", lambda: _ports(cluster)),
-        DoctorCheck("interface", lambda: _interface(cluster, queued=queued)),
+        DoctorCheck("interface", lambda: [machine.interface(cluster.interface, _interfaces(), queued=queued)]),
         DoctorCheck(
             "runs_dir", lambda: machine.probe_folder(Path(config.runs_dir).expanduser().absolute(), queued=queued), 15.0
         ),
-        DoctorCheck("tmp", machine.probe_temporary),
+        DoctorCheck("tmp", lambda: [machine.probe_temporary()]),
         DoctorCheck("data", _data),
-        DoctorCheck("gpus", machine.probe_nvidia),
+        DoctorCheck("gpus", lambda: [machine.probe_nvidia()]),
     ]
 
 
 def torch() -> DoctorCheck:
     """Returns the check of torch, which takes the longest: it imports torch in another process."""
-    return DoctorCheck("torch", lambda: machine.probe_torch(TORCH), TORCH + 5)
-
-
-def _python() -> Iterator[Finding]:
-    yield from machine.python_findings(sys.version_info[:3], sys.executable)
+    return DoctorCheck("torch", lambda: [machine.probe_torch(TORCH)], TORCH + 5)
 
 
 def _profile(cluster: Cluster) -> Iterator[Finding]:
     own = user_config_dir()
-    text = "no folder of your own settings"
-    if own.is_dir():
-        profiles = sorted(path.stem for path in (own / "cluster").glob("*.yaml"))
-        text = f"your own settings are in {own}" + (f" (profiles {', '.join(profiles)})" if profiles else "")
-    else:
-        text += f" ({own})"
+    profiles = sorted(path.stem for path in (own / "cluster").glob("*.yaml"))
+    text = f"your own settings are in {own}" + (f" (profiles {', '.join(profiles)})" if profiles else "")
+    text = text if own.is_dir() else f"no folder of your own settings ({own})"
     settings = {each.name for each in dataclasses.fields(cluster)} - {each.name for each in dataclasses.fields(Cluster)}
     given = [f"{key}={value}" for key, value in vars(cluster).items()
              if key in {"account", *settings} and isinstance(value, str) and value]  # fmt: skip
@@ -173,17 +147,14 @@ def _profile(cluster: Cluster) -> Iterator[Finding]:
 def _ports(cluster: Cluster) -> Iterator[Finding]:
     low, _, high = cluster.port_range.partition("-")
     if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) < int(high) <= 65535):
-        yield problem(
-            "ports", f"cluster.port_range={cluster.port_range!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535",
-            "write it as 20000-32767",
-        )  # fmt: skip
+        text = f"cluster.port_range={cluster.port_range!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535"
+        yield problem("ports", text, "write it as 20000-32767")
         return
-    yield from machine.probe_ports((int(low), int(high)))
+    yield machine.probe_ports((int(low), int(high)))
 
 
-def _interface(cluster: Cluster, *, queued: bool) -> Iterator[Finding]:
-    known = [name for _, name in socket.if_nameindex()]
-    yield from machine.interface(cluster.interface, known, queued=queued)
+def _interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
 
 
 def _data() -> Iterator[Finding]:

@@ -11,16 +11,19 @@ from typing import Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import LaunchMode
-from launcher.diagnose import evidence as known
-from launcher.diagnose.evidence import (
+from launcher.diagnose import verdict as known
+from launcher.diagnose.verdict import (
+    LEFT,
+    Codes,
+    Verdict,
     before_crash,
     before_traceback,
+    classify,
     crash_lines,
     last_traceback,
     main_frames,
     own_frames,
 )
-from launcher.diagnose.verdict import LEFT, Codes, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
 from launcher.failures.symptoms import EndKind
@@ -31,6 +34,7 @@ from launcher.monitoring.state import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
+from launcher.runs.output import rank_logs, tail
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan, keys_of
 
@@ -104,7 +108,7 @@ def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
 
 def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
     """Returns each attempt of a run that has ended, with its verdict and codes, without a query to the scheduler."""
-    found = [(attempt, known.of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
+    found = [(attempt, known.evidence_of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
     return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
 
 
@@ -114,7 +118,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     name, program: the run and the launcher's command, as the user typed them; for commands to copy.
     """
     if attempt is None:
-        evidence = known.of(seen)
+        evidence = known.evidence_of(seen)
         verdict = classify(evidence)
         case = Case(name, program, seen.plan, verdict, signal=evidence.job.signal, rerun=rerun(seen.run))
         by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
@@ -123,7 +127,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     started = first(events, Started)
     pasts = known.job_executions(seen, started.job if started else None)
     past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
-    evidence = known.of_attempt(seen, attempt, following, past)
+    evidence = known.evidence_of_attempt(seen, attempt, following, past)
     verdict, event = classify(evidence), evidence.fault
     fault = event if isinstance(event, Fault) else Fault(host=event.host if event else "")
     rank, trace = fault.rank, (fault.traceback or "").strip()
@@ -212,15 +216,15 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
 
 def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
     shown: list[str] = []
-    for path in known.rank_logs(attempt, rank):
-        lines = before_crash(known.tail(path))
+    for path in rank_logs(attempt, rank):
+        lines = before_crash(tail(path))
         lines = before_traceback(lines) if trace else lines
         shown += [line for line in lines if line.strip()][-LAST_LINES:]
     return tuple(shown[-LAST_LINES:])
 
 
 def _errors(attempt: Attempt, rank: int) -> list[str]:
-    return [line for path in known.rank_logs(attempt, rank, ("err",)) for line in known.tail(path)]
+    return [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
 
 
 def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
@@ -240,7 +244,7 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, (number, path) in sorted(newest.items()):
         if number == last:
-            groups.setdefault(main_frames("\n".join(known.tail(path))), []).append(rank)
+            groups.setdefault(main_frames("\n".join(tail(path))), []).append(rank)
     return tuple(Stack(tuple(ranks), frames) for frames, ranks in groups.items())
 
 
@@ -250,7 +254,7 @@ def _files(seen: RunStatus, attempt: Attempt | None, rank: int | None) -> dict[s
         found["output"] = str(outputs[-1])
     if attempt is not None and attempt.logs.is_dir():
         found["logs"] = str(attempt.logs)
-        logs = known.rank_logs(attempt, rank) if rank is not None else []
+        logs = rank_logs(attempt, rank) if rank is not None else []
         for path in (each for each in logs if each.stat().st_size):
             found["its errors" if path.suffix == ".err" else "its output"] = str(path)
         if any(attempt.logs.glob("*.stacks")):

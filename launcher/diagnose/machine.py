@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from launcher.errors import ConfigError
 from launcher.files.shared_files import LOCAL, NOT_ON_PATH, kind_of
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, long_size
-from launcher.redaction import HIDDEN, is_secret, without_password
+from launcher.redaction import public, without_password
 from launcher.schedulers import run_command
 from launcher.schedulers.allocation import allocation
 
@@ -44,15 +44,6 @@ RELEVANT = re.compile(
 LEAST_FILES, LEAST_PROCESSES = 4096, 1024  # lower limits (ulimit -n, -u) are a warning
 
 
-def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables that match RELEVANT, sorted by name; the values of secrets are hidden."""
-    return {
-        name: HIDDEN if is_secret(name) else without_password(environ[name])
-        for name in sorted(environ)
-        if RELEVANT.match(name)
-    }
-
-
 def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Reports environment variables that change what runs do, and whether this shell is inside a job."""
     try:
@@ -60,18 +51,18 @@ def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield ok("shell", f"inside job {held.job}: cluster=allocation runs here")
     except ConfigError as error:
         yield warning("shell", str(error))
-    found = shown_environment(environ)
+    found = {name: public(name, environ[name]) for name in sorted(environ) if RELEVANT.match(name)}
     if found:
         yield ok("variables", "; ".join(f"{name}={value}" for name, value in found.items()))
     if "LD_PRELOAD" in found:
         yield warning("variables", "LD_PRELOAD is set: it is loaded into every rank too", "unset it unless you mean it")
 
 
-def proxies(environ: Mapping[str, str]) -> Iterator[Finding]:
+def proxies(environ: Mapping[str, str]) -> Finding:
     """Reports the proxies for downloads (`data fetch`). User names and passwords in their URLs are hidden."""
     names = [name for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (name, name.upper())]
     shown = [f"{name}={without_password(environ[name])}" for name in names if environ.get(name)]
-    yield ok("proxies", "; ".join(shown) if shown else "none set")
+    return ok("proxies", "; ".join(shown) if shown else "none set")
 
 
 def locale(encoding: str, umask: int) -> Iterator[Finding]:
@@ -89,7 +80,7 @@ def locale(encoding: str, umask: int) -> Iterator[Finding]:
         yield ok("umask", f"{umask:03o}; run directories are 0700 whatever it is")
 
 
-def limits(found: Mapping[str, int | None]) -> Iterator[Finding]:
+def limits(found: Mapping[str, int | None]) -> Finding:
     """Checks this shell's soft limits (`nofile`: bytes or numbers; None: unlimited), which Slurm jobs inherit."""
     shown, low = ", ".join(_limit(name, value) for name, value in found.items()), []
     if (files := found.get("nofile")) is not None and files < LEAST_FILES:
@@ -97,9 +88,8 @@ def limits(found: Mapping[str, int | None]) -> Iterator[Finding]:
     if (processes := found.get("nproc")) is not None and processes < LEAST_PROCESSES:
         low.append(f"ulimit -u {LEAST_PROCESSES} (processes and threads)")
     if low:
-        yield warning("ulimits", shown, "; ".join(low))
-    else:
-        yield ok("ulimits", shown)
+        return warning("ulimits", shown, "; ".join(low))
+    return ok("ulimits", shown)
 
 
 def _limit(name: str, value: int | None) -> str:
@@ -119,55 +109,48 @@ def probe_limits() -> dict[str, int | None]:
     return found
 
 
-def host(name: str, addresses: Iterable[str] | str) -> Iterator[Finding]:
+def host(name: str, addresses: Iterable[str] | str) -> Finding:
     """Checks that this host's name resolves to addresses (a string: the error)."""
     if isinstance(addresses, str):
-        yield problem(
+        return problem(
             "host", f"{name} does not resolve ({addresses}): ranks that reach each other by this name cannot",
             f"add {name} to /etc/hosts, or ask the administrators of this machine",
         )  # fmt: skip
-        return
     found = sorted(set(addresses))
-    loops = [each for each in found if each.startswith("127.") or each == "::1"]
-    if len(loops) == len(found):
-        yield ok("host", f"{name} is {', '.join(found)}: only this machine reaches itself by that")
-    else:
-        yield ok("host", f"{name} is {', '.join(found)}")
+    alone = all(each.startswith("127.") or each == "::1" for each in found)
+    return ok("host", f"{name} is {', '.join(found)}{': only this machine reaches itself by that' if alone else ''}")
 
 
-def probe_host() -> Iterator[Finding]:
+def probe_host() -> Finding:
     name = socket.gethostname()
     try:
-        addresses = [str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        return host(name, [str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)])
     except OSError as error:
-        yield from host(name, str(error))
-        return
-    yield from host(name, addresses)
+        return host(name, str(error))
 
 
-def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int, looked: int) -> Iterator[Finding]:
+def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int, looked: int) -> Finding:
     """Checks that ports of cluster.port_range are free, and outside of the kernel's ephemeral ones (None: unknown)."""
     low, high = wanted
     if free == 0:
-        yield problem(
+        return problem(
             "ports", f"none of {looked} ports of cluster.port_range={low}-{high} could be bound here",
             "choose another cluster.port_range",
         )  # fmt: skip
-    elif ephemeral is not None and low <= ephemeral[1] and ephemeral[0] <= high:
-        yield warning(
+    if ephemeral is not None and low <= ephemeral[1] and ephemeral[0] <= high:
+        return warning(
             "ports", f"cluster.port_range={low}-{high} overlaps the ephemeral ports {ephemeral[0]}-{ephemeral[1]}: "
             "any connection may have taken the port", f"cluster.port_range below {ephemeral[0]}",
         )  # fmt: skip
-    else:
-        outside = "" if ephemeral is None else f", outside of the ephemeral {ephemeral[0]}-{ephemeral[1]}"
-        yield ok("ports", f"cluster.port_range={low}-{high}{outside}; {free} of {looked} tried are free")
+    outside = "" if ephemeral is None else f", outside of the ephemeral {ephemeral[0]}-{ephemeral[1]}"
+    return ok("ports", f"cluster.port_range={low}-{high}{outside}; {free} of {looked} tried are free")
 
 
-def probe_ports(wanted: tuple[int, int]) -> Iterator[Finding]:
+def probe_ports(wanted: tuple[int, int]) -> Finding:
     low, high = wanted
     step = max((high - low) // 16, 1)
     tried = list(range(low, high + 1, step))[:16]
-    yield from ports(wanted, _ephemeral(), sum(map(_bindable, tried)), len(tried))
+    return ports(wanted, _ephemeral(), sum(map(_bindable, tried)), len(tried))
 
 
 def _ephemeral() -> tuple[int, int] | None:
@@ -187,36 +170,33 @@ def _bindable(port: int) -> bool:
     return True
 
 
-def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterator[Finding]:
+def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Finding:
     """Checks that this machine has cluster.interface.
 
     A missing one is only a warning if runs start on other machines (`queued`), which may have other interfaces.
     """
     found = sorted(known)
     if not name:
-        yield ok("interface", f"chosen on each node: the one that reaches the master; here: {', '.join(found)}")
-    elif name in found:
-        yield ok("interface", f"cluster.interface={name} is here")
-    else:
-        says = f"cluster.interface={name} is not on this machine, which has {', '.join(found)}"
-        if queued:
-            yield warning("interface", says, "fine if the nodes have it: `preflight=true` looks there")
-        else:
-            yield problem("interface", says, f"cluster.interface={found[0] if found else 'null'}, or leave it out")
+        return ok("interface", f"chosen on each node: the one that reaches the master; here: {', '.join(found)}")
+    if name in found:
+        return ok("interface", f"cluster.interface={name} is here")
+    says = f"cluster.interface={name} is not on this machine, which has {', '.join(found)}"
+    if queued:
+        return warning("interface", says, "fine if the nodes have it: `preflight=true` looks there")
+    return problem("interface", says, f"cluster.interface={found[0] if found else 'null'}, or leave it out")
 
 
-def temporary(folder: str, free: int | str) -> Iterator[Finding]:
+def temporary(folder: str, free: int | str) -> Finding:
     """Checks the folder for temporary files; free: bytes, or the error that it cannot be written to."""
     if isinstance(free, str):
-        yield problem("tmp", f"{folder} cannot be written: {free}", "set TMPDIR to a folder that can")
-    elif free < 256 * MIB:
+        return problem("tmp", f"{folder} cannot be written: {free}", "set TMPDIR to a folder that can")
+    if free < 256 * MIB:
         says = f"{folder} has {format_size(free // MIB * MIB)} free"
-        yield warning("tmp", says, "remove what is not needed, or set TMPDIR")
-    else:
-        yield ok("tmp", f"{folder}, {long_size(free)} free")
+        return warning("tmp", says, "remove what is not needed, or set TMPDIR")
+    return ok("tmp", f"{folder}, {long_size(free)} free")
 
 
-def probe_temporary() -> Iterator[Finding]:
+def probe_temporary() -> Finding:
     try:
         folder = tempfile.gettempdir()
         with tempfile.TemporaryFile() as file:
@@ -224,7 +204,7 @@ def probe_temporary() -> Iterator[Finding]:
         free: int | str = shutil.disk_usage(folder).free
     except OSError as error:
         folder, free = os.environ.get("TMPDIR", "/tmp"), error.strerror or str(error)  # noqa: S108  only shown
-    yield from temporary(folder, free)
+    return temporary(folder, free)
 
 
 def probe_machine() -> Iterator[Finding]:
@@ -232,9 +212,9 @@ def probe_machine() -> Iterator[Finding]:
     umask = os.umask(0o077)
     os.umask(umask)
     yield from locale(sys.getfilesystemencoding(), umask)
-    yield from limits(probe_limits())
+    yield limits(probe_limits())
     yield from environment(os.environ)
-    yield from proxies(os.environ)
+    yield proxies(os.environ)
 
 
 # -- Checks Python, the libraries, torch and the NVIDIA driver on this machine
@@ -269,17 +249,16 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 """
 
 
-def python_findings(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
+def python(version: tuple[int, ...], executable: str) -> Finding:
     """Checks that the version of this Python, which jobs use too, is one that the libraries work with."""
     text = ".".join(map(str, version[:3]))
     known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     if OLDEST <= version[:2] <= NEWEST:
-        yield ok("python", f"{text}, {executable}")
-    else:
-        yield problem("python", f"{text}, {executable}", f"use Python {known}: the libraries are known to work with it")
+        return ok("python", f"{text}, {executable}")
+    return problem("python", f"{text}, {executable}", f"use Python {known}: the libraries are known to work with it")
 
 
-def package_findings(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
+def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
     """Checks the versions (None: not installed) of the libraries, and lists the optional ones."""
     versions, wrong = [], []
     for name, span in NEEDED.items():
@@ -306,28 +285,21 @@ def installed_version(name: str) -> str | None:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    # A part without digits ends them
-    numbers = []
-    for part in version.split(".")[:4]:
-        digits = "".join(each for each in part if each.isdigit())
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    found = re.match(r"\d+(\.\d+){0,3}", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def launcher_findings() -> Iterator[Finding]:
+def launcher() -> Iterator[Finding]:
     """Reports the launcher's version and folder, and the kernel and the number of CPUs of this machine."""
     where = "a checkout" if paths.code_root() else "installed"
     yield ok("launcher", f"{__version__}, {paths.PACKAGE.parent} ({where})")
     yield ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs")
 
 
-def torch_findings(found: Mapping[str, Any] | str) -> Iterator[Finding]:
+def torch(found: Mapping[str, Any] | str) -> Finding:
     """Checks torch: its version, backends and import time, from LOOK_AT_TORCH's output (a string: the error)."""
     if isinstance(found, str):
-        yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
-        return
+        return problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
     build = "XPU" if found["xpu"] else "CPU only"
     build = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else build
     backends = ", ".join(found["backends"]) or "no backend of torch.distributed"
@@ -335,19 +307,18 @@ def torch_findings(found: Mapping[str, Any] | str) -> Iterator[Finding]:
     text = f"{found['version']} ({build}), {backends}; {len(gpus)} GPU{'' if len(gpus) == 1 else 's'} here"
     text += f"; import took {found['took']:.1f} s"
     if not found["backends"]:
-        yield problem("torch", text, "install a torch with gloo")
-    elif _parts(found["version"])[:2] < OLDEST_TORCH:
-        yield problem("torch", text, f"pip install '{TORCH}'")
-    elif found["took"] > SLOW_IMPORT:
-        yield warning(
+        return problem("torch", text, "install a torch with gloo")
+    if _parts(found["version"])[:2] < OLDEST_TORCH:
+        return problem("torch", text, f"pip install '{TORCH}'")
+    if found["took"] > SLOW_IMPORT:
+        return warning(
             "torch", text, "its file system is slow: every rank reads it; put the environment on a faster one, or into "
             "an image",
         )  # fmt: skip
-    else:
-        yield ok("torch", text)
+    return ok("torch", text)
 
 
-def probe_torch(limit: float) -> Iterator[Finding]:
+def probe_torch(limit: float) -> Finding:
     """Imports torch in another process, which is killed after `limit` seconds, and checks what it printed."""
     try:
         done = subprocess.run(
@@ -355,48 +326,37 @@ def probe_torch(limit: float) -> Iterator[Finding]:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        yield from torch_findings(f"its import took more than {limit:g} s: a slow file system, or one that hangs")
-        return
+        return torch(f"its import took more than {limit:g} s: a slow file system, or one that hangs")
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        yield from torch_findings(lines[-1] if lines else f"exit code {done.returncode}")
-        return
-    yield from torch_findings(json.loads(done.stdout.splitlines()[-1]))
+        return torch(lines[-1] if lines else f"exit code {done.returncode}")
+    return torch(json.loads(done.stdout.splitlines()[-1]))
 
 
-def driver_findings(answer: str | None) -> Iterator[Finding]:
+def driver(answer: str | None) -> Finding:
     """Reports the GPUs in nvidia-smi's lines `name, memory in MiB, driver`; None: there is no nvidia-smi."""
     if answer is None:
-        yield ok("gpus", "no nvidia-smi here; login nodes often have none")
-        return
+        return ok("gpus", "no nvidia-smi here; login nodes often have none")
     rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
     if not rows or any(len(row) != 3 for row in rows):
         text = " ".join(answer.split())[:200] or "nothing"
-        yield warning("gpus", f"nvidia-smi says {text}", "the driver may not be loaded: ask the administrators")
-        return
-    counts: dict[tuple[str, ...], int] = {}
-    for row in rows:
-        counts[tuple(row)] = counts.get(tuple(row), 0) + 1
-    text = ", ".join(
-        f"{number} x {name}, {memory} MiB, driver {driver}" for (name, memory, driver), number in counts.items()
-    )
-    yield ok("gpus", text)
+        return warning("gpus", f"nvidia-smi says {text}", "the driver may not be loaded: ask the administrators")
+    counts = Counter(map(tuple, rows)).items()
+    text = ", ".join(f"{number} x {name}, {memory} MiB, driver {version}" for (name, memory, version), number in counts)
+    return ok("gpus", text)
 
 
-def probe_nvidia() -> Iterator[Finding]:
+def probe_nvidia() -> Finding:
     words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = run_command.run(words, timeout=8)
     except NOT_ON_PATH:
-        yield from driver_findings(None)
-        return
+        return driver(None)
     except subprocess.TimeoutExpired:
-        yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask the administrators")
-        return
+        return problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask the administrators")
     except run_command.OutputTooLong as error:
-        yield problem("gpus", str(error), "it is not NVIDIA's nvidia-smi: check PATH")
-        return
-    yield from driver_findings(done.stdout if done.returncode == 0 else done.stdout + done.stderr)
+        return problem("gpus", str(error), "it is not NVIDIA's nvidia-smi: check PATH")
+    return driver(done.stdout if done.returncode == 0 else done.stdout + done.stderr)
 
 
 # -- Checks the folder of runs (runs_dir): its file system, free space, and the file operations that runs need
@@ -407,62 +367,47 @@ FEW_INODES = 10_000  # free inodes below this are a warning
 SKEW = 5.0  # seconds by which the file server's clock may differ from this machine's
 
 
-@dataclass(frozen=True)
-class Space:
-    """The file system of a folder."""
+def space(folder: str, kind: str, free: int, inodes: int | None, *, queued: bool) -> Finding:
+    """Checks the folder of runs (or its parent): free space, and (`queued`) that machines share its file system.
 
-    kind: str  # the type of the file system (`nfs4`); empty: not known
-    free: int  # free bytes
-    inodes: int | None  # free inodes; None: the file system does not count inodes
-
-
-@dataclass(frozen=True)
-class FolderTrial:
-    """The results of trying file operations in the folder of runs."""
-
-    failed: tuple[tuple[str, str], ...]  # (name, error) of each operation that failed
-    skew: float  # seconds by which the file server's clock is ahead of this machine's
-    took: float  # seconds that all operations took together
-
-
-def space_findings(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
-    """Checks the folder of runs (or its parent): free space, and (`queued`) that machines share its file system."""
-    inodes = "" if found.inodes is None else f", {found.inodes} inodes"
-    text = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
-    if found.free < LEAST:
-        yield problem("runs_dir", text, "make room there, or set runs_dir to another folder")
-    elif found.free < ENOUGH:
-        yield warning("runs_dir", text, "checkpoints need more: make room there, or set runs_dir")
-    elif found.inodes is not None and found.inodes < FEW_INODES:
-        yield warning("runs_dir", text, "each run has dozens of files: remove what is not needed, or set runs_dir")
-    elif queued and found.kind in LOCAL:
-        yield warning(
+    kind: the type of the file system (`nfs4`); empty: not known. inodes: free ones; None: it does not count them.
+    """
+    counted = "" if inodes is None else f", {inodes} inodes"
+    text = f"{folder} on {kind or 'an unknown file system'}, {long_size(free)}{counted} free"
+    if free < LEAST:
+        return problem("runs_dir", text, "make room there, or set runs_dir to another folder")
+    if free < ENOUGH:
+        return warning("runs_dir", text, "checkpoints need more: make room there, or set runs_dir")
+    if inodes is not None and inodes < FEW_INODES:
+        return warning("runs_dir", text, "each run has dozens of files: remove what is not needed, or set runs_dir")
+    if queued and kind in LOCAL:
+        return warning(
             "runs_dir", f"{text}: this type is usually local to a machine, and all nodes must see the folder",
             "fine if it is exported to the nodes; else set runs_dir (or LAUNCHER_RUNS_DIR) to a shared folder",
         )  # fmt: skip
-    else:
-        yield ok("runs_dir", text)
+    return ok("runs_dir", text)
 
 
-def trial_findings(folder: str, tried: FolderTrial) -> Iterator[Finding]:
-    """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends."""
-    if tried.failed:
-        text = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
-        only_locks = all(what.endswith("lock") for what, _ in tried.failed)
+def file_operations(folder: str, failed: Sequence[tuple[str, str]], skew: float, took: float) -> Finding:
+    """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends.
+
+    failed: (name, error) of each that does not. skew: seconds by which the file server's clock is ahead of this one.
+    """
+    if failed:
+        text = "; ".join(f"{what} does not work ({why})" for what, why in failed)
+        only_locks = all(what.endswith("lock") for what, _ in failed)
         if only_locks:
-            yield warning(
+            return warning(
                 "files", f"{folder}: {text}", "only the scheduler can then detect two simultaneous submissions of one "
                 "run id; mount it with locks (NFS: without nolock)",
             )  # fmt: skip
-        else:
-            yield problem("files", f"{folder}: {text}", "set runs_dir (or LAUNCHER_RUNS_DIR) to another folder")
-    elif abs(tried.skew) > SKEW:
-        yield warning(
-            "files", f"{folder}: its clock differs from this machine's by {tried.skew:.0f} s",
+        return problem("files", f"{folder}: {text}", "set runs_dir (or LAUNCHER_RUNS_DIR) to another folder")
+    if abs(skew) > SKEW:
+        return warning(
+            "files", f"{folder}: its clock differs from this machine's by {skew:.0f} s",
             "times of events and heartbeats come from both: have the clocks set (NTP)",
         )  # fmt: skip
-    else:
-        yield ok("files", f"private folders, atomic renames, links and locks work ({tried.took * 1000:.0f} ms)")
+    return ok("files", f"private folders, atomic renames, links and locks work ({took * 1000:.0f} ms)")
 
 
 def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
@@ -472,13 +417,14 @@ def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
         there = there.parent
     shown = str(there) if there == folder else f"{there} (for {folder}, which the first run makes)"
     try:
-        yield from space_findings(shown, probe_space(there), queued=queued)
+        status, free = os.statvfs(there), shutil.disk_usage(there).free
+        yield space(shown, kind_of(there), free, status.f_favail if status.f_files else None, queued=queued)
         if there == folder and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o022:
             yield warning(
                 "runs_dir", f"others can write to {folder} (mode {mode:04o}): they could put runs there",
                 f"chmod go-w {folder}",
             )  # fmt: skip
-        yield from trial_findings(shown, try_out(there))
+        yield file_operations(shown, *try_out(there))
     except OSError as error:
         yield problem(
             "runs_dir", f"{shown}: {error.strerror or error}",
@@ -486,14 +432,11 @@ def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def probe_space(folder: Path) -> Space:
-    """Returns the type and the free space of a folder's file system. Raises OSError: the folder cannot be read."""
-    found = os.statvfs(folder)
-    return Space(kind_of(folder), shutil.disk_usage(folder).free, found.f_favail if found.f_files else None)
+def try_out(folder: Path) -> tuple[list[tuple[str, str]], float, float]:
+    """Tries the file operations that runs need in a temporary folder, which it removes; OSError: it cannot be made.
 
-
-def try_out(folder: Path) -> FolderTrial:
-    """Tries the file operations that runs need in a temporary folder, which it removes; OSError: it cannot be made."""
+    Returns (failed, skew, took), as `file_operations` takes them.
+    """
     began = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))
     failed: list[tuple[str, str]] = []
@@ -509,7 +452,7 @@ def try_out(folder: Path) -> FolderTrial:
             skew = (place / "clock").stat().st_mtime - time.time()
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return FolderTrial(tuple(failed), skew, time.monotonic() - began)
+    return failed, skew, time.monotonic() - began
 
 
 def _private(place: Path) -> None:

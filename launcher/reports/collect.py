@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint import format as checkpoints
-from launcher.diagnose.evidence import tail
 from launcher.errors import RunError
 from launcher.failures import text as texts
 from launcher.files.json_types import misfit
@@ -45,6 +44,7 @@ from launcher.runs.events import (
 )
 from launcher.runs.health import remarks, stragglers
 from launcher.runs.history import journal_events
+from launcher.runs.output import tail
 
 # -- Reads a run directory into one object. No other module of the report reads files of a run
 # Files may be incomplete, damaged or of another version: the page shows what can be read, and lists what cannot.

@@ -94,6 +94,7 @@ def last_state(line: str) -> str:
 
 
 BLOCK = 1 << 18  # bytes of one read
+TAIL = 64 * 1024  # bytes that are read from the end of an output or a log
 EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 
@@ -139,6 +140,26 @@ def file_names(job: str | None) -> list[str]:
     """Returns the names that a job's output file may have: Slurm's and local, PBS's, a PBS array element's."""
     element = re.sub(r"^(\d+)(.*)_(\d+)$", r"\1[\3]\2", job or "")
     return [f"output-{job}.log", f"{job}.OU", f"{element}.OU"]
+
+
+def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
+    """Returns the last lines, in at most so many bytes, of a file or range (end=None: its end); [] if unreadable."""
+    try:
+        data, start = run_files.read_range(path, begin, end, most)
+    except OSError:
+        return []
+    lines = [last_state(line) for line in data.decode(errors="replace").split("\n")]
+    return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
+
+
+def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
+    """Returns the existing log files of a rank in its last round: `out` is standard output, `err` standard error."""
+    found: dict[int, dict[str, Path]] = {}
+    for path in attempt.logs.glob(f"rank-{rank}.*"):
+        if match := re.fullmatch(rf"rank-{rank}(?:\.round-(\d+))?\.(\w+)", path.name):
+            found.setdefault(int(match[1] or 0), {})[match[2]] = path
+    newest = next((found[number] for number in sorted(found, reverse=True) if found[number].keys() & {*kinds}), {})
+    return [newest[kind] for kind in kinds if kind in newest]
 
 
 def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:

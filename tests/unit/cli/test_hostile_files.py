@@ -23,7 +23,7 @@ from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
 from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain, runs_table
 from launcher.cli.text import cause, print_unreadable
-from launcher.diagnose.evidence import of
+from launcher.diagnose.verdict import evidence_of
 from launcher.diagnose.why import as_json, explain
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
@@ -155,7 +155,7 @@ def a_report(run: Run) -> None:
 
 def a_wait(run: Run) -> None:
     seen = status_of(run, JobMonitor(share=True))
-    of(seen)
+    evidence_of(seen)
     for text in islice(Stream(run).new(last=True), 10):
         text.decode(errors="replace")
     outcome(seen)

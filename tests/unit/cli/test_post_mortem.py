@@ -12,13 +12,14 @@ import pytest
 
 from launcher.cli import commands
 from launcher.cli.text import cause, outcome
-from launcher.diagnose import evidence
+from launcher.diagnose import verdict as diagnosis
 from launcher.errors import LauncherError
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.monitoring import run_status
 from launcher.runs import event_file, events
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.output import tail
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobExecution, JobState
 from launcher.schedulers.pbs import client as pbs_history
@@ -33,7 +34,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of four ranks whose scheduler has forgotten it."""
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus())
-    monkeypatch.setattr(evidence, "job_executions", lambda *_: [])
+    monkeypatch.setattr(diagnosis, "job_executions", lambda *_: [])
     (tmp_path / "runs").mkdir()
     run = Run.create(tmp_path / "runs" / "a")
     run.write_record(plan_of(nodes=2, procs_per_node=2), {}, {"launcher": "1", "token": "t"})
@@ -172,11 +173,11 @@ def test_what_the_scheduler_wrote_belongs_to_the_attempt_that_was_running(made: 
 def test_the_job_of_another_attempt_has_an_output_of_its_own(made: Run) -> None:
     write(made.path / "output-7.log", "mine\n")
     write(made.path / "output-17.log", "another's\n")  # which has a 7 as well
-    assert evidence.output_lines(made, attempt(made)) == ["mine"]
+    assert diagnosis.output_lines(made, attempt(made)) == ["mine"]
 
 
 def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "job_executions", lambda *_: [JobExecution("CANCELLED", by="0", used=5000)])
+    monkeypatch.setattr(diagnosis, "job_executions", lambda *_: [JobExecution("CANCELLED", by="0", used=5000)])
     attempt(made, ended=143, code="stopped_early")
     told = verdict(call)
     assert (told["kind"], told["cancelled_by"], told["memory"]["used"]) == ("cancelled", "root", 5000)
@@ -275,12 +276,12 @@ NOTICES = "slurmstepd: error: StepId=7.0 exceeded memory limit (900 > 800), bein
 def test_the_tail_of_a_part_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("one\ntwo\r\nbar 1\rbar 2\nthree")
-    assert evidence.tail(path) == ["one", "two", "bar 2", "three"]
-    assert evidence.tail(path, 4) == ["two", "bar 2", "three"]
-    assert evidence.tail(path, 0, 4) == ["one"]
-    assert evidence.tail(path, most=8) == ["three"]
-    assert evidence.tail(path, 99) == []
-    assert evidence.tail(tmp_path / "none") == []
+    assert tail(path) == ["one", "two", "bar 2", "three"]
+    assert tail(path, 4) == ["two", "bar 2", "three"]
+    assert tail(path, 0, 4) == ["one"]
+    assert tail(path, most=8) == ["three"]
+    assert tail(path, 99) == []
+    assert tail(tmp_path / "none") == []
 
 
 SACCT = """\
@@ -305,9 +306,9 @@ def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> 
     event_file.append(first.events_file("script"), kinds.Started(job="7"))
     text = first.events_file("script").read_text().splitlines()
     first.events_file("script").write_text(json.dumps({**json.loads(text[0]), "time": begun}) + "\n")
-    assert evidence.execution_of(pasts, first, last=False) == pasts[0]
-    assert evidence.execution_of(pasts, first, last=True) == pasts[1]
-    assert evidence.execution_of([], first, last=True) is None
+    assert diagnosis.execution_of(pasts, first, last=False) == pasts[0]
+    assert diagnosis.execution_of(pasts, first, last=True) == pasts[1]
+    assert diagnosis.execution_of([], first, last=True) is None
 
 
 def test_what_pbs_remembers() -> None:

@@ -7,9 +7,10 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -25,11 +26,6 @@ from launcher.schedulers.base import Scheduler
 from launcher.schedulers.local.scheduler import LocalScheduler
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
-
-
-def only(found: Iterator[Finding]) -> Finding:
-    (one,) = found
-    return one
 
 
 # -- the runner
@@ -92,13 +88,11 @@ def test_no_secret_is_shown() -> None:
         "NCCL_DEBUG": "INFO", "LAUNCHER_TOKEN": "hush", "TORCH_API_KEY": "hush", "MLFLOW_PASSWORD": "hush",
         "OMP_NUM_THREADS": "4", "UCX_URL": "http://me:hush@host:1/x", "AWS_SECRET_ACCESS_KEY": "hush",
     }  # fmt: skip
-    found = machine.shown_environment(environ)
-    assert found["NCCL_DEBUG"] == "INFO"
-    assert found["LAUNCHER_TOKEN"] == "(not shown)"
-    told = "".join(each.says for each in [*machine.environment(environ)])
+    told = "".join(each.says for each in machine.environment(environ))
     proxied = {"https_proxy": "http://me:hush@proxy:3128", "HTTP_PROXY": "me:hush@proxy", "no_proxy": "localhost"}
-    told += "".join(each.says for each in machine.proxies(proxied))
+    told += machine.proxies(proxied).says
     assert "hush" not in told
+    assert "LAUNCHER_TOKEN=(not shown); NCCL_DEBUG=INFO" in told
     assert "proxy:3128" in told
     assert "no_proxy=localhost" in told
 
@@ -109,28 +103,28 @@ def test_no_secret_is_shown() -> None:
         (machine.locale("utf-8", 0o022), [OK, OK]),
         (machine.locale("ascii", 0o022), [WARNING, OK]),
         (machine.locale("UTF-8", 0o722), [OK, PROBLEM]),
-        (machine.limits({"nofile": 65536, "nproc": None}), [OK]),
-        (machine.limits({"nofile": 1024, "nproc": None}), [WARNING]),
-        (machine.limits({"nofile": None, "nproc": 100}), [WARNING]),
-        (machine.host("login1", ["10.0.0.1"]), [OK]),
-        (machine.host("login1", "Name or service not known"), [PROBLEM]),
-        (machine.ports((20000, 32767), (32768, 60999), 16, 16), [OK]),
-        (machine.ports((20000, 40000), (32768, 60999), 16, 16), [WARNING]),
-        (machine.ports((20000, 32767), None, 3, 16), [OK]),
-        (machine.ports((20000, 32767), None, 0, 16), [PROBLEM]),
-        (machine.interface(None, ["lo", "eth0"], queued=True), [OK]),
-        (machine.interface("ib0", ["lo", "eth0"], queued=True), [WARNING]),
-        (machine.interface("ib0", ["lo", "eth0"], queued=False), [PROBLEM]),
-        (machine.interface("eth0", ["lo", "eth0"], queued=False), [OK]),
-        (machine.temporary("/tmp", 10 * 2**30), [OK]),
-        (machine.temporary("/tmp", 10 * 2**20), [WARNING]),
-        (machine.temporary("/tmp", "No space left on device"), [PROBLEM]),
+        ([machine.limits({"nofile": 65536, "nproc": None})], [OK]),
+        ([machine.limits({"nofile": 1024, "nproc": None})], [WARNING]),
+        ([machine.limits({"nofile": None, "nproc": 100})], [WARNING]),
+        ([machine.host("login1", ["10.0.0.1"])], [OK]),
+        ([machine.host("login1", "Name or service not known")], [PROBLEM]),
+        ([machine.ports((20000, 32767), (32768, 60999), 16, 16)], [OK]),
+        ([machine.ports((20000, 40000), (32768, 60999), 16, 16)], [WARNING]),
+        ([machine.ports((20000, 32767), None, 3, 16)], [OK]),
+        ([machine.ports((20000, 32767), None, 0, 16)], [PROBLEM]),
+        ([machine.interface(None, ["lo", "eth0"], queued=True)], [OK]),
+        ([machine.interface("ib0", ["lo", "eth0"], queued=True)], [WARNING]),
+        ([machine.interface("ib0", ["lo", "eth0"], queued=False)], [PROBLEM]),
+        ([machine.interface("eth0", ["lo", "eth0"], queued=False)], [OK]),
+        ([machine.temporary("/tmp", 10 * 2**30)], [OK]),
+        ([machine.temporary("/tmp", 10 * 2**20)], [WARNING]),
+        ([machine.temporary("/tmp", "No space left on device")], [PROBLEM]),
         (machine.environment({}), []),
         (machine.environment({"SLURM_JOB_ID": "7"}), [OK]),
         (machine.environment({"LD_PRELOAD": "x.so"}), [OK, WARNING]),
     ],
 )
-def test_facts_of_this_machine_are_judged(found: Iterator[Finding], level: list[Level]) -> None:
+def test_facts_of_this_machine_are_judged(found: Iterable[Finding], level: list[Level]) -> None:
     findings = list(found)
     assert [each.level for each in findings] == level
     assert all(each.do for each in findings if each.level is PROBLEM)
@@ -143,15 +137,15 @@ def test_facts_of_this_machine_are_judged(found: Iterator[Finding], level: list[
     ("version", "level"), [((3, 9, 1), PROBLEM), ((3, 10, 0), OK), ((3, 13, 2), OK), ((3, 14, 0), PROBLEM)]
 )
 def test_pythons_that_work_are_known(version: tuple[int, ...], level: Level) -> None:
-    assert only(machine.python_findings(version, "/usr/bin/python3")).level is level
+    assert machine.python(version, "/usr/bin/python3").level is level
 
 
 def test_missing_and_wrong_packages_come_with_the_command() -> None:
     versions: dict[str, str | None] = dict.fromkeys(machine.NEEDED, "99")
     versions |= {"hydra-core": "1.3.8", "omegaconf": "2.3.1", "submitit": "1.5.4", "tensorboard": "2.2"}
-    first, extras = machine.package_findings(versions.get)
+    first, extras = machine.packages(versions.get)
     assert (first.level, extras.says) == (OK, "tensorboard 2.2")
-    first, _ = machine.package_findings({**versions, "hydra-core": "1.4.0", "rich": None}.get)
+    first, _ = machine.packages({**versions, "hydra-core": "1.4.0", "rich": None}.get)
     assert first.level is PROBLEM
     assert first.do == "pip install 'hydra-core>=1.3.4,<1.4'; pip install rich"
 
@@ -183,7 +177,7 @@ TORCH = {
     ],
 )
 def test_torch_is_judged(changes: dict[str, object], level: Level, words: str) -> None:
-    found = only(machine.torch_findings({**TORCH, **changes}))
+    found = machine.torch({**TORCH, **changes})
     assert (found.level, words in found.says) == (level, True)
 
 
@@ -200,7 +194,7 @@ def test_the_package_asks_for_the_same_torch_as_the_doctor(version: str, enough:
 
 
 def test_a_torch_that_is_not_there_is_a_problem() -> None:
-    assert only(machine.torch_findings("No module named 'torch'")).level is PROBLEM
+    assert machine.torch("No module named 'torch'").level is PROBLEM
 
 
 @pytest.mark.parametrize(
@@ -213,7 +207,7 @@ def test_a_torch_that_is_not_there_is_a_problem() -> None:
     ],
 )
 def test_gpus_are_counted_by_kind(answer: str | None, level: Level, words: str) -> None:
-    found = only(machine.driver_findings(answer))
+    found = machine.driver(answer)
     assert (found.level, words in found.says) == (level, True)
 
 
@@ -221,7 +215,7 @@ def test_an_nvidia_smi_that_may_not_be_run_is_none(tmp_path: Path, monkeypatch: 
     """Starting it fails as where a folder of PATH may not be searched."""
     (tmp_path / "nvidia-smi").touch(0o600)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no nvidia-smi" in only(machine.probe_nvidia()).says
+    assert "no nvidia-smi" in machine.probe_nvidia().says
 
 
 # -- the folder of runs
@@ -232,29 +226,29 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("space", "queued", "level"),
     [
-        (machine.Space("nfs4", 100 * GIB, 10**7), True, OK),
-        (machine.Space("ext4", 100 * GIB, 10**7), False, OK),
-        (machine.Space("ext4", 100 * GIB, 10**7), True, WARNING),
-        (machine.Space("lustre", GIB, None), True, WARNING),
-        (machine.Space("lustre", 1000, None), True, PROBLEM),
-        (machine.Space("nfs4", 100 * GIB, 12), True, WARNING),
+        (("nfs4", 100 * GIB, 10**7), True, OK),
+        (("ext4", 100 * GIB, 10**7), False, OK),
+        (("ext4", 100 * GIB, 10**7), True, WARNING),
+        (("lustre", GIB, None), True, WARNING),
+        (("lustre", 1000, None), True, PROBLEM),
+        (("nfs4", 100 * GIB, 12), True, WARNING),
     ],
 )
-def test_space_is_judged(space: machine.Space, queued: bool, level: Level) -> None:
-    assert only(machine.space_findings("/runs", space, queued=queued)).level is level
+def test_space_is_judged(space: tuple[str, int, int | None], queued: bool, level: Level) -> None:
+    assert machine.space("/runs", *space, queued=queued).level is level
 
 
 @pytest.mark.parametrize(
     ("tried", "level"),
     [
-        (machine.FolderTrial((), 0.0, 0.1), OK),
-        (machine.FolderTrial((), 90.0, 0.1), WARNING),
-        (machine.FolderTrial((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
-        (machine.FolderTrial((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
+        (((), 0.0, 0.1), OK),
+        (((), 90.0, 0.1), WARNING),
+        (((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
+        (((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
     ],
 )
-def test_what_a_folder_does_is_judged(tried: machine.FolderTrial, level: Level) -> None:
-    assert only(machine.trial_findings("/runs", tried)).level is level
+def test_what_a_folder_does_is_judged(tried: tuple[Any, float, float], level: Level) -> None:
+    assert machine.file_operations("/runs", *tried).level is level
 
 
 def test_a_folder_is_tried_out_and_left_as_it_was(tmp_path: Path) -> None:
@@ -262,7 +256,7 @@ def test_a_folder_is_tried_out_and_left_as_it_was(tmp_path: Path) -> None:
     assert [each.level for each in found] == [OK, OK]
     assert f"{tmp_path} (for {tmp_path}/not/there" in found[0].says
     assert list(tmp_path.iterdir()) == []
-    assert machine.try_out(tmp_path).failed == ()
+    assert machine.try_out(tmp_path)[0] == []
 
 
 def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +264,7 @@ def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert machine.try_out(tmp_path).failed == (("links", "Operation not supported"),)
+    assert machine.try_out(tmp_path)[0] == [("links", "Operation not supported")]
     tmp_path.chmod(0o777)
     assert any("others can write" in each.says for each in machine.probe_folder(tmp_path, queued=False))
 
@@ -393,5 +387,5 @@ def test_a_profile_with_a_mistake_is_a_problem_that_names_it(
 
 def test_what_takes_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LOOK_AT_TORCH", "import time; time.sleep(600)")
-    assert only(machine.probe_torch(0.2)).level is PROBLEM
+    assert machine.probe_torch(0.2).level is PROBLEM
     assert doctor.torch().limit > doctor.TORCH

@@ -13,16 +13,18 @@ import torch
 
 from launcher.binding import node_memory
 from launcher.config.schema import Env
-from launcher.diagnose import evidence
-from launcher.diagnose.evidence import (
+from launcher.diagnose import verdict as diagnosis
+from launcher.diagnose.findings import Case, advice, has_saved
+from launcher.diagnose.verdict import (
+    Evidence,
+    Verdict,
     before_crash,
     before_traceback,
+    classify,
     crash_lines,
     last_traceback,
     own_frames,
 )
-from launcher.diagnose.findings import Case, advice, has_saved
-from launcher.diagnose.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.failures.symptoms import EndKind
@@ -372,7 +374,7 @@ def test_when_slurm_ended_it_is_read(at: str, told: float | None) -> None:
     [("slurm", [True, False]), ("pbs", [False, True]), ("allocation", [True, True]), ("local", [False, False])],
 )
 def test_only_who_may_have_written_a_line_is_believed(scheduler: str, known: list[bool]) -> None:
-    forms = evidence._forms(registry.scheduler(scheduler))
+    forms = diagnosis._forms(registry.scheduler(scheduler))
     told = (NOTICES[0][0], "=>> PBS: job killed: walltime 70 exceeded limit 60")
     assert [bool(pending.find([line], forms)) for line in told] == known
     (kernel,) = pending.find(["Memory cgroup out of memory: Killed process 7"], forms)
@@ -380,7 +382,7 @@ def test_only_who_may_have_written_a_line_is_believed(scheduler: str, known: lis
 
 
 def test_a_queue_that_writes_no_notices_has_none_of_others() -> None:
-    assert evidence._forms(ThirdScheduler()) == []
+    assert diagnosis._forms(ThirdScheduler()) == []
 
 
 @pytest.mark.parametrize(
