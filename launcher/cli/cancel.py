@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from launcher import maintenance
 from launcher.cli.find import find_either
 from launcher.errors import RunError
 from launcher.files.ownership import require_own
-from launcher.maintenance import orphaned_jobs
-from launcher.maintenance.orphaned_jobs import Orphan
+from launcher.maintenance import Orphan
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, sweep_of
@@ -27,7 +27,7 @@ def run(arguments: Namespace) -> int:
     live = JobMonitor()
     for each in found:
         if isinstance(each, Orphan):
-            orphaned_jobs.cancel(each)
+            maintenance.cancel_orphan(each)
             print(f"job {each.job}, whose run was in {each.folder}, is being cancelled", flush=True)
             continue
         sweep = each if isinstance(each, Sweep) else sweep_of(each)
@@ -54,12 +54,12 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
         return find_either(name, runs_dir)
     except RunError as error:
         try:
-            found = orphaned_jobs.look_for(name)
+            found = maintenance.look_for(name)
         except QueryError as problem:
             raise RunError(f"{error} Whether there is a job {name} is not known: {problem}") from None
         if found is None:
             raise
-    if isinstance(found, orphaned_jobs.Orphan):
+    if isinstance(found, maintenance.Orphan):
         return found
     if Sweep(found).recorded():
         raise RunError(f"job {name} belongs to sweep {found.name}: name the sweep, or a point ({found.name}/0)")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from launcher.cli.screen import raw
 from launcher.formatting import brief, coloured, long_size, number, one_line
-from launcher.monitoring.progress import rate_of
+from launcher.monitoring.state import rate_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from launcher import maintenance
 from launcher.cli.options import PRUNABLE
 from launcher.errors import ConfigError
 from launcher.formatting import plural, rough_size
-from launcher.maintenance import pruning
 from launcher.paths import default_runs_dir
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
     folder: Path = arguments.runs_dir or default_runs_dir()
     before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
-    freed, count = pruning.finish(folder) if arguments.delete else 0, 0
-    for old in pruning.survey(folder):
-        why = pruning.reason_to_keep(old, before, states)
-        size = pruning.size_of(old.path) if why is None else 0
+    freed, count = maintenance.finish(folder) if arguments.delete else 0, 0
+    for old in maintenance.survey(folder):
+        why = maintenance.reason_to_keep(old, before, states)
+        size = maintenance.size_of(old.path) if why is None else 0
         if tried := why is None and arguments.delete:
-            why = pruning.remove(old, folder, before, states)
+            why = maintenance.remove(old, folder, before, states)
         if why is None:
             if not count:
                 print(_LINE.format("SIZE", "STATE", "RUN"))

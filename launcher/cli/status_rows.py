@@ -16,10 +16,9 @@ from launcher.cli.remote_status import RemoteRows
 from launcher.cli.text import ending, program, table
 from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
-from launcher.maintenance.orphaned_jobs import Orphan, Orphans
-from launcher.monitoring.progress import progress_of, saved_before
+from launcher.maintenance import Orphan, Orphans
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, RunStatus, each_status, or_damaged
-from launcher.monitoring.state import RunState
+from launcher.monitoring.state import RunState, progress_of, saved_before
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, done, not_begun, point_statuses
 from launcher.runs import live_index, sweep_directory
 from launcher.runs.directory import Run

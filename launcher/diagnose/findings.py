@@ -57,11 +57,9 @@ class Findings:
 
     attempt: int | None  # the number of the attempt; None: the run had no attempt
     verdict: Verdict  # why the attempt ended
-    # when the first failure was reported or, without one, when the attempt ended, in seconds since the epoch; None: not
-    # known. rank, host: the rank that failed first, and the host of the failure; None and empty: not known
-    time: float | None = None
-    rank: int | None = None
-    host: str = ""
+    time: float | None = None  # when the first failure was reported, or the attempt ended; since the epoch
+    rank: int | None = None  # the rank that failed first
+    host: str = ""  # the host of the failure
     by: str = ""  # the user who cancelled the job; empty: not known, or the job was not cancelled
     same: tuple[int, ...] = ()  # other ranks with the same error as `rank`
     followed: tuple[int, ...] = ()  # ranks that ended because others had ended
@@ -316,10 +314,7 @@ def advice(case: Case) -> list[Step]:
 
 
 def _memory(case: Case) -> Steps:
-    used, limit = (
-        max((case.memory.get(key, 0) for key in ("used", "peak", "largest")), default=0),
-        case.memory.get("limit", 0),
-    )
+    used, limit = max(case.memory.get(key, 0) for key in ("used", "peak", "largest")), case.memory.get("limit", 0)
     amounts = f" (it used {rough_size(used)} of {rough_size(limit)})" if used and limit else ""
     if not amounts and used:
         amounts = f" (its largest process had {rough_size(used)})"
@@ -344,36 +339,6 @@ def _smaller(case: Case) -> Steps:
         key = "micro_batch_size" if "micro_batch_size" in params else "batch_size"
         return [Step("use less at a time", case.resume(f"workload.{key}={max(1, batch // 2)}"))]
     return ["have each rank use less at a time (a smaller batch), or use fewer ranks on a node (procs_per_node)"]
-
-
-def _gpu_memory(case: Case) -> Steps:
-    return [
-        *_smaller(case),
-        "or save memory: bfloat16, recomputed activations, weights divided over ranks (workload=fsdp_lm shows how)",
-        "if much memory is reserved but unused: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    ]
-
-
-def _shared_memory(case: Case) -> Steps:
-    return [
-        "use fewer DataLoader workers, or torch.multiprocessing.set_sharing_strategy('file_system')",
-        f"see how full it is: df -h /dev/shm{_on(case)}",
-    ]
-
-
-def _disk(case: Case) -> Steps:
-    return [
-        f"see what is full: df -h {case.plan.run_dir} (and the site's quota command, and TMPDIR{_on(case)})",
-        Step("free some space, or keep fewer checkpoints", case.resume("checkpoint.keep=1")),
-    ]
-
-
-def _limit(case: Case) -> Steps:
-    return [
-        f"see the limits{_on(case)}: ulimit -n -u",
-        "use fewer DataLoader workers or threads, or raise the limits with a set-up line of the profile "
-        "(cluster.setup: ulimit -n 65536)",
-    ]
 
 
 def _wall_time(case: Case) -> Steps:
@@ -426,7 +391,7 @@ def _no_gpu(case: Case) -> Steps:
     return [
         there if asked else Step("ask for GPUs: it asked for none", case.resume("gpus_per_node=1")),
         f"is its torch built for them? {case.plan.node_python} -c '{what}'{_on(case)}; +cpu is a build for CPUs only",
-        Step("then", case.resume()),
+        _then(case),
         "or let it compute on the CPU (the program's own device and backend: cpu and gloo)",
     ]
 
@@ -436,7 +401,7 @@ def _damaged_checkpoint(case: Case) -> Steps:
     return [
         f"{file} is incomplete: the job that wrote it was killed meanwhile, or the disk was full. Remove it, so that "
         "the program loads an older one, or begins again",
-        Step("then", case.resume()),
+        _then(case),
         "a file that is written under another name and renamed (os.replace) when it is complete is never half there; "
         "launcher.Resumable saves in that way",
     ]
@@ -448,14 +413,6 @@ def _hang(case: Case) -> Steps:
         "look at the stacks below: a rank that is in no collective holds up the others",
         Step("if a step may take that long", case.resume(f"{limit}={2 * keys_of(case.plan)[limit]}")),
         *_node(case)[1:2],
-    ]
-
-
-def _collective(case: Case) -> Steps:
-    return [
-        "a rank did not take part in time: the ranks named here did, so look at the logs of the others",
-        "do all ranks call the same collectives in the same order, and the same number of times?",
-        Step("if a rank may be that late", case.resume(f"launch.timeout={2 * case.plan.launch.timeout}")),
     ]
 
 
@@ -472,10 +429,6 @@ def _rendezvous(case: Case) -> Steps:
         ),
         *_node(case)[1:2],
     ]
-
-
-def _connection(case: Case) -> Steps:
-    return ["another rank or its node ended first: see the logs of all ranks", *_node(case)]
 
 
 def _killed(case: Case) -> Steps:
@@ -499,29 +452,7 @@ def _exited(case: Case) -> Steps:
     hint = "it exited without an exception (os._exit, sys.exit, or a library's exit)"
     if (code := case.fault.exit_code) is not None and code > 128:
         hint += f"; a shell returns {code} for a program that signal {code - 128} has killed"
-    return [hint, *([f"its last lines: {case.log}"] if case.log else []), Step("then", case.resume())]
-
-
-def _exited_early(case: Case) -> Steps:
-    return [
-        "all ranks must call the same collectives: does this one return early, or have fewer batches than the others? "
-        "(torch.distributed.algorithms.join.Join lets a rank with fewer batches wait)",
-        "a rank that has nothing more to do waits for the others: torch.distributed.barrier() before it exits",
-        Step("then", case.resume()),
-    ]
-
-
-def _code(case: Case) -> Steps:
-    debug = "breakpoint() in a batch job: debug.rank=0 (docs/operating.md)"
-    return ["fix the code; the traceback shows where it failed", Step("then", case.resume()), debug]
-
-
-def _import(case: Case) -> Steps:
-    return [
-        _installed(case),
-        f"is the code on its path? The job starts in {case.plan.workdir}; PYTHONPATH may be set in cluster.environment",
-        Step("then", case.resume()),
-    ]
+    return [hint, *([f"its last lines: {case.log}"] if case.log else []), _then(case)]
 
 
 def _installed(case: Case) -> str:
@@ -534,50 +465,22 @@ def _installed(case: Case) -> str:
     return f"is it installed for the job's Python? {plan.node_python} -c 'import ...'{_on(case)}"
 
 
-def _config(case: Case) -> Steps:
-    return _arguments(case) or [Step("change the setting that the cause names", case.resume("KEY=VALUE"))]
-
-
 def _arguments(case: Case) -> Steps:
     refused = case.fault.code is FaultCode.USAGE and case.plan.workload.kind == "Program"
     return [Step("correct its arguments", case.resume("--", "ARGUMENT", "..."))] if refused else []
 
 
 def _file(case: Case) -> Steps:
-    return [
-        f"does it exist on the compute nodes, and may you read it? ls -l ...{_on(case)}",
-        *(
-            _arguments(case)
-            or [
-                Step("which data sets are here, and how to get one", f"{case.program} data"),
-                Step("then", case.resume()),
-            ]
-        ),
-    ]
-
-
-def _setup(case: Case) -> Steps:
-    return [f"try that line in a shell{_on(case)}; it is in cluster.setup or in env",
-            Step("then", case.resume())]  # fmt: skip
-
-
-def _no_progress(case: Case) -> Steps:
-    return [Step("give each attempt more time", case.resume(f'time={format_hours(2 * case.plan.time)}')),
-            "or save more often (checkpoint.every)"]  # fmt: skip
-
-
-def _cancelled(case: Case) -> Steps:
-    return _resume()(case)
+    data: Steps = [Step("which data sets are here, and how to get one", f"{case.program} data"), _then(case)]
+    there = f"does it exist on the compute nodes, and may you read it? ls -l ...{_on(case)}"
+    return [there, *(_arguments(case) or data)]
 
 
 def _never(case: Case) -> Steps:
-    lines: Steps = [Step("try again", case.resume())]
-    scheduler = registry.scheduler(case.plan.cluster.scheduler)
-    if case.signal is not None and case.signal == scheduler.output_signal:
-        lines.insert(
-            0, f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?"
-        )
-    return lines
+    again: Steps = [Step("try again", case.resume())]
+    if case.signal is None or case.signal != registry.scheduler(case.plan.cluster.scheduler).output_signal:
+        return again
+    return [f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?", *again]
 
 
 def _unknown(case: Case) -> Steps:
@@ -590,38 +493,81 @@ def _unknown(case: Case) -> Steps:
 _ADVICE: dict[EndKind, Callable[[Case], Steps]] = {
     EndKind.DONE: lambda _: [],
     EndKind.OUT_OF_MEMORY: _memory,
-    EndKind.OUT_OF_GPU_MEMORY: _gpu_memory,
-    EndKind.SHARED_MEMORY: _shared_memory,
-    EndKind.DISK_FULL: _disk,
-    EndKind.LIMIT: _limit,
+    EndKind.OUT_OF_GPU_MEMORY: lambda case: [
+        *_smaller(case),
+        "or save memory: bfloat16, recomputed activations, weights divided over ranks (workload=fsdp_lm shows how)",
+        "if much memory is reserved but unused: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ],
+    EndKind.SHARED_MEMORY: lambda case: [
+        "use fewer DataLoader workers, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        f"see how full it is: df -h /dev/shm{_on(case)}",
+    ],
+    EndKind.DISK_FULL: lambda case: [
+        f"see what is full: df -h {case.plan.run_dir} (and the site's quota command, and TMPDIR{_on(case)})",
+        Step("free some space, or keep fewer checkpoints", case.resume("checkpoint.keep=1")),
+    ],
+    EndKind.LIMIT: lambda case: [
+        f"see the limits{_on(case)}: ulimit -n -u",
+        "use fewer DataLoader workers or threads, or raise the limits with a set-up line of the profile "
+        "(cluster.setup: ulimit -n 65536)",
+    ],
     EndKind.WALL_TIME: _wall_time,
     EndKind.PREEMPTED: _resume("the scheduler gave its nodes to another job, and restarts it if it can"),
     EndKind.REQUEUED: _resume("a user, or Slurm after a node failure, requeued its job: it starts by itself"),
-    EndKind.CANCELLED: _cancelled,
-    EndKind.STOPPED: _cancelled,
+    EndKind.CANCELLED: _resume(),
+    EndKind.STOPPED: _resume(),
     EndKind.PRUNED: lambda case: [Step("run it to its end all the same", case.resume())],
     EndKind.NODE_LOST: _node,
     EndKind.BAD_NODE: _node,
     EndKind.NO_GPU: _no_gpu,
     EndKind.GPU_ERROR: _gpu_error,
-    EndKind.CONNECTION_LOST: _connection,
-    EndKind.COLLECTIVE_TIMEOUT: _collective,
+    EndKind.CONNECTION_LOST: lambda case: [
+        "another rank or its node ended first: see the logs of all ranks", *_node(case),
+    ],
+    EndKind.COLLECTIVE_TIMEOUT: lambda case: [
+        "a rank did not take part in time: the ranks named here did, so look at the logs of the others",
+        "do all ranks call the same collectives in the same order, and the same number of times?",
+        Step("if a rank may be that late", case.resume(f"launch.timeout={2 * case.plan.launch.timeout}")),
+    ],
     EndKind.RENDEZVOUS_TIMEOUT: _rendezvous,
     EndKind.HANG: _hang,
     EndKind.KILLED: _killed,
     EndKind.EXITED: _exited,
-    EndKind.EXITED_EARLY: _exited_early,
-    EndKind.IMPORT_ERROR: _import,
-    EndKind.CONFIG_ERROR: _config,
+    EndKind.EXITED_EARLY: lambda case: [
+        "all ranks must call the same collectives: does this one return early, or have fewer batches than the others? "
+        "(torch.distributed.algorithms.join.Join lets a rank with fewer batches wait)",
+        "a rank that has nothing more to do waits for the others: torch.distributed.barrier() before it exits",
+        _then(case),
+    ],
+    EndKind.IMPORT_ERROR: lambda case: [
+        _installed(case),
+        f"is the code on its path? The job starts in {case.plan.workdir}; PYTHONPATH may be set in cluster.environment",
+        _then(case),
+    ],
+    EndKind.CONFIG_ERROR: lambda case: (
+        _arguments(case) or [Step("change the setting that the cause names", case.resume("KEY=VALUE"))]
+    ),
     EndKind.FILE_MISSING: _file,
     EndKind.DAMAGED_CHECKPOINT: _damaged_checkpoint,
-    EndKind.EXCEPTION: _code,
-    EndKind.SETUP_FAILED: _setup,
-    EndKind.NO_PROGRESS: _no_progress,
+    EndKind.EXCEPTION: lambda case: [
+        "fix the code; the traceback shows where it failed", _then(case),
+        "breakpoint() in a batch job: debug.rank=0 (docs/operating.md)",
+    ],
+    EndKind.SETUP_FAILED: lambda case: [
+        f"try that line in a shell{_on(case)}; it is in cluster.setup or in env", _then(case),
+    ],
+    EndKind.NO_PROGRESS: lambda case: [
+        Step("give each attempt more time", case.resume(f"time={format_hours(2 * case.plan.time)}")),
+        "or save more often (checkpoint.every)",
+    ],
     EndKind.NEVER_STARTED: _never,
     EndKind.LOST: _unknown,
     EndKind.UNKNOWN: _unknown,
-}
+}  # fmt: skip
+
+
+def _then(case: Case) -> Step:
+    return Step("then", case.resume())
 
 
 def _on(case: Case) -> str:

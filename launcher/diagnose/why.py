@@ -8,21 +8,18 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.errors import RunError
-from launcher.formatting import format_time
+from launcher.formatting import format_time, plural
 from launcher.monitoring import packed
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
-from launcher.runs.sweep_directory import Packing, Sweep, sweep_of
+from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, state_text
 from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import StartDecision, conditions_met, decide, read_dependencies
-
-# -- Explains the state of a run or of a point of a sweep, for the command `why`
-
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
 
@@ -86,10 +83,10 @@ def of_race(seen: RunStatus, live: JobMonitor) -> list[str]:
     members = seen.run.record()["config"]["cluster"]["race"]
     names = members if len(members) == len(jobs) else [""] * len(jobs)
     queries = registry.queue(seen.plan.cluster.scheduler).queries(TIMEOUT)
-    found = live.snapshot(seen.plan.cluster.scheduler, queries, TIMEOUT).jobs
+    queue = live.snapshot(seen.plan.cluster.scheduler, queries, TIMEOUT).jobs
     lines = []
     for job, name in zip(jobs, names, strict=True):
-        known = found.get(queries.key(job))
+        known = queue.get(queries.key(job))
         state = state_text(known.raw_state, known.reason) if known else "not in the queue"
         lines.append(f"job {job}{f' ({name})' if name else ''}: {state}")
     return lines
@@ -111,7 +108,6 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
     facts = _facts(seen)
     if state is RunState.RUNNING:
         why, do = Why.RUNNING, f"`{program} status {run}` shows more"
-        facts = _with_progress(seen, facts)
     elif state is RunState.SUSPENDED:
         why, do = Why.SUSPENDED, "wait: it continues by itself when the other job is over"
     elif state is RunState.DONE:
@@ -136,15 +132,12 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
 
 def _facts(seen: RunStatus) -> PendingFacts:
     scheduler = seen.plan.cluster.scheduler if seen.plan.queued else ""
-    return PendingFacts(
+    facts = PendingFacts(
         scheduler=scheduler, job_state=seen.job.raw_state, reason=seen.job.reason, error=seen.job.problem
     )
-
-
-def _with_progress(seen: RunStatus, facts: PendingFacts) -> PendingFacts:
-    if seen.history.events:
+    if seen.state is RunState.RUNNING and seen.history.events:
         facts = replace(facts, seconds=int(time.time() - seen.history.events[0]["time"]))
-    if seen.progress:
+    if seen.state is RunState.RUNNING and seen.progress:
         total = seen.progress.total if seen.progress.total > 0 else None
         facts = replace(facts, step=seen.progress.step, total=total)
     return facts
@@ -153,38 +146,23 @@ def _with_progress(seen: RunStatus, facts: PendingFacts) -> PendingFacts:
 def _not_begun(run: Run, state: str, program: str) -> Explanation:
     sweep = sweep_of(run)
     assert sweep is not None  # only points can be in this state
+    rerun, manifest, limit = f"{program} sweep rerun {sweep.id}", sweep.manifest(), ""
     if state == RunState.CANCELLED.value:
-        return Explanation(
-            run.id, state, Why.NEVER_STARTED,
-            do=f"`{program} sweep rerun {sweep.id} {run.path.name}` starts it",
-        )  # fmt: skip
-    if (packing := sweep.manifest().packing) is not None:
-        return _waits_for_slot(run, state, program, sweep, packing)
-    if int(run.path.name) not in sweep.local_requests():
-        return Explanation(
-            run.id, state, Why.NOT_SUBMITTED,
-            do=f"`{program} sweep rerun {sweep.id}` submits the remaining points",
-        )  # fmt: skip
-    at_once = sweep.manifest().parallelism or 1
-    return Explanation(
-        run.id, state, Why.TURN,
-        limits=(f"sweep {sweep.id}: {at_once} point{'' if at_once == 1 else 's'} at once (sweep.parallelism)",),
-        do=_throttle(program, sweep),
-    )  # fmt: skip
-
-
-def _waits_for_slot(run: Run, state: str, program: str, sweep: Sweep, packing: Packing) -> Explanation:
-    managers = len(packed.Boards().of(sweep, packing).alive)
-    if not managers:
-        return Explanation(
-            run.id, state, Why.NO_PILOT,
-            do=f"`{program} why {sweep.pilot(0).id}` shows what the first one waits for, if it does; "
-               f"`{program} sweep rerun {sweep.id}` submits pilots where too few are left",
-        )  # fmt: skip
-    return Explanation(
-        run.id, state, Why.SLOT, do=_throttle(program, sweep, "pilots there are"),
-        limits=(f"sweep {sweep.id}: {managers * packing.slots} points at once, in pilots that run now",),
-    )  # fmt: skip
+        why, do = Why.NEVER_STARTED, f"`{rerun} {run.path.name}` starts it"
+    elif manifest.packing is not None:
+        if managers := len(packed.Boards().of(sweep, manifest.packing).alive):
+            why, do = Why.SLOT, _throttle(program, sweep, "pilots there are")
+            limit = f"{managers * manifest.packing.slots} points at once, in pilots that run now"
+        else:
+            why = Why.NO_PILOT
+            first = f"`{program} why {sweep.pilot(0).id}` shows what the first one waits for, if it does"
+            do = f"{first}; `{rerun}` submits pilots where too few are left"
+    elif int(run.path.name) not in sweep.local_requests():
+        why, do = Why.NOT_SUBMITTED, f"`{rerun}` submits the remaining points"
+    else:
+        why, do = Why.TURN, _throttle(program, sweep)
+        limit = f"{plural(manifest.parallelism or 1, 'point')} at once (sweep.parallelism)"
+    return Explanation(run.id, state, why, do=do, limits=(f"sweep {sweep.id}: {limit}",) if limit else ())
 
 
 def _throttle(program: str, sweep: Sweep, what: str = "run at once") -> str:
@@ -215,13 +193,14 @@ def _pending(facts: PendingFacts) -> str:
 
 
 def _running(facts: PendingFacts) -> str:
-    parts = [
-        "it runs, and has not reported yet" if facts.seconds is None else f"it has run for {format_time(facts.seconds)}"
-    ]
+    text = "it runs, and has not reported yet"
+    if facts.seconds is not None:
+        text = f"it has run for {format_time(facts.seconds)}"
     if facts.step is not None:
-        parts.append(f"step {facts.step}" + (f" of {facts.total}" if facts.total is not None else ""))
-    says = f" (the scheduler says {facts.reason})" if facts.reason else ""
-    return ", ".join(parts) + (f" (its scheduler does not answer: {facts.error})" if facts.error else says)
+        text += f", step {facts.step}" + (f" of {facts.total}" if facts.total is not None else "")
+    if facts.error:
+        return f"{text} (its scheduler does not answer: {facts.error})"
+    return f"{text} (the scheduler says {facts.reason})" if facts.reason else text
 
 
 def _no_state(facts: PendingFacts) -> str:

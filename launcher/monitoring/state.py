@@ -1,4 +1,4 @@
-"""Decides the state of a run: from its own files first, then from the state of its job in the scheduler.
+"""Decides the state of a run, from its own files first, then from its job's state, and computes its progress.
 
 | the run's files | the scheduler | the run is |
 |---|---|---|
@@ -27,13 +27,20 @@ A run whose files cannot be read now is unknown (launcher/monitoring/run_status.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from launcher import errors
-from launcher.runs.events import StopRequested
+from launcher.runs.events import Breakpoint, Progress, Saved, Started, StopRequested, every
+from launcher.runs.health import at_breakpoints
 from launcher.runs.history import RunHistory
 from launcher.schedulers.base import JobState, state_text
+
+if TYPE_CHECKING:
+    from launcher.monitoring.run_status import RunStatus
 
 
 class RunState(Enum):
@@ -54,14 +61,7 @@ class RunState(Enum):
 
     @property
     def over(self) -> bool:
-        return self not in (
-            RunState.UNCONFIRMED,
-            RunState.UNSUBMITTED,
-            RunState.QUEUED,
-            RunState.RUNNING,
-            RunState.SUSPENDED,
-            RunState.UNKNOWN,
-        )
+        return self not in _NOT_OVER
 
     @property
     def exit_code(self) -> int:
@@ -75,14 +75,11 @@ class RunState(Enum):
 class JobStatus:
     """State of a run's job."""
 
-    # state of the job; None: there is no job, or its state is not known. raw_state, reason: state and reason as the
-    # scheduler prints them (`PENDING`, `Resources`); empty: not known
-    state: JobState | None = None
-    raw_state: str = ""
-    reason: str = ""
+    state: JobState | None = None  # None: there is no job, or its state is not known
+    raw_state: str = ""  # as the scheduler prints it (`PENDING`); empty: not known
+    reason: str = ""  # as the scheduler prints it (`Resources`); empty: not known
     problem: str = ""  # why the state is not known; empty: it is known, or there is no job
-    # number of the signal that ended the job; None: none did, or the scheduler does not report it
-    signal: int | None = None
+    signal: int | None = None  # that ended the job; None: none did, or the scheduler does not report it
 
     @property
     def text(self) -> str:
@@ -90,6 +87,9 @@ class JobStatus:
         return self.problem or state_text(self.raw_state, self.reason)
 
 
+_NOT_OVER = (
+    RunState.UNCONFIRMED, RunState.UNSUBMITTED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED, RunState.UNKNOWN,
+)  # fmt: skip
 _LIVE = {
     JobState.PENDING: RunState.QUEUED,
     JobState.RUNNING: RunState.RUNNING,
@@ -125,3 +125,104 @@ def run_state(history: RunHistory, job: JobState | None, *, answered: bool = Tru
     if job is JobState.FAILED:
         return RunState.FAILED
     return RunState.LOST if history.last(StopRequested) is None else RunState.STOPPED
+
+
+# -- Progress: steps, rate, time left and last checkpoint, from the events
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Progress of a run. A field is None if it is unknown or does not apply."""
+
+    step: int | None = None  # number of steps done, as the program reports it
+    steps: int | None = None  # the same: the total
+    percent: int | None = None  # percentage of steps done, rounded down; 100 only when all are done
+    # steps per second of the later half of the attempt's steps, including the time of saves and evaluations
+    rate: float | None = None
+    needs: int | None = None  # seconds that the remaining steps will take at this rate
+    # seconds since the last attempt started or, if the run is over, duration of that attempt
+    elapsed: int | None = None
+    left: int | None = None  # seconds left of the attempt's wall time
+    saved: int | None = None  # number of steps done in the last checkpoint
+    saved_ago: int | None = None  # seconds since the last checkpoint was written
+    waits: tuple[Breakpoint, ...] = ()  # the ranks that wait at a breakpoint; `needs` is then unknown
+
+
+def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
+    """Returns the progress of a run at `now` (since the epoch).
+
+    before: step and time of the newest checkpoint (`saved_before`), used if the last attempt has not saved any.
+    """
+    events, live = seen.history.events, not seen.state.over
+    step, steps, percent = _steps(seen.progress)
+    rate = rate_of([(event.time, event.step) for event in every(events, Progress)])
+    waits: tuple[Breakpoint, ...] = ()
+    if seen.plan.debugs and seen.state is RunState.RUNNING:
+        waits = tuple(event for _, event in sorted(at_breakpoints(events).items()))
+    needs, runs = None, seen.state is RunState.RUNNING and not waits
+    if runs and rate and steps is not None and step is not None and seen.progress:
+        needs = max(0, round((steps - step) / rate - (now - seen.progress.time)))
+    elapsed = int((now if live else events[-1]["time"]) - events[0]["time"]) if events else None
+    event = seen.history.last(Saved)
+    saved = (event.step, event.time) if event else before
+    return RunProgress(
+        step, steps, percent, None if rate is None else round(rate, 4), needs,
+        None if elapsed is None else max(0, elapsed), _left(seen, now, saved is not None),
+        saved[0] if saved else None, max(0, int(now - saved[1])) if saved else None, waits,
+    )  # fmt: skip
+
+
+def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | None]:
+    if progress is None:
+        return None, None, None
+    step, steps = int(progress.step), int(progress.total)
+    return (step, steps, min(100, 100 * step // steps)) if steps > 0 else (step, None, None)
+
+
+def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
+    """Returns how fast a number grows per second, from (time, number), oldest first; None: unknown, or not.
+
+    Only the later half of the growth counts, as far as `seen` tells them apart: the first steps of a training take
+    longer than all others.
+    """
+    if len(seen) < 2:
+        return None
+    now, done = seen[-1]
+    half = (seen[0][1] + done) / 2
+    began, first = next((each for each in reversed(seen[:-1]) if each[1] <= half), seen[0])
+    return float((done - first) / (now - began)) if done > first and now > began else None
+
+
+def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
+    """Returns the seconds left of the attempt's wall time.
+
+    | the run | result |
+    |---|---|
+    | is not running | None |
+    | is running, and its scheduler reports the time left | that time: the limit may have changed since the submission |
+    | is running in a job | computed from the attempt's start and the plan's wall time |
+    | is running without a scheduler, and saves checkpoints | computed in the same way |
+    | is running without a scheduler, and saves none | None: nothing ends it when the wall time is over |
+    """
+    if seen.state is not RunState.RUNNING:
+        return None
+    if seen.left is not None:
+        return seen.left
+    started = seen.history.last(Started)
+    if started is None or not (seen.plan.queued or saves):
+        return None
+    return max(0, int(started.time + seen.plan.time - now))
+
+
+def saved_before(folder: str) -> tuple[int, float] | None:
+    """Returns step and mtime (since the epoch) of a folder's newest checkpoint, by names alone; None: none is seen."""
+    newest: tuple[int, float] | None = None
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                kind, _, digits = entry.name.partition("-")
+                if kind == "step" and digits.isdecimal() and (newest is None or int(digits) > newest[0]):
+                    newest = int(digits), entry.stat().st_mtime
+    except OSError:
+        return newest
+    return newest

@@ -23,8 +23,8 @@ from launcher.config.schema import Debug
 from launcher.diagnose.why import explain, of_why
 from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import StopReason
-from launcher.monitoring import progress as standing
 from launcher.monitoring import run_status
+from launcher.monitoring import state as standing
 from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, each_status, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.maintenance import orphaned_jobs
-from launcher.maintenance.orphaned_jobs import (
+from launcher import maintenance
+from launcher.maintenance import (
     Orphan,
     Orphans,
     family,
@@ -106,7 +106,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     Sweep.create(tmp_path / "lr")
     (tmp_path / "lr" / "sweep.json").write_text("{}")
     made = Queue(j1=tmp_path / "kept", j2=tmp_path / "elsewhere", j3=tmp_path / "gone", j4=tmp_path / "lr")
-    monkeypatch.setattr(orphaned_jobs, "schedulers", lambda others=(): {"slurm": made})
+    monkeypatch.setattr(maintenance, "schedulers", lambda others=(): {"slurm": made})
     return made
 
 
@@ -129,5 +129,5 @@ def test_a_job_by_its_id(queue: Queue, tmp_path: Path) -> None:
     queue.problem = "squeue failed"
     with pytest.raises(QueryError, match="squeue failed"):
         look_for("3")
-    orphaned_jobs.cancel(Orphan("slurm", "3", "", tmp_path / "gone"))
+    maintenance.cancel_orphan(Orphan("slurm", "3", "", tmp_path / "gone"))
     assert queue.ended == ["3"]

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from launcher import maintenance
 from launcher.cli import commands
 from launcher.errors import ConfigError
-from launcher.maintenance import pruning
-from launcher.maintenance.pruning import Old, needs, reason_to_keep
+from launcher.maintenance import Old, needs, reason_to_keep
 from launcher.monitoring import run_status
 from launcher.runs import event_file
 from launcher.runs import events as kinds
@@ -181,9 +181,9 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
 
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
-    found = pruning.survey(tmp_path)[0]
+    found = maintenance.survey(tmp_path)[0]
     event_file.append(run.path / "attempts/0/events/s.jsonl", kinds.Ended(code=1))  # its last news is of now
-    assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
+    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
     assert run.path.exists()
 
 
@@ -197,7 +197,7 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         sweep = make_sweep(tmp_path, 2, name="a", plan=HERE)
         for number in range(2):
             end(sweep.run(number))
-    (found,) = pruning.survey(tmp_path)
+    (found,) = maintenance.survey(tmp_path)
     queued = dataclasses.replace(plan_of(), after=(f"ok:{sweep.run(1).path if point else sweep.path}",))
     if by_a_sweep:
         follower = make_sweep(tmp_path / "other", 1, name="b", plan=queued).path
@@ -205,9 +205,9 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         follower = make("b", None, queued, tmp_path / "other").path
     assert dependencies.blocking_jobs(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
     monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING))
-    why = pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["done"])
+    why = maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"])
     assert why == f"{'b/0' if by_a_sweep else 'b'} needs it"
-    assert pruning.survey(tmp_path)[0].needed_by
+    assert maintenance.survey(tmp_path)[0].needed_by
     assert sweep.path.exists()
 
 
@@ -216,10 +216,10 @@ def test_who_waits_and_cannot_be_read_now_may_need_it(
 ) -> None:
     needed = make("a")
     follower = make("b", None, dataclasses.replace(plan_of(), after=(f"ok:{needed.path}",)), tmp_path / "other")
-    (found,) = pruning.survey(tmp_path)
+    (found,) = maintenance.survey(tmp_path)
     dependencies.blocking_jobs(follower.plan())
     server.fail(follower.path / "journal.jsonl", number=errno.EIO)
-    assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["done"]) == "b needs it"
+    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"]) == "b needs it"
 
 
 def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
@@ -231,9 +231,9 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(pruning.shutil, "rmtree", interrupted)
+        patched.setattr(maintenance.shutil, "rmtree", interrupted)
         pruned(capsys, "--delete")
-    (left,) = tmp_path.glob(f"{pruning.REMOVED}*")
+    (left,) = tmp_path.glob(f"{maintenance.REMOVED}*")
     assert "nothing to remove" in pruned(capsys)
     assert left.exists()
     pruned(capsys, "--delete")

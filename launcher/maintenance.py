@@ -1,4 +1,4 @@
-"""Decides which old runs and sweeps may be removed, and removes them.
+"""Decides which old runs and sweeps may be removed, and removes them (`prune`); finds jobs whose run was deleted.
 
 | the run or sweep | is removed |
 |---|---|
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,13 +27,25 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
-from launcher.monitoring.run_status import DAMAGE, DamagedRun, each_status, or_damaged, status_of
+from launcher.monitoring.run_status import (
+    DAMAGE,
+    QUERY_TIMEOUT,
+    DamagedRun,
+    JobMonitor,
+    each_status,
+    or_damaged,
+    status_of,
+)
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
 from launcher.runs import live_index, lookup, sweep_directory
-from launcher.runs.directory import Run
+from launcher.runs.directory import TOKEN, Run, token_of
 from launcher.runs.history import read_history
 from launcher.runs.lease import SUBMITTING
+from launcher.runs.lookup import RECORDS
 from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers import registry
+from launcher.schedulers.base import JobOrigin, Queries, QueryError, SchedulerJob
+from launcher.schedulers.query_cache import SharedSnapshot
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import FOLLOWERS
 
@@ -73,7 +86,7 @@ def survey(runs_dir: Path) -> list[Old]:
     """Returns all runs and sweeps in a folder, links included, the longest inactive first."""
     live = SweepMonitor()  # queries the schedulers anew: a deletion must not depend on a cached state
     folders = [Path(path) for path in lookup.newest(runs_dir)]
-    runs = [Run(path) for path in folders if lookup.may_have(str(path), lookup.RECORDS["run"])]
+    runs = [Run(path) for path in folders if lookup.may_have(str(path), RECORDS["run"])]
     found: list[Old] = []
     users: list[tuple[str, JobPlan]] = []  # unfinished runs
     for each in each_status(runs, live):
@@ -214,3 +227,127 @@ def _refreshed(old: Old) -> Old:
         return replace(now, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)])))
     except DAMAGE as error:
         return Old(path, frozenset(), None, error=str(error))
+
+
+# -- Orphaned jobs: queued or running although somebody has deleted their run directory
+#
+# A job of the launcher has a token, which is derived from its run directory, and a script in that directory. For each
+# job that belongs to no known run, both are queried: they tell an orphan from a job whose run is in another folder.
+
+
+MOST_ORIGINS = 20  # jobs of one scheduler whose origin is queried at a time
+_JOB = re.compile(r"(\d+)(?:_\d+|\[\d*\])?(?:\.\S*)?")  # 17, 17_3, 17.server, 17[].server, 17[3].server
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A job, or an array, whose run directory is gone."""
+
+    scheduler: str  # the scheduler's name
+    job: str  # the job's id
+    raw_state: str  # the job's state, as the scheduler prints it; empty: not known
+    folder: Path  # path that the run or sweep directory had
+
+
+def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
+    """Returns the schedulers whose commands are here, by name: ours, and these of other packages."""
+    return {name: each.queries(QUERY_TIMEOUT) for name, each in registry.queues_here(others).items()}
+
+
+def family(job_id: str) -> str:
+    """Returns a job's number without array index and server: `17` for 17_3 and 17[3].server."""
+    match = _JOB.fullmatch(job_id)
+    return match[1] if match else job_id
+
+
+def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) -> dict[str, SchedulerJob]:
+    """Returns the queue's live jobs outside of `accounted`, by job number; one of each array.
+
+    Jobs whose comment is not a token of the launcher are left out, so that the user's other jobs cost no query.
+    """
+    ours = {family(each) for each in accounted}
+    found: dict[str, SchedulerJob] = {}
+    for job_id, job in jobs.items():
+        may_be_ours = job.comment is None or job.comment.startswith(TOKEN)
+        if job.state.live and may_be_ours and family(job_id) not in ours:
+            found.setdefault(family(job_id), job)
+    return found
+
+
+def folder_of(origin: JobOrigin) -> Path | None:
+    """Returns the directory of the run or sweep that a job belongs to; None: not a job of the launcher.
+
+    | the job's script | the directory |
+    |---|---|
+    | RUN/script.sh | RUN |
+    | SWEEP/arrays/TOKEN.sh | SWEEP |
+    """
+    folder = Path(origin.file).parent
+    folder = folder.parent if folder.name == "arrays" else folder
+    # The job of a single point may have its sweep's token.
+    ours = (token_of(str(each)) for each in (folder, folder.parent))
+    return folder if any(f"{origin.token}-".startswith(f"{each}-") for each in ours) else None
+
+
+def _is_gone(folder: Path) -> bool:
+    return not any(unwrap(exists(folder / name)) for name in RECORDS.values())
+
+
+class Orphans:
+    """Finds orphaned jobs, call after call. The origin of a job that is not an orphan is queried only once."""
+
+    def __init__(self, live: JobMonitor) -> None:
+        self._live = live
+        self._others: set[tuple[str, str]] = set()  # (scheduler, job number) of jobs that are no orphans
+
+    def look(self, accounted: Collection[str]) -> list[Orphan]:
+        """Returns the orphaned jobs of all schedulers that respond."""
+        found: list[Orphan] = []
+        for name, queries in schedulers(self._live.queried).items():
+            snapshot = self._live.snapshot(name, queries, QUERY_TIMEOUT)
+            jobs = {} if snapshot.problem else unaccounted(snapshot.jobs, accounted)
+            jobs = {each: job for each, job in jobs.items() if (name, each) not in self._others}
+            if not jobs:
+                continue
+            newest = sorted(jobs, key=lambda number: (len(number), number))[-MOST_ORIGINS:]
+            try:
+                origins = queries.origins(newest)
+            except QueryError:  # the next call may succeed
+                continue
+            for each in newest:
+                origin = origins.get(each)
+                folder = None if origin is None else folder_of(origin)
+                if origin is not None and folder is not None and _is_gone(folder):
+                    found.append(Orphan(name, origin.id, jobs[each].raw_state, folder))
+                else:
+                    self._others.add((name, each))
+        return found
+
+
+def look_for(job_id: str) -> Orphan | Path | None:
+    """Looks for a job by its id in all schedulers.
+
+    Returns the job if it is an orphan, else the directory of its run or sweep; None: it is not a job of this user and
+    the launcher. Raises QueryError: it was not found, and a scheduler did not respond.
+    """
+    number = family(job_id)
+    if not number.isdecimal():
+        return None
+    problem: QueryError | None = None
+    for name, queries in schedulers(registry.names()).items():
+        try:
+            origin = queries.origins([number]).get(number)
+        except QueryError as error:
+            problem = error
+            continue
+        if origin is not None and (folder := folder_of(origin)) is not None:
+            return Orphan(name, origin.id, "", folder) if _is_gone(folder) else folder
+    if problem is not None:
+        raise problem
+    return None
+
+
+def cancel_orphan(orphan: Orphan) -> None:
+    """Cancels an orphaned job. Raises QueryError: the scheduler does not respond, or refuses."""
+    schedulers([orphan.scheduler])[orphan.scheduler].cancel(orphan.job)
+    SharedSnapshot(orphan.scheduler).forget()
