@@ -44,7 +44,7 @@ NO_BOUNDS = {
         "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
         "checkpoint/copies.AREA", "checkpoint/copies.HEADER", "worker/rank_report._MEMORY_SIZE",
         "diagnose/machine.MIB", "diagnose/machine.GIB",
-        "diagnose/findings.GIB", 
+        "diagnose/findings.GIB",
         "agent/node_checks.MIB", "agent/node_checks.WRITTEN", "agent/node_checks.ELEMENTS",
         "remote/connection.CHUNK",
         "rendezvous/protocol._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
