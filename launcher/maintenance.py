@@ -168,7 +168,7 @@ def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, Jo
 
 
 def size_of(folder: Path) -> int:
-    """Returns the bytes on disk that all files below a folder occupy."""
+    """Returns the bytes that a folder occupies on disk."""
     total = 0
     for root, _, files in os.walk(folder):
         for name in files:

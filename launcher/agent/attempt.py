@@ -519,7 +519,8 @@ class Binder:
         own = agents[position]
         tasks = self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == masks.AUTO:
-            return 0, masks.unbound(node, allowed, [RankDevices()], Unbound(UnboundReason.SCHEDULER))
+            why = Unbound(UnboundReason.SCHEDULER, "launch=tasks: the scheduler has bound each rank")
+            return 0, masks.unbound(node, allowed, [RankDevices()], why)
         alone = tasks or self._wanted.kind == masks.MAP
         on_this_host = [agent for agent in agents if agent.host == own.host and (agent is own or not alone)]
         try:

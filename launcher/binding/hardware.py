@@ -66,19 +66,18 @@ class Nic(Struct):
 
 
 class Unbound(Open):
-    """Why the ranks of a node are not bound to cores. `launcher.failures.text.of_unbound` makes the text from it."""
+    """Why the ranks of a node are not bound to cores."""
 
-    reason: UnboundReason  # code of the reason
-    path: str = ""  # for NO_TOPOLOGY, the directory in which the kernel shows too little
-    models: tuple[str, ...] = ()  # for MIXED_GPUS, the models of the node's GPUs
-    ranks: int = 0  # for FEW_CORES, number of ranks on the node
-    cores: int = 0  # for FEW_CORES, number of cores that the job may use on the node
-    gpu: str = ""  # for GPU_NUMA, the PCI address of the GPU, followed by `.TILE` for a tile
-    nics: tuple[str, ...] = ()  # for NO_NIC, the network devices of the node
-    variable: str = ""  # for the reasons about a variable that limits the visible GPUs, its name
-    value: str = ""  # for ENTRY_TWICE and SAME_GPU, the value of the variable
-    names: tuple[str, ...] = ()  # the entries of the variable, or for NO_NIC of cluster.nics, that are wrong
-    gpus: int = 0  # for GPU_NUMBER, the number of visible GPUs
+    reason: UnboundReason
+    text: str = ""  # the reason as part of a line; empty: an older version has written it
+
+    @property
+    def words(self) -> str:
+        return self.text or self.reason.value.replace("_", " ")
+
+
+def no_topology(path: str) -> Unbound:
+    return Unbound(UnboundReason.NO_TOPOLOGY, f"{path} does not show which CPUs are of one core")
 
 
 class Node(Struct):
@@ -131,7 +130,8 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
     gpus = _nvidia(files) or _amd(files) or _intel(files, environ)
     models = sorted({gpu.model for gpu in gpus})
     if len(models) > 1 and gpus[0].vendor == "nvidia" and environ.get("CUDA_DEVICE_ORDER") != ALIKE:
-        unbound = unbound or Unbound(UnboundReason.MIXED_GPUS, models=tuple(models))
+        which = f"GPUs of different models ({', '.join(models)}), which CUDA numbers by their speed"
+        unbound = unbound or Unbound(UnboundReason.MIXED_GPUS, f"{which}: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return Node(cores, tuple(gpus), _nics(files), _distances(files), unbound)
 
 
@@ -193,7 +193,7 @@ def _cores(files: _Files) -> tuple[tuple[Core, ...], Unbound | None]:
     # Reads each list of CPUs once
     online = files.cpus(f"{CPUS}/online")
     if not online:
-        return (), Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
+        return (), no_topology(CPUS)
     numa = {
         each: number
         for name in files.names("/sys/devices/system/node")
@@ -212,7 +212,7 @@ def _cores(files: _Files) -> tuple[tuple[Core, ...], Unbound | None]:
             f"{folder}/topology/thread_siblings_list"
         )
         if first not in siblings:
-            return (), Unbound(UnboundReason.NO_TOPOLOGY, path=f"{folder}/topology")
+            return (), no_topology(f"{folder}/topology")
         if first not in sockets:
             package = files.cpus(f"{folder}/topology/package_cpus_list") or files.cpus(
                 f"{folder}/topology/core_siblings_list"

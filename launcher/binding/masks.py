@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound
+from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound, no_topology
 from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import plural, ranges
@@ -145,15 +145,16 @@ def bind(
     cores = _allowed_cores(node, allowed)
     refuse = partial(unbound, node, allowed, ranks)
     if wanted.kind == NONE:
-        return refuse(Unbound(UnboundReason.NOT_WANTED))
+        return refuse(Unbound(UnboundReason.NOT_WANTED, "launch.bind=none"))
     if wanted.kind == MAP:
         _check_map(wanted, everything, len(ranks))
         return Binding(tuple(_bound(wanted.lists[place], cores, devices) for place, devices in enumerate(ranks)))
     if node.unbound is not None:
         return refuse(node.unbound)
     if not cores or _size(cores) < len(everything):
-        return refuse(Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS))
-    few_cores = Unbound(UnboundReason.FEW_CORES, ranks=len(ranks), cores=len(cores))
+        return refuse(no_topology(CPUS))
+    few = f"{plural(len(ranks), 'rank')} and {plural(len(cores), 'core')}"
+    few_cores = Unbound(UnboundReason.FEW_CORES, few)
     if len(ranks) > len(cores):
         return refuse(few_cores)
     homes = [_home(node, devices, cores) for devices in ranks]
@@ -161,7 +162,7 @@ def bind(
         lost = next(
             devices.gpu.name for devices, home in zip(ranks, homes, strict=True) if home is None and devices.gpu
         )
-        return refuse(Unbound(UnboundReason.GPU_NUMA, gpu=lost))
+        return refuse(Unbound(UnboundReason.GPU_NUMA, f"the NUMA node of GPU {lost} is not known"))
     need = min(cpus_per_rank, _size(cores) // len(ranks))
     known = [home for home in homes if home is not None]
     if len(known) < len(homes):
@@ -331,9 +332,9 @@ class DeviceError(Exception):
     unbound: what is wrong. Ranks that need the devices cannot be bound for this reason.
     """
 
-    def __init__(self, unbound: Unbound) -> None:
-        super().__init__(unbound)
-        self.unbound = unbound
+    def __init__(self, reason: UnboundReason, text: str) -> None:
+        super().__init__(text)
+        self.unbound = Unbound(reason, text)
 
 
 Parent = Callable[[str], "str | None"]  # from the UUID of a MIG slice to the PCI address of its GPU; None: unknown
@@ -354,11 +355,12 @@ def of_ranks(
     """
     shown = visible_gpus(node, environ, parent)[:most] if gpus else []
     if gpus and not shown:
-        raise DeviceError(Unbound(UnboundReason.NO_GPU))
+        raise DeviceError(UnboundReason.NO_GPU, "no accelerator is found in /sys or /proc")
     named = {each: nic for nic in node.nics for each in (nic.name, nic.interface) if each}
     if missing := tuple(name for name in dict.fromkeys(pairs) if name not in named):
-        nics = tuple(nic.name for nic in node.nics)
-        raise DeviceError(Unbound(UnboundReason.NO_NIC, names=missing, nics=nics))
+        nics = ", ".join(nic.name for nic in node.nics) or "none"
+        text = f"cluster.nics names {', '.join(missing)}, and there is {nics}"
+        raise DeviceError(UnboundReason.NO_NIC, text)
     found = []
     for rank in ranks:
         gpu = shown[rank % len(shown)] if shown else None
@@ -385,12 +387,12 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
         if entry in _NONE:
             break
         if entry in entries:
-            raise DeviceError(Unbound(UnboundReason.ENTRY_TWICE, variable=mask, value=text, names=(entry,)))
+            raise DeviceError(UnboundReason.ENTRY_TWICE, f"{mask}={text} names {entry} twice")
         entries.append(entry)
         found += _of_entry(shown, mask, entry, parent)
         whole = not entry.startswith("MIG-") and "." not in entry
         if whole and (before := names.setdefault(found[-1], entry)) != entry:
-            raise DeviceError(Unbound(UnboundReason.SAME_GPU, variable=mask, value=text, names=(before, entry)))
+            raise DeviceError(UnboundReason.SAME_GPU, f"{mask}={text} names one GPU as {before} and as {entry}")
     return found
 
 
@@ -398,7 +400,8 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     if entry.isdecimal():
         if int(entry) < len(shown):
             return [shown[int(entry)]]
-        raise DeviceError(Unbound(UnboundReason.GPU_NUMBER, variable=mask, names=(entry,), gpus=len(shown)))
+        may_use = f"this process may use {plural(len(shown), 'GPU')} here"
+        raise DeviceError(UnboundReason.GPU_NUMBER, f"{mask} names GPU {entry}, and {may_use}")
     if match := re.fullmatch(r"(\d+)\.(\d+)", entry):
         cards = list(dict.fromkeys(gpu.address for gpu in shown))
         at = [gpu for gpu in shown if cards.index(gpu.address) == int(match[1]) and gpu.tile in (int(match[2]), None)]
@@ -407,12 +410,14 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     elif entry.startswith("MIG-"):
         address = parent(entry)
         if address is None:
-            raise DeviceError(Unbound(UnboundReason.MIG_SLICE, variable=mask, names=(entry,)))
+            text = f"{mask} names {entry}, and of which GPU that is NVIDIA's library alone could tell"
+            raise DeviceError(UnboundReason.MIG_SLICE, text)
         at = [gpu for gpu in shown if gpu.address == address]
     else:
         at = [gpu for gpu in shown if gpu.uuid.startswith(entry)]
     if len(at) != 1:
-        raise DeviceError(Unbound(UnboundReason.NOT_VISIBLE, variable=mask, names=(entry,)))
+        text = f"{mask} names {entry}, and no GPU here is that: it is gone, or not this job's"
+        raise DeviceError(UnboundReason.NOT_VISIBLE, text)
     return at
 
 

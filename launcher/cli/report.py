@@ -104,7 +104,7 @@ def _write(path: Path, shown: Page) -> None:
 
 def _runs(runs: list[Run], baseline: Run | None) -> Page:
     wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
-    shown = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values(), strict=True)}
+    shown = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values())}
     return sections.comparison_page([shown[each.path] for each in runs], shown[baseline.path] if baseline else None)
 
 

@@ -105,7 +105,6 @@ def bound_to(plan: JobPlan) -> list[str]:
     If the profile names a type of node (cluster.node_type), the CPUs, GPU and NIC of each rank on it are listed.
     """
     from launcher.binding import hardware, masks
-    from launcher.failures.text import of_unbound
 
     asked = masks.parse(plan.launch.bind)
     if plan.procs_per_node == 1 and asked.kind == masks.AUTO:
@@ -127,10 +126,10 @@ def bound_to(plan: JobPlan) -> list[str]:
             pairs=plan.cluster.nics,
         )  # fmt: skip
     except masks.DeviceError as error:
-        return [*lines, f"on a node of type {about.name} nothing: {of_unbound(error.unbound)}"]
+        return [*lines, f"on a node of type {about.name} nothing: {error.unbound.words}"]
     found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
     if found.unbound is not None:
-        return [*lines, f"on a node of type {about.name} nothing: {of_unbound(found.unbound)}"]
+        return [*lines, f"on a node of type {about.name} nothing: {found.unbound.words}"]
     return [*lines, f"on a whole node of type {about.name}:", *(
         ", ".join([
             f"  CPUs {ranges(rank.cpus)}: local rank {place}",

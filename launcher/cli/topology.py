@@ -22,7 +22,6 @@ from launcher.binding.masks import parse
 from launcher.cli.find import find
 from launcher.cli.text import print_unreadable, table
 from launcher.errors import ConfigError, RunError
-from launcher.failures.text import of_unbound
 from launcher.formatting import name_ranks, ranges
 from launcher.runs.events import Bound
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
@@ -65,7 +64,7 @@ def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None
     lines = textwrap.wrap(f"{hosts}: {first.node or 'its hardware is not known'}", WIDTH, subsequent_indent="  ")
     lines += textwrap.wrap(f"  the job may use CPUs {first.allowed}", WIDTH, subsequent_indent="    ")
     if first.unbound is not None:
-        lines += textwrap.wrap(f"  no rank is bound: {of_unbound(first.unbound)}", WIDTH, subsequent_indent="    ")
+        lines += textwrap.wrap(f"  no rank is bound: {first.unbound.words}", WIDTH, subsequent_indent="    ")
     lines += [*_map(first, _devices(first) if devices is None else devices), ""] if first.numas else [""]
     rows = [("rank", "cores", "CPUs", "NUMA", "GPU", "NIC")]
     shared = len(group) > 1

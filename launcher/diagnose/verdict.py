@@ -55,34 +55,31 @@ from launcher.submission.render import setup_lines
 
 NEAR_LIMIT = 0.9  # a killed process that used more than this fraction of its memory limit was probably killed for it
 GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
-NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}
 LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
-# Kinds for tasks that did not report their own end, if there is no other evidence.
-_TASK_KINDS = {FaultCode.TASK_NOT_STARTED: EndKind.NEVER_STARTED, FaultCode.TASK_UNKNOWN: EndKind.UNKNOWN}
+# Kinds of tasks and nodes that did not report their own end, if there is no other evidence.
+_UNSURE_KINDS = {
+    FaultCode.TASK_NOT_STARTED: EndKind.NEVER_STARTED,
+    FaultCode.TASK_UNKNOWN: EndKind.UNKNOWN,
+    **dict.fromkeys((FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST), EndKind.NODE_LOST),
+}
 # Faults that agents report without knowing the cause.
-_UNEXPLAINED = (
-    NODE_LOST | LEFT | _TASK_KINDS.keys() | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
-)
+_UNEXPLAINED = LEFT | _UNSURE_KINDS.keys() | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
 # Kinds for faults that need no further evidence, unless their error message matches a symptom.
 _KINDS = {
     FaultCode.HANG: EndKind.HANG,
-    FaultCode.NOT_JOINED: EndKind.RENDEZVOUS_TIMEOUT,
-    FaultCode.RENDEZVOUS_TIMEOUT: EndKind.RENDEZVOUS_TIMEOUT,
-    FaultCode.NOT_REACHED: EndKind.RENDEZVOUS_TIMEOUT,
-    FaultCode.TOO_FEW: EndKind.RENDEZVOUS_TIMEOUT,
-    FaultCode.LATE: EndKind.RENDEZVOUS_TIMEOUT,
-    FaultCode.NOT_A_MEMBER: EndKind.CONFIG_ERROR,
+    **dict.fromkeys(
+        (FaultCode.NOT_JOINED, FaultCode.RENDEZVOUS_TIMEOUT, FaultCode.NOT_REACHED, FaultCode.TOO_FEW, FaultCode.LATE),
+        EndKind.RENDEZVOUS_TIMEOUT,
+    ),
+    **dict.fromkeys(
+        (FaultCode.NOT_A_MEMBER, FaultCode.USAGE, FaultCode.REFUSED, FaultCode.NO_FOLDER, FaultCode.CONTAINER,
+         FaultCode.ARCHIVE, FaultCode.UNREADABLE),
+        EndKind.CONFIG_ERROR,
+    ),
     FaultCode.OPEN_FILES: EndKind.LIMIT,
-    FaultCode.PREFLIGHT: EndKind.BAD_NODE,
-    FaultCode.STILL_THERE: EndKind.BAD_NODE,
-    FaultCode.USAGE: EndKind.CONFIG_ERROR,
-    FaultCode.REFUSED: EndKind.CONFIG_ERROR,
-    FaultCode.NO_FOLDER: EndKind.CONFIG_ERROR,
-    FaultCode.CONTAINER: EndKind.CONFIG_ERROR,
-    FaultCode.ARCHIVE: EndKind.CONFIG_ERROR,
-    FaultCode.UNREADABLE: EndKind.CONFIG_ERROR,
+    **dict.fromkeys((FaultCode.PREFLIGHT, FaultCode.STILL_THERE), EndKind.BAD_NODE),
     FaultCode.CONDITION_FAILED: EndKind.NEVER_STARTED,
-}
+}  # fmt: skip
 _STATE_KINDS = {
     "TIMEOUT": EndKind.WALL_TIME,
     "DEADLINE": EndKind.WALL_TIME,
@@ -123,13 +120,11 @@ class Evidence:
     fault: Fault | SetupFailed | None = None  # the first event `fault` or `setup_failed`
     stop: Stop | None = None  # the last event `stop`: why the attempt stopped early
     stays: Stays | None = None  # the last event `stays`: why the run does not continue by itself
-    # the last event `stop_requested`: the signal that asked the attempt to stop, and the host that got it
-    request: StopRequested | None = None
+    request: StopRequested | None = None  # the last event `stop_requested`
     ended: int | None = None  # the exit code of the attempt
     begun: bool = True  # whether the attempt has started
     scheduler: str = ""  # the title of the scheduler (`Slurm`)
-    # the state of the job in the scheduler, and the signal that ended it
-    job: JobStatus = field(default_factory=JobStatus)
+    job: JobStatus = field(default_factory=JobStatus)  # the state of the job in the scheduler
     notices: tuple[pending.Notice, ...] = ()  # messages of the scheduler in the job's output
     log: tuple[str, ...] = ()  # the last lines of the failed rank's log
     output: tuple[str, ...] = ()  # the last lines of the job's output
@@ -245,10 +240,8 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
 
 
 def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
-    if fault.code in _TASK_KINDS:
-        return Verdict(_TASK_KINDS[fault.code], cause, sure=False)
-    if fault.code in NODE_LOST:
-        return Verdict(EndKind.NODE_LOST, cause, sure=False)
+    if fault.code in _UNSURE_KINDS:
+        return Verdict(_UNSURE_KINDS[fault.code], cause, sure=False)
     if fault.code is FaultCode.SIGNALLED:
         if fault.signal == "SIGBUS":
             return Verdict(EndKind.SHARED_MEMORY, cause, sure=False)
@@ -338,9 +331,8 @@ def _without_fault(seen: Evidence) -> Verdict:
         return Verdict(EndKind.STOPPED, cause)
     if (seen.ended is not None and seen.ended > 128) or seen.job.signal is not None:
         return Verdict(EndKind.KILLED, cause, sure=False)
-    return Verdict(
-        EndKind.LOST if seen.state in (RunState.LOST, RunState.UNKNOWN) else EndKind.UNKNOWN, cause, sure=False
-    )
+    lost = seen.state in (RunState.LOST, RunState.UNKNOWN)
+    return Verdict(EndKind.LOST if lost else EndKind.UNKNOWN, cause, sure=False)
 
 
 # -- Collects the evidence about an attempt: its events, outputs and logs, and the scheduler's history of its job

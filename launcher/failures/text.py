@@ -1,10 +1,10 @@
-"""The message of each failure, made of its code and fields."""
+"""The words for each event: one line about a fault, a stop, what follows it, and others. Only this module has them."""
 
 from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.failures.codes import (
@@ -16,32 +16,22 @@ from launcher.failures.codes import (
     PreflightReason,
     SetupPart,
     StopReason,
-    UnboundReason,
 )
 from launcher.formatting import name_ranks, plural
 
 if TYPE_CHECKING:
-    from launcher.binding.hardware import Unbound
     from launcher.runs.events import (
         Accused,
         BlockedCollective,
         Continues,
         Fault,
         GpusUnused,
-        PassedOver,
         Place,
-        PreflightFailure,
         Resized,
         Restored,
-        SaveFailure,
         Stays,
         Stop,
     )
-
-
-# -- Makes one line of text for users of each event: fault, stop, continuation and others
-#
-# Only this module does.
 
 
 MOST_NAMES = 10  # at most so many agents are named in a text
@@ -91,7 +81,7 @@ def _rank(fault: Fault) -> str:
     return _rank_on(fault.rank, fault.host) if fault.rank is not None else f"a rank on {fault.host}"
 
 
-def _rank_on(rank: int | None, host: str) -> str:
+def _rank_on(rank: int | str | None, host: str) -> str:
     return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
@@ -99,20 +89,10 @@ def _hosts(fault: Fault) -> str:
     return _first_of([each.host for each in fault.accused] or [fault.host])
 
 
-def _ranks_on_hosts(accused: Collection[Accused]) -> str:
-    ranks = ", ".join(str(each.rank) for each in accused)
-    hosts = ", ".join(dict.fromkeys(each.host for each in accused if each.host))
-    return f"rank {ranks} on {hosts}" if hosts else f"rank {ranks}"
-
-
 def _agents(accused: Sequence[Accused]) -> str:
-    return _first_of([_agent(each) for each in accused])
-
-
-def _agent(accused: Accused) -> str:
-    if accused.rank is not None:
-        return _rank_on(accused.rank, accused.host)
-    return _node(accused.host, accused.node)
+    return _first_of([
+        _node(each.host, each.node) if each.rank is None else _rank_on(each.rank, each.host) for each in accused
+    ])  # fmt: skip
 
 
 def _node(host: str, node: int | None) -> str:
@@ -125,15 +105,9 @@ def _first_of(names: Sequence[str]) -> str:
 
 def _ended(fault: Fault) -> str:
     who = _rank(fault) if fault.rank is not None else f"the task on {fault.host}"
-    if fault.signal is None and fault.exit_code is None:
-        how = "was killed"
-    else:
-        how = f"killed by {fault.signal}" if fault.signal is not None else f"exited with code {fault.exit_code}"
+    how = "was killed" if fault.exit_code is None else f"exited with code {fault.exit_code}"
+    how = f"killed by {fault.signal}" if fault.signal is not None else how
     return f"{who}: {how}" + (f": {fault.error}" if fault.error else "")
-
-
-def _error_or_end(fault: Fault) -> str:
-    return _error(fault) if fault.error else _ended(fault)
 
 
 def _not_started(fault: Fault) -> str:
@@ -226,19 +200,15 @@ def _returned_early(fault: Fault) -> str:
 
 
 def _not_joined(fault: Fault) -> str:
-    ranks = _ranks_on_hosts(fault.accused)
-    return f"{ranks} did not join the others{_seconds(fault, 'within')}: does an import hang?"
+    ranks = ", ".join(str(each.rank) for each in fault.accused)
+    hosts = ", ".join(dict.fromkeys(each.host for each in fault.accused if each.host))
+    return f"{_rank_on(ranks, hosts)} did not join the others{_seconds(fault, 'within')}: does an import hang?"
 
 
 def _node_ended(fault: Fault) -> str:
-    when = _WHEN.get(fault.during) if fault.during else None
-    how = when or "(killed, or lost)"
-    after = f"; then {_asked(fault.then.host, fault.then.signal)}" if fault.then else ""
+    how = (_WHEN.get(fault.during) if fault.during else None) or "(killed, or lost)"
+    after = f"; then {of_request(fault.then.host, fault.then.signal)}" if fault.then else ""
     return f"{_hosts(fault)} exited without an error report {how}{after}"
-
-
-def _node_silent(fault: Fault) -> str:
-    return f"no heartbeat from {_hosts(fault)}{_seconds(fault, 'for')} (launch.heartbeat)"
 
 
 def _agent_error(fault: Fault) -> str:
@@ -248,9 +218,8 @@ def _agent_error(fault: Fault) -> str:
 def _leader_lost(fault: Fault) -> str:
     if not fault.accused:
         return _agent_error(fault)
-    return f"the connection to {_agents(fault.accused)}, which leads, is lost" + (
-        f": {fault.error}" if fault.error else ""
-    )
+    lost = f"the connection to {_agents(fault.accused)}, which leads, is lost"
+    return f"{lost}: {fault.error}" if fault.error else lost
 
 
 def _rendezvous_timeout(fault: Fault) -> str:
@@ -271,16 +240,16 @@ def _too_few(fault: Fault) -> str:
 
 
 def _preflight(fault: Fault) -> str:
-    return f"preflight: {_why_preflight(fault.preflight) if fault.preflight else 'the nodes cannot run the job'}"
-
-
-def _why_preflight(failure: PreflightFailure) -> str:
+    failure = fault.preflight
+    if failure is None:
+        return "preflight: the nodes cannot run the job"
     first = failure.findings[0].found.words if failure.findings else "no details"
     if failure.reason is PreflightReason.UNKNOWN_NODE:
-        return f"{failure.failed} of {failure.nodes} nodes lost the others, and the bad node is unknown: {first}"
+        lost = f"{failure.failed} of {failure.nodes} nodes lost the others, and the bad node is unknown"
+        return f"preflight: {lost}: {first}"
     if failure.reason is PreflightReason.ALL_NODES:
-        return f"all {failure.nodes} nodes fail: {first}"
-    shown = "; ".join(f"{each.name}: {each.found.words}" for each in failure.findings)
+        return f"preflight: all {failure.nodes} nodes fail: {first}"
+    shown = "preflight: " + "; ".join(f"{each.name}: {each.found.words}" for each in failure.findings)
     if (more := failure.failed - len(failure.findings)) > 0:
         shown += f"; and {more} more"
     if failure.nodes == 1:
@@ -297,13 +266,14 @@ _WHEN = {
 }
 
 
-def _asked(host: str, name: str | None) -> str:
+def of_request(host: str, name: str | None) -> str:
+    """Returns the text about a stop request: `node1 was asked to stop by SIGTERM`."""
     return f"{host} was asked to stop by {name}" if name else f"{host} was asked to stop"
 
 
 def _stopped_early(fault: Fault) -> str:
-    when = _WHEN.get(fault.during) if fault.during else None
-    return _asked(fault.host, fault.signal) + (f" {when}" if when else "")
+    when = _WHEN.get(fault.during, "") if fault.during else ""
+    return f"{of_request(fault.host, fault.signal)} {when}".rstrip()
 
 
 _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
@@ -313,13 +283,15 @@ _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
     FaultCode.EXITED: _ended,
     FaultCode.RETURNED_EARLY: _returned_early,
     FaultCode.LEFT: _ended,
-    FaultCode.NO_RETRY: _error_or_end,
+    FaultCode.NO_RETRY: lambda fault: _error(fault) if fault.error else _ended(fault),
     FaultCode.NOT_STARTED: _not_started,
     FaultCode.STILL_THERE: _still_there,
     FaultCode.HANG: _hang,
     FaultCode.NOT_JOINED: _not_joined,
     FaultCode.NODE_ENDED: _node_ended,
-    FaultCode.NODE_SILENT: _node_silent,
+    FaultCode.NODE_SILENT: lambda fault: (
+        f"no heartbeat from {_hosts(fault)}{_seconds(fault, 'for')} (launch.heartbeat)"
+    ),
     FaultCode.LEADER_LOST: _leader_lost,
     FaultCode.TASK_NOT_STARTED: lambda fault: f"the task on {fault.host} could not be started: {fault.error}",
     FaultCode.TASK_UNKNOWN: lambda fault: f"it is not known how the task on {fault.host} ended: {fault.error}",
@@ -352,7 +324,7 @@ def of_stop(stop: Stop) -> str:
 
 def _stop(stop: Stop) -> str:
     if stop.reason is StopReason.SIGNAL and stop.rank is None:
-        return _asked(stop.host, stop.signal)
+        return of_request(stop.host, stop.signal)
     if stop.reason is StopReason.SIGNAL:
         return f"asked to stop ({_rank_on(stop.rank, stop.host)})"
     if stop.reason is StopReason.WARNING_SIGNAL:
@@ -375,11 +347,6 @@ _STOPS = {
     StopReason.CANCELLED: "it was cancelled before it started",
     StopReason.EXIT_UNREAD: "the exit codes of its agents cannot be read",
 }
-
-
-def of_request(host: str, name: str) -> str:
-    """Returns the text about a stop request: `node1 was asked to stop by SIGTERM`."""
-    return _asked(host, name)
 
 
 # -- what follows an attempt that stopped early
@@ -438,43 +405,6 @@ def of_resized(event: Resized) -> str:
     changes = {"without": event.without, "with": event.back}
     parts = [f"{preposition} {', '.join(map(of_place, places))}" for preposition, places in changes.items() if places]
     return f"round {event.round} continues {' and '.join(parts)}: {event.members} of {event.size}"
-
-
-_UNBOUND = {
-    UnboundReason.NOT_WANTED: "launch.bind=none",
-    UnboundReason.SCHEDULER: "launch=tasks: the scheduler has bound each rank",
-    UnboundReason.NO_TOPOLOGY: "{path} does not show which CPUs are of one core",
-    UnboundReason.MIXED_GPUS: "GPUs of different models ({models}), which CUDA numbers by their speed: set "
-                              "CUDA_DEVICE_ORDER=PCI_BUS_ID",
-    UnboundReason.FEW_CORES: "{ranks} and {cores}",
-    UnboundReason.GPU_NUMA: "the NUMA node of GPU {gpu} is not known",
-    UnboundReason.NO_GPU: "no accelerator is found in /sys or /proc",
-    UnboundReason.NO_NIC: "cluster.nics names {names}, and there is {nics}",
-    UnboundReason.ENTRY_TWICE: "{variable}={value} names {names} twice",
-    UnboundReason.SAME_GPU: "{variable}={value} names one GPU as {aliases}",
-    UnboundReason.GPU_NUMBER: "{variable} names GPU {names}, and this process may use {gpus} here",
-    UnboundReason.MIG_SLICE: "{variable} names {names}, and of which GPU that is NVIDIA's library alone could tell",
-    UnboundReason.NOT_VISIBLE: "{variable} names {names}, and no GPU here is that: it is gone, or not this job's",
-    UnboundReason.UNKNOWN: "unknown",
-}  # fmt: skip
-
-
-def of_unbound(unbound: Unbound) -> str:
-    """Returns why ranks are not bound to cores."""
-    return _UNBOUND[unbound.reason].format(
-        path=unbound.path, models=", ".join(unbound.models), gpu=unbound.gpu, gpus=plural(unbound.gpus, "GPU"),
-        ranks=plural(unbound.ranks, "rank"), cores=plural(unbound.cores, "core"), variable=unbound.variable,
-        value=unbound.value, names=", ".join(unbound.names), aliases=" and as ".join(unbound.names),
-        nics=", ".join(unbound.nics) or "none",
-    )  # fmt: skip
-
-
-def of_save_failed(event: SaveFailure) -> str:
-    return f"the checkpoint of step {event.step} was not saved: {event.error}"
-
-
-def of_passed_over(event: PassedOver) -> str:
-    return f"a checkpoint is passed over: {event.checkpoint}: {'; '.join(event.problems)}"
 
 
 def of_restored(event: Restored) -> str:

@@ -125,8 +125,7 @@ class PilotActivity:
 
     slots: int = 0  # number of slots of the slot managers that are alive
     busy: int = 0  # number of these slots that run a point now
-    # fraction of the slots' time in which they ran a point, since their start or, in long sweeps, recently
-    share: float = 0.0
+    share: float = 0.0  # fraction of the slots' time in which they ran a point, since their start, or recently
     rate: float = 0.0  # number of points that ended per second
     left: float | None = None  # seconds until all points are over, at this rate; None: unknown
 

@@ -17,7 +17,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
 from launcher.files.shared_files import is_transient
+from launcher.formatting import log_line
 from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
 from launcher.monitoring.state import JobStatus, RunState, run_state
 from launcher.runs.directory import Run, chain_tokens
@@ -60,13 +60,12 @@ T = TypeVar("T")
 class RunStatus:
     """A run's current state."""
 
-    run: Run  # the run
-    plan: JobPlan  # the run's plan
-    history: RunHistory  # the run's current job and last attempt, according to the run's own files
-    state: RunState  # the run's state
-    progress: Progress | None  # the last event `progress` of the run's last attempt; None: there is none
-    # state of the run's job; empty if it is not needed, because the run is done
-    job: JobStatus = field(default_factory=JobStatus)
+    run: Run
+    plan: JobPlan
+    history: RunHistory  # its current job and last attempt, according to its own files
+    state: RunState
+    progress: Progress | None  # the last event `progress` of the last attempt; None: there is none
+    job: JobStatus = field(default_factory=JobStatus)  # empty if it is not needed, because the run is done
     left: int | None = None  # seconds of wall time left, according to the scheduler; None: unknown
     unanswered: str = ""  # name of the scheduler, if it did not respond; else empty
     before: str = ""  # if `unanswered`, state and reason of the job in the scheduler's last reply; else empty
@@ -84,10 +83,9 @@ class RunStatus:
 class DamagedRun:
     """A run whose files cannot be read."""
 
-    run: Run  # the run
-    message: str  # what is wrong and what to do, as text for the user
-    # whether a file cannot be read now, so that nothing is known about the run; False: it is damaged
-    is_transient: bool = False
+    run: Run
+    message: str  # what is wrong and what to do
+    is_transient: bool = False  # whether a file cannot be read now, so that nothing is known; False: it is damaged
 
 
 def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
@@ -255,18 +253,14 @@ class JobMonitor:
         """Returns the scheduler's record of a job that is over, or None; raises QueryError."""
         commands = queries(plan, QUERY_TIMEOUT)
         place = plan.cluster.scheduler, commands.key(job_id)
-        known: SchedulerJob | QueryError | None
-        if self._has_end(*place):
-            known = self._ended[place][1]
-        else:
+        if not self._has_end(*place):
+            known: SchedulerJob | QueryError | None
             try:
                 known = commands.ended(job_id)
             except QueryError as error:
                 known = error
             self._ended[place] = time.monotonic(), known
-        if isinstance(known, QueryError):
-            raise known
-        return known
+        return raised(self._ended[place][1])
 
     def _has_end(self, scheduler: str, key: str) -> bool:
         # Returns whether a job's end need not be queried: it is known, or the last reply about it is fresh
@@ -330,9 +324,7 @@ class JobMonitor:
     def _announced_wait(self, scheduler: str) -> Iterator[None]:
         def announce() -> None:
             self._announced = True
-            print(
-                f"launcher: waiting for {scheduler} to answer, up to {QUERY_TIMEOUT:g} s", file=sys.stderr, flush=True
-            )
+            log_line(f"waiting for {scheduler} to answer, up to {QUERY_TIMEOUT:g} s")
 
         if self._announced:
             yield
@@ -404,6 +396,13 @@ def _submitted(run: Run, plan: JobPlan, scheduler: Queries) -> RunHistory | None
         return dataclasses.replace(history, job_id=job_id)
 
 
+def raised(known: T | QueryError) -> T:
+    """Returns a reply; raises it if it is an error."""
+    if isinstance(known, QueryError):
+        raise known
+    return known
+
+
 def _end_unknown(history: RunHistory) -> bool:
     return history.ended is None or history.ended > 128
 
@@ -437,9 +436,10 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
     job = live.job(run, plan, history)
     state = run_state(history, job.state, answered=not job.problem)
     left, before, age = live.details(plan, history)
-    unanswered = plan.cluster.scheduler if plan.queued and job.problem else ""
-    before = before if unanswered else ""
-    return RunStatus(run, plan, history, state, history.last(Progress), job, left, unanswered, before, age)
+    silent = plan.cluster.scheduler if plan.queued and job.problem else ""
+    return RunStatus(
+        run, plan, history, state, history.last(Progress), job, left, silent, before if silent else "", age
+    )
 
 
 def or_damaged(run: Run, function: Callable[[], T]) -> T | DamagedRun:
@@ -461,22 +461,19 @@ def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damag
     with live.pinned():
         with contextlib.suppress(*DAMAGE):  # an invalid job id, which `status_of` reports below
             live.fetch_ends(whole)
-        found = []
-        for run, each in known:
-            status = each if isinstance(each, DamagedRun) else or_damaged(run, partial(status_of, run, live, each))
-            found.append(status)
-        return found
+        return [
+            each if isinstance(each, DamagedRun) else or_damaged(run, partial(status_of, run, live, each))
+            for run, each in known
+        ]
 
 
-def all_statuses(runs: Iterable[Run], *, strict: bool) -> list[RunStatus]:
-    """Returns the states of many runs, a query a scheduler; strict: an unreadable one is a RunError, not left out."""
-    seen: list[RunStatus] = []
-    for each in each_status(runs, JobMonitor(share=True)):
-        if isinstance(each, RunStatus):
-            seen.append(each)
-        elif strict:
+def all_statuses(runs: Iterable[Run]) -> list[RunStatus]:
+    """Returns the states of many runs, with one query a scheduler; raises RunError: one cannot be read."""
+    seen = each_status(runs, JobMonitor(share=True))
+    for each in seen:
+        if isinstance(each, DamagedRun):
             raise RunError(each.message)
-    return seen
+    return [each for each in seen if isinstance(each, RunStatus)]
 
 
 def cancelled() -> Cancelled:

@@ -32,6 +32,7 @@ from launcher.monitoring.run_status import (
     JobMonitor,
     RunStatus,
     queries,
+    raised,
     status_of,
 )
 from launcher.monitoring.state import RunState
@@ -63,7 +64,7 @@ LIVE = tuple(state.value for state in RunState if not state.over)
 class PointStatus:
     """A point's current state."""
 
-    point: Point  # the point
+    point: Point
     state: str  # one of STATES
     # status of the point's run, or a function that reads the status; None: `state` says all
     found: RunStatus | Callable[[], RunStatus | None] | None = None
@@ -109,9 +110,7 @@ class SweepMonitor(JobMonitor):
             except QueryError as error:
                 ends = error
             self._ends[plan.cluster.scheduler, family] = (time.monotonic(), ends)
-        if isinstance(ends, QueryError):
-            raise ends
-        return ends.get(key)
+        return raised(ends).get(key)
 
 
 def point_statuses(

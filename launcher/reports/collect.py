@@ -302,9 +302,9 @@ def _mark(event: Event) -> tuple[str, str] | None:
     if isinstance(event, Resized):
         return "resized", texts.of_resized(event)
     if isinstance(event, SaveFailure):
-        return "warning", texts.of_save_failed(event)
+        return "warning", f"the checkpoint of step {event.step} was not saved: {event.error}"
     if isinstance(event, PassedOver):
-        return "warning", texts.of_passed_over(event)
+        return "warning", f"a checkpoint is passed over: {event.checkpoint}: {'; '.join(event.problems)}"
     if isinstance(event, Restored):
         return "restart", texts.of_restored(event)
     if isinstance(event, Continues):

@@ -13,7 +13,18 @@ from typing import Any
 
 from launcher.formatting import clean, long_size, plural, si, si_unit, three_digits
 from launcher.reports.collect import FabricResults, Row, RunData, block_of, positive
-from launcher.reports.page import DASHES, CodeBlock, Figure, Section, Table, axis, change_text, colour, line, plain_text
+from launcher.reports.page import (
+    DASHES,
+    CodeBlock,
+    Figure,
+    Section,
+    Table,
+    axis,
+    change_text,
+    colour,
+    line,
+    plain_text,
+)
 from launcher.schedulers import registry
 
 MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",
@@ -174,10 +185,8 @@ def size_word(row: Row) -> str:
 MOST_LINES = 8  # lines in one figure; with more, each operation gets its own figures
 MOST_TICKS = 7  # ticks of the axis of message sizes
 FEW = 50  # below this ratio of the largest to the smallest value, powers of ten are too few ticks
-FAR = 3.0  # a roof (upper limit) is left out if it is this many times larger than the largest bar
 MOST_CELLS = 128  # rows of a heat map; with more nodes, a cell stands for a block of nodes
 NUMBERS_UP_TO = 8  # with at most so many nodes, cells show their numbers
-MOST_FRAMES = 500
 # Title and unit of each measured quantity.
 MEASURES = {
     "busbw": ("Bus bandwidth", "B/s"),
@@ -296,39 +305,24 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
     title, unit = MEASURES[measure]
     traces: list[dict[str, Any]] = []
     labels: list[str] = []
-    largest = 0.0
     for place, (name, fabric) in enumerate(runs):
         rows = [row for row in fabric.rows if measured(row, measure) is not None]
-        values = [measured(row, measure) or 0.0 for row in rows]
-        largest = max([largest, *values])
         kind, sizes = kinds(rows), len({row.get("size") for row in rows}) > 1
         names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
         labels += names
         traces.append({
             "type": "bar", "orientation": "h", "name": plain_text(name), "y": [plain_text(each) for each in names],
-            "x": values, "marker": {"color": colour(place)},
+            "x": [measured(row, measure) for row in rows], "marker": {"color": colour(place)},
             "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
         })  # fmt: skip
     if not labels:
         return []
-    roofs = runs[0][1].roofs() if unit == "B/s" else {}
-    near = {name: speed for name, speed in roofs.items() if speed < FAR * largest}
     layout = {
-        "xaxis": axis(tickformat="~s", ticksuffix=unit, nticks=6, range=[0, 1.05 * max([largest, *near.values()])]),
+        "xaxis": axis(tickformat="~s", ticksuffix=unit, nticks=6, rangemode="tozero"),
         "yaxis": axis(type="category", autorange="reversed", showgrid=False),
         "showlegend": len(runs) > 1,
         "hovermode": "closest",
         "margin": {"t": 26, "l": 8, "r": 12, "b": 8},
-        "shapes": [
-            {"type": "line", "x0": speed, "x1": speed, "yref": "paper", "y0": 0, "y1": 1,
-             "line": {"color": "--muted", "width": 1.5, "dash": "dash"}}
-            for speed in near.values()
-        ],
-        "annotations": [
-            {"x": speed, "yref": "paper", "y": 1, "yanchor": "bottom", "xanchor": "right", "showarrow": False,
-             "text": f"roof: {name}", "font": {"color": "--muted", "size": 11}}
-            for name, speed in near.items()
-        ],
     }  # fmt: skip
     height = 100 + 26 * len(dict.fromkeys(labels)) * len(runs)
     return [Figure(title, traces, layout, height=min(900, height))]
@@ -338,7 +332,7 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
 
 
 def matrix_figures(fabric: FabricResults, run: str = "") -> list[Figure]:
-    """Returns heat maps of all pairs of hosts, worse cells darker, slow pairs framed; [] without a matrix."""
+    """Returns heat maps of all pairs of hosts, worse cells darker; [] without a matrix."""
     matrix = fabric.matrix
     if matrix is None:
         return []
@@ -382,27 +376,12 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
         "xaxis": axis("to", type="category", showgrid=False),
         "yaxis": axis("from", type="category", autorange="reversed", showgrid=False),
         "showlegend": False,
-        "shapes": _frames(matrix, names) if block == 1 else [],
     }
     sent = matrix.get("size" if fast else "latency_size")
     size = f" with {long_size(sent)}" if sent else ""
     heading = f"{run + ': ' if run else ''}{title} of pairs{size}" + (f", {scaled}" if small else "")
     caption = f"Each cell is the worst of {block} x {block} nodes." if block > 1 else ""
     return Figure(clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
-
-
-def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    places = {name: place for place, name in enumerate(names)}
-    frames = []
-    for pair in matrix.get("slow") or ():
-        ends = [places.get(str(pair.get(end))) for end in ("a", "b")] if isinstance(pair, dict) else [None, None]
-        for column, row in (ends, ends[::-1]):
-            if column is not None and row is not None:
-                frames.append({
-                    "type": "rect", "x0": column - 0.48, "x1": column + 0.48, "y0": row - 0.48, "y1": row + 0.48,
-                    "line": {"color": "--bad", "width": 2},
-                })  # fmt: skip
-    return frames[:MOST_FRAMES]
 
 
 def _short(value: float | None) -> float | None:
@@ -414,6 +393,11 @@ def _short(value: float | None) -> float | None:
 
 TOLERANCE = 0.2  # rows that differ from the baseline's speed by more than this fraction are marked
 MOST_ROWS = 1000  # of each table
+HEADS = ("operation", "group", "ranks", "size", "type", "redop", "place", "median", "min", "p99", "latency", "algbw",
+         "busbw", "bandwidth", "of roof", "wrong", "not measured")  # fmt: skip
+# The columns with what a row says, and its key there.
+WORDS = {"group": "group", "ranks": "ranks", "type": "dtype", "redop": "redop", "place": "place",
+         "not measured": "missing"}  # fmt: skip
 
 
 def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
@@ -468,33 +452,27 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) ->
     roofs: the measured upper limits in bytes/s, by name; the column `of roof` is relative to one of them.
     """
     roof = roofs.get("socket") or roofs.get("memory")
-    columns: list[tuple[str, Any]] = [
-        ("operation", operation),
-        ("group", lambda row: str(row.get("group") or "")),
-        ("ranks", lambda row: str(row.get("ranks") or "")),
-        ("size", size_word),
-        ("type", lambda row: str(row.get("dtype") or "")),
-        ("redop", lambda row: str(row.get("redop") or "")),
-        ("place", lambda row: str(row.get("place") or "") + (" async" if row.get("async") else "")),
-        ("median", lambda row: _measure(seconds_of(row, "median"), "s")),
-        ("min", lambda row: _measure(seconds_of(row, "min"), "s")),
-        ("p99", lambda row: _measure(seconds_of(row, "p99"), "s")),
-        ("latency", lambda row: _measure(measured(row, "latency"), "s")),
-        ("algbw", lambda row: _measure(measured(row, "algbw"), "B/s")),
-        ("busbw", lambda row: _measure(measured(row, "busbw"), "B/s")),
-        ("bandwidth", lambda row: _measure(measured(row, "bandwidth"), "B/s")),
-        ("of roof", lambda row: _share(measured(row, "busbw") or measured(row, "bandwidth"), roof)),
-        ("wrong", lambda row: "" if row.get("wrong") is None else str(row["wrong"])),
-        ("not measured", lambda row: str(row.get("missing") or "")),
-    ]  # fmt: skip
+
+    def cells(row: Row) -> dict[str, str]:
+        words = {head: str(row.get(key) or "") for head, key in WORDS.items()}
+        words |= {part: _measure(seconds_of(row, part), "s") for part in ("median", "min", "p99")}
+        words |= {each: _measure(measured(row, each), MEASURES[each][1]) for each in MEASURES if each != "time"}
+        speed = measured(row, "busbw") or measured(row, "bandwidth")
+        return words | {
+            "operation": operation(row), "size": size_word(row),
+            "wrong": "" if row.get("wrong") is None else str(row["wrong"]),
+            "place": words["place"] + (" async" if row.get("async") else ""),
+            "of roof": f"{100 * speed / roof:.0f} %" if speed and roof else "",
+        }  # fmt: skip
+
     shown = rows[:MOST_ROWS]
-    cells = [[read(row) for row in shown] for _, read in columns]
-    kept = [place for place, column in enumerate(cells) if any(column)]
-    text = [tuple(cells[place][number] for place in kept) for number in range(len(shown))]
-    left = frozenset(at for at, place in enumerate(kept) if place in (0, 1, 4, 5, 6, 16))
+    found = [cells(row) for row in shown]
+    kept = [head for head in HEADS if any(each[head] for each in found)]
+    text = [tuple(each[head] for head in kept) for each in found]
+    left = frozenset(at for at, head in enumerate(kept) if head == "operation" or (head in WORDS and head != "ranks"))
     marks = {number: "bad" for number, row in enumerate(shown) if row.get("wrong") or row.get("missing")}
     more = f" (the first {MOST_ROWS} of {len(rows)})" if len(rows) > MOST_ROWS else ""
-    return Table(tuple(columns[place][0] for place in kept), text, left, marks, summary + more)
+    return Table(tuple(kept), text, left, marks, summary + more)
 
 
 def differences_table(run: RunData, against: RunData) -> Table:
@@ -535,7 +513,3 @@ def slow_table(matrix: Mapping[str, Any]) -> Table:
 
 def _measure(value: float | None, unit: str) -> str:
     return "" if value is None else si(value, unit)
-
-
-def _share(speed: float | None, roof: float | None) -> str:
-    return f"{100 * speed / roof:.0f} %" if speed and roof else ""

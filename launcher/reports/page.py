@@ -302,7 +302,6 @@ class Page:
 
 # -- Renders a page as one HTML file that contains plotly's JavaScript, and writes it
 
-
 HERE = Path(__file__).resolve().parent
 MOST_BYTES = 5_000_000
 

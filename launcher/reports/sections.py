@@ -13,12 +13,13 @@ from launcher.failures import text
 from launcher.formatting import clean, long_size
 from launcher.monitoring.sweep import LIVE
 from launcher.redaction import HIDDEN, is_secret, public
-from launcher.reports.collect import Curve, RunData, finite, positive
+from launcher.reports.collect import RunData, finite, positive
 from launcher.reports.fabric import fabric_section
 from launcher.reports.page import (
     POINTS,
     CodeBlock,
     Figure,
+    Named,
     Page,
     Section,
     Table,
@@ -33,7 +34,7 @@ from launcher.reports.page import (
     training_figures,
     value_text,
 )
-from launcher.runs.events import Bound, Ended, Fault, Met, Progress, Started, Stop, every, last
+from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
 from launcher.runs.health import differing_bindings, latest_bindings
 from launcher.spec import build
 
@@ -46,8 +47,7 @@ Event = Mapping[str, Any]
 Points = list[tuple[float, float]]  # (time in seconds since the epoch, seconds of a step)
 
 
-def by_rank(events: Sequence[Event]) -> dict[int, Points]:
-    """Returns the step times of each rank as (time, seconds of a step) pairs, from the `pace` events of one attempt."""
+def _by_rank(events: Sequence[Event]) -> dict[int, Points]:
     found: dict[int, Points] = {}
     for event in events:
         time, first, seconds = event.get("time"), event.get("rank"), event.get("seconds")
@@ -59,22 +59,17 @@ def by_rank(events: Sequence[Event]) -> dict[int, Points]:
     return found
 
 
-def slowest(paces: Mapping[int, Points]) -> list[int]:
-    """Returns the MOST_RANKS ranks with the largest median step time, sorted by rank."""
-    medians = {rank: statistics.median(value for _, value in points) for rank, points in paces.items()}
-    return sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_LINES])
-
-
 def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
     """Returns a figure of the slowest ranks' step times and the median, from each attempt's `pace` events."""
-    measured = [by_rank(events) for events in attempts]
+    measured = [_by_rank(events) for events in attempts]
     everything: dict[int, Points] = {}
     for paces in measured:
         for rank, points in paces.items():
             everything.setdefault(rank, []).extend(points)
     if not everything:
         return None
-    shown = slowest(everything)
+    medians = {rank: statistics.median(value for _, value in points) for rank, points in everything.items()}
+    shown = sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_LINES])
     traces = []
     if len(everything) > len(shown):
         times: dict[int, list[float]] = {}
@@ -237,7 +232,7 @@ def traceback_section(run: RunData) -> Section | None:
 
 
 def training_section(runs: Sequence[RunData]) -> Section | None:
-    named: list[tuple[str, Sequence[Curve]]] = [(run.id, run.curves) for run in runs]
+    named: Named = [(run.id, run.curves) for run in runs]
     figures = training_figures(named)
     return Section("Training", legend=legend(named), figures=figures) if figures else None
 
@@ -246,7 +241,9 @@ def ranks_section(run: RunData) -> Section | None:
     """Returns the section with the ranks' step times, problems with nodes, and bound cores; None: there are none."""
     figure = pace_figure(run.paces)
     bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
-    notes = [*run.health, *filter(None, [differing_bindings(bound), *dict.fromkeys(unbound(each) for each in bound)])]
+    unbound = {f"ranks on {each.host} are not bound to cores: {each.unbound.words}": None
+               for each in bound if each.unbound}  # fmt: skip
+    notes = [*run.health, *filter(None, [differing_bindings(bound), *unbound])]
     if figure is None and not notes and not bound:
         return None
     rows = [
@@ -261,20 +258,12 @@ def ranks_section(run: RunData) -> Section | None:
     )  # fmt: skip
 
 
-def unbound(bound: Bound) -> str:
-    """Returns why the ranks of a host are not bound to cores, as text; empty: they are bound."""
-    return f"ranks on {bound.host} are not bound to cores: {text.of_unbound(bound.unbound)}" if bound.unbound else ""
-
-
 def result_section(run: RunData) -> Section | None:
     if not run.result:
         return None
-    rows = [
-        (str(key), value_text(value) if (number := finite(value)) is None else value_text(number))
-        for key, value in run.result.items()
-    ]
-    folded = len(rows) > 25
-    return Section("Result", tables=[Table(("metric", "value"), rows, frozenset({0, 1}))], folded=folded)
+    found = ((str(key), value, finite(value)) for key, value in run.result.items())
+    rows = [(key, value_text(value if number is None else number)) for key, value, number in found]
+    return Section("Result", tables=[Table(("metric", "value"), rows, frozenset({0, 1}))], folded=len(rows) > 25)
 
 
 def checkpoints_section(run: RunData) -> Section | None:
@@ -288,19 +277,16 @@ def checkpoints_section(run: RunData) -> Section | None:
         )
         for each in run.checkpoints
     ]  # fmt: skip
-    return Section(
-        "Checkpoints", tables=[Table(("step", "saved", "size", "ranks", "attempt", *metrics), rows, frozenset())]
-    )
+    heads = ("step", "saved", "size", "ranks", "attempt", *metrics)
+    return Section("Checkpoints", tables=[Table(heads, rows, frozenset())])
 
 
 def tracking_section(run: RunData) -> Section | None:
     """Returns the section with the command that sends offline data to W&B; None: the run has no offline data."""
     if not run.offline:
         return None
-    note = "Written offline. On a machine that reaches the server:"
-    return Section(
-        "Weights & Biases", note, codes=[CodeBlock("send with", shlex.join(("wandb", "sync", *run.offline)))]
-    )
+    code = CodeBlock("send with", shlex.join(("wandb", "sync", *run.offline)))
+    return Section("Weights & Biases", "Written offline. On a machine that reaches the server:", codes=[code])
 
 
 def output_section(run: RunData, *, folded: bool) -> Section | None:
@@ -399,9 +385,8 @@ def runs_section(runs: Sequence[RunData]) -> Section:
         (run.id, run.state, *(dict(facts(run)).get(name, "-") for name in names), " ".join(run.overrides))
         for run in runs
     ]
-    return Section(
-        "Runs", tables=[Table(("run", "state", *names, "overrides"), rows, frozenset({0, 1, 2, len(names) + 2}))]
-    )
+    heads = ("run", "state", *names, "overrides")
+    return Section("Runs", tables=[Table(heads, rows, frozenset({0, 1, 2, len(names) + 2}))])
 
 
 def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:

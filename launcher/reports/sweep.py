@@ -9,10 +9,11 @@ from typing import Any
 
 from launcher.formatting import plural
 from launcher.redaction import public
-from launcher.reports.collect import Curve, RunData, finite, redact_override
+from launcher.reports.collect import RunData, finite, redact_override
 from launcher.reports.page import (
     CodeBlock,
     Figure,
+    Named,
     Page,
     Section,
     Table,
@@ -72,19 +73,14 @@ def sweep_page(
     codes: list[CodeBlock] = []
     best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
     if best is not None and goal is not None:
-        facts += [
-            ("best point", f"{best.name}: {label(best.overrides, keys)}"),
-            (goal, value_text(best.metric(goal))),
-        ]
+        facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, value_text(best.metric(goal)))]
         codes.append(CodeBlock("repeat the best point with", _command(best.overrides)))
     sections = [_points_section(ranked, keys, objective, best)]
     if figure := parallel_coordinates(ranked, keys, goal):
         sections.insert(0, Section("Points and their results", figures=[figure]))
     if search is not None:
         sections.insert(0, search_section(*search))
-    named: list[tuple[str, Sequence[Curve]]] = [
-        (label(point.overrides, keys) or point.name, point.run.curves) for point in ranked if point.run is not None
-    ]
+    named: Named = [(label(each.overrides, keys) or each.name, each.run.curves) for each in ranked if each.run]
     if figures := training_figures(named[:MOST_CURVES], IN_COLOUR):
         names = legend(named[:MOST_CURVES], IN_COLOUR)
         sections.append(Section("Training", _left_out(len(named)), legend=names, figures=figures))
@@ -96,9 +92,8 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
     """Returns the section about a search: its progress, its cost, and the table of its rungs."""
     head, *rungs = rung_lines(found.rungs) or [()]
     tables = [Table(tuple(map(str.lower, head)), rungs)] if rungs else []
-    return Section(
-        "Search", " ".join(f"{line[0].upper()}{line[1:]}." for line in described(settings, found)), tables=tables
-    )
+    note = " ".join(f"{text[0].upper()}{text[1:]}." for text in described(settings, found))
+    return Section("Search", note, tables=tables)
 
 
 def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:

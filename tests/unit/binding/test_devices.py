@@ -20,11 +20,6 @@ def addresses(node: Node, environ: dict[str, str]) -> list[str]:
     return [gpu.name for gpu in masks.visible_gpus(node, environ)]
 
 
-def wrong(reason: UnboundReason, *names: str, value: str = "", gpus: int = 0) -> Unbound:
-    """What is wrong with the entries `names` of CUDA_VISIBLE_DEVICES."""
-    return Unbound(reason, variable="CUDA_VISIBLE_DEVICES", value=value, names=names, gpus=gpus)
-
-
 @pytest.mark.parametrize(
     ("mask", "buses"),
     [
@@ -74,7 +69,10 @@ def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library() -> N
     assert [gpu.address for gpu in found] == ["0000:85:00.0"]
     with pytest.raises(DeviceError) as refused:
         masks.visible_gpus(node, environ)
-    assert refused.value.unbound == wrong(UnboundReason.MIG_SLICE, "MIG-11111111-2222")
+    assert refused.value.unbound == Unbound(
+        UnboundReason.MIG_SLICE,
+        "CUDA_VISIBLE_DEVICES names MIG-11111111-2222, and of which GPU that is NVIDIA's library alone could tell",
+    )
 
 
 def test_gpus_of_other_jobs_are_not_counted(tmp_path: Path) -> None:
@@ -92,27 +90,30 @@ def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "unbound"),
+    ("mask", "reason", "words"),
     [
-        ("0,0", wrong(UnboundReason.ENTRY_TWICE, "0", value="0,0")),
-        ("1,GPU-00000001-", wrong(UnboundReason.SAME_GPU, "1", "GPU-00000001-", value="1,GPU-00000001-")),
-        ("0,4", wrong(UnboundReason.GPU_NUMBER, "4", gpus=4)),
-        ("GPU-dead", wrong(UnboundReason.NOT_VISIBLE, "GPU-dead")),
-        ("", Unbound(UnboundReason.NO_GPU)),
+        ("0,0", UnboundReason.ENTRY_TWICE, "CUDA_VISIBLE_DEVICES=0,0 names 0 twice"),
+        ("1,GPU-00000001-", UnboundReason.SAME_GPU, "names one GPU as 1 and as GPU-00000001-"),
+        ("0,4", UnboundReason.GPU_NUMBER, "names GPU 4, and this process may use 4 GPUs here"),
+        ("GPU-dead", UnboundReason.NOT_VISIBLE, "no GPU here is that: it is gone, or not this job's"),
+        ("", UnboundReason.NO_GPU, "no accelerator is found in /sys or /proc"),
     ],
 )
-def test_what_is_not_there_or_twice_is_named(mask: str, unbound: Unbound) -> None:
+def test_what_is_not_there_or_twice_is_named(mask: str, reason: UnboundReason, words: str) -> None:
     with pytest.raises(DeviceError) as refused:
         masks.of_ranks(trees.read("polaris"), {"CUDA_VISIBLE_DEVICES": mask}, range(2), gpus=True)
-    assert refused.value.unbound == unbound
+    assert refused.value.unbound.reason is reason
+    assert words in refused.value.unbound.text
 
 
 def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_path: Path) -> None:
     about = trees.description("polaris")
     about["gpus"][1][3] = "NVIDIA T4"
     trees.build(tmp_path, about)
-    models = ("NVIDIA A100-SXM4-40GB", "NVIDIA T4")
-    assert hardware.read(tmp_path, {}).unbound == Unbound(UnboundReason.MIXED_GPUS, models=models)
+    unbound = hardware.read(tmp_path, {}).unbound
+    assert unbound is not None
+    assert unbound.reason is UnboundReason.MIXED_GPUS
+    assert "GPUs of different models (NVIDIA A100-SXM4-40GB, NVIDIA T4), which CUDA" in unbound.text
     assert hardware.read(tmp_path, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).unbound is None
 
 
@@ -127,7 +128,9 @@ def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu() -> None:
 def test_a_nic_that_is_not_there_is_named() -> None:
     with pytest.raises(DeviceError) as refused:
         masks.of_ranks(trees.read("polaris"), {}, range(4), gpus=True, pairs=["hsn7"])
-    assert refused.value.unbound == Unbound(UnboundReason.NO_NIC, names=("hsn7",), nics=("mlx5_0", "mlx5_1"))
+    assert refused.value.unbound == Unbound(
+        UnboundReason.NO_NIC, "cluster.nics names hsn7, and there is mlx5_0, mlx5_1"
+    )
 
 
 def test_nics_have_the_names_and_speeds_of_infiniband_and_of_interfaces() -> None:

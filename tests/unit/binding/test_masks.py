@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.binding import hardware, masks
-from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound
+from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound, no_topology
 from launcher.binding.masks import Binding, BindingRefused, RankDevices, parse
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import ranges
@@ -183,8 +183,9 @@ def test_a_gpu_whose_memory_is_a_numa_node_without_cores_is_next_to_the_nearest_
     assert masks.bind(node, range(16), [gpu(9)], parse("numa")).ranks[0].numa == (2,)
 
 
-FEW_CORES = Unbound(UnboundReason.FEW_CORES, ranks=3, cores=2)
-MIXED = Unbound(UnboundReason.MIXED_GPUS, models=("A", "B"))
+FEW_CORES = Unbound(UnboundReason.FEW_CORES, "3 ranks and 2 cores")
+NUMA_UNKNOWN = Unbound(UnboundReason.GPU_NUMA, "the NUMA node of GPU 0000:00:00.0 is not known")
+MIXED = Unbound(UnboundReason.MIXED_GPUS)
 
 
 @pytest.mark.parametrize(
@@ -192,10 +193,10 @@ MIXED = Unbound(UnboundReason.MIXED_GPUS, models=("A", "B"))
     [
         (flat(2), [RankDevices()] * 3, "auto", FEW_CORES),
         (flat(2, threads=2), [RankDevices()] * 3, "auto", FEW_CORES),  # hardware threads are no cores
-        (flat(4), [RankDevices()] * 2, "none", Unbound(UnboundReason.NOT_WANTED)),
-        (flat(4, numas=2), [gpu(None), gpu(0)], "auto", Unbound(UnboundReason.GPU_NUMA, gpu="0000:00:00.0")),
+        (flat(4), [RankDevices()] * 2, "none", Unbound(UnboundReason.NOT_WANTED, "launch.bind=none")),
+        (flat(4, numas=2), [gpu(None), gpu(0)], "auto", NUMA_UNKNOWN),
         (Node(unbound=MIXED), [RankDevices()] * 2, "auto", MIXED),
-        (Node(flat(4).cores[:3]), [RankDevices()] * 2, "numa", Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)),
+        (Node(flat(4).cores[:3]), [RankDevices()] * 2, "numa", no_topology(CPUS)),
     ],
 )
 def test_nothing_is_bound_and_the_reason_is_told(node: Node, ranks: list[RankDevices], bind: str, why: Unbound) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.binding import hardware
-from launcher.binding.hardware import CPUS, Core, Unbound
-from launcher.failures.codes import UnboundReason
+from launcher.binding.hardware import CPUS, Core, no_topology
 from tests.unit.binding import trees
 
 
@@ -36,7 +35,7 @@ def test_a_kernel_of_another_age_has_other_names_for_the_same_lists(tmp_path: Pa
 
 
 def test_without_sysfs_nothing_is_known_and_that_is_told(tmp_path: Path) -> None:
-    assert hardware.read(tmp_path, {}).unbound == Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
+    assert hardware.read(tmp_path, {}).unbound == no_topology(CPUS)
 
 
 def test_without_the_folder_of_a_cores_neighbours_nothing_is_known_of_cores(tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_without_the_folder_of_a_cores_neighbours_nothing_is_known_of_cores(tmp_
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-3\n")
     node = hardware.read(tmp_path, {})
     assert (node.cores, node.unbound) == (
-        (), Unbound(UnboundReason.NO_TOPOLOGY, path=f"{CPUS}/cpu0/topology")
+        (), no_topology(f"{CPUS}/cpu0/topology")
     )  # fmt: skip
 
 

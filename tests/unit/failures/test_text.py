@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from launcher.binding.hardware import Unbound
 from launcher.failures import text
 from launcher.failures.codes import (
     AgentPhase,
@@ -19,7 +18,6 @@ from launcher.failures.codes import (
     NextReason,
     PreflightReason,
     StopReason,
-    UnboundReason,
 )
 from launcher.runs.events import (
     Accused,
@@ -191,41 +189,6 @@ def test_why_a_preflight_ends_the_attempt(
     findings = (NodeFinding("node2", "node2", "device", Observation(CheckCode.ERROR, "no GPU")),)
     failure = PreflightFailure(reason=reason, nodes=nodes, failed=failed, findings=findings, exclude=exclude)
     assert text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=failure)) == f"preflight: {shown}"
-
-
-@pytest.mark.parametrize(
-    ("unbound", "shown"),
-    [
-        (Unbound(UnboundReason.NOT_WANTED), "launch.bind=none"),
-        (Unbound(UnboundReason.SCHEDULER), "launch=tasks: the scheduler has bound each rank"),
-        (Unbound(UnboundReason.NO_TOPOLOGY, path="/sys"), "/sys does not show which CPUs are of one core"),
-        (Unbound(UnboundReason.MIXED_GPUS, models=("A", "B")), "GPUs of different models (A, B), which CUDA numbers by "
-         "their speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-        (Unbound(UnboundReason.FEW_CORES, ranks=2, cores=1), "2 ranks and 1 core"),
-        (Unbound(UnboundReason.GPU_NUMA, gpu="0000:c1:00.0"), "the NUMA node of GPU 0000:c1:00.0 is not known"),
-        (Unbound(UnboundReason.NO_GPU), "no accelerator is found in /sys or /proc"),
-        (Unbound(UnboundReason.NO_NIC, names=("hsn0", "hsn1")), "cluster.nics names hsn0, hsn1, and there is none"),
-        (Unbound(UnboundReason.NO_NIC, names=("hsn0",), nics=("mlx5_0", "mlx5_1")), "cluster.nics names hsn0, and "
-         "there is mlx5_0, mlx5_1"),
-        (Unbound(UnboundReason.ENTRY_TWICE, variable="M", value="1,0,1", names=("1",)), "M=1,0,1 names 1 twice"),
-        (Unbound(UnboundReason.SAME_GPU, variable="M", value="1,GPU-7", names=("1", "GPU-7")), "M=1,GPU-7 names one "
-         "GPU as 1 and as GPU-7"),
-        (Unbound(UnboundReason.GPU_NUMBER, variable="M", names=("4",), gpus=4), "M names GPU 4, and this process may "
-         "use 4 GPUs here"),
-        (Unbound(UnboundReason.MIG_SLICE, variable="M", names=("MIG-7",)), "M names MIG-7, and of which GPU that is "
-         "NVIDIA's library alone could tell"),
-        (Unbound(UnboundReason.NOT_VISIBLE, variable="M", names=("GPU-7",)), "M names GPU-7, and no GPU here is that: "
-         "it is gone, or not this job's"),
-        (Unbound(UnboundReason.UNKNOWN), "unknown"),
-    ],
-)  # fmt: skip
-def test_why_ranks_are_not_bound(unbound: Unbound, shown: str) -> None:
-    assert text.of_unbound(unbound) == shown
-
-
-@pytest.mark.parametrize("reason", list(UnboundReason))
-def test_each_reason_has_a_text_even_without_its_fields(reason: UnboundReason) -> None:
-    assert text.of_unbound(Unbound(reason))
 
 
 def test_of_many_agents_ten_are_named() -> None:

@@ -11,6 +11,8 @@ from launcher.reports.sections import ranks_section
 from launcher.runs.events import Bound, values
 from tests.unit.runs.test_bindings import bound
 
+FEW_CORES = Unbound(UnboundReason.FEW_CORES, "2 ranks and 1 core")
+
 
 def page(*bindings: Bound) -> RunData:
     told = tuple({"event": "bound", "time": 1.0, **values(each)} for each in bindings)
@@ -28,7 +30,9 @@ def test_why_nothing_is_bound_and_how_nodes_differ_is_told() -> None:
     section = ranks_section(
         page(
             bound(),
-            dataclasses.replace(bound("node2", cores=4), unbound=Unbound(UnboundReason.FEW_CORES, ranks=2, cores=1)),
+            dataclasses.replace(
+                bound("node2", cores=4), unbound=Unbound(UnboundReason.FEW_CORES, "2 ranks and 1 core")
+            ),
         )
     )
     assert section is not None
