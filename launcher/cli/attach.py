@@ -15,11 +15,10 @@ from launcher.errors import RunError
 from launcher.files.ownership import require_own
 from launcher.files.shared_files import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.state import RunState, at_breakpoints
 from launcher.own_module import own_module
 from launcher.runs import health
 from launcher.runs.events import Breakpoint, Met, every
-from launcher.runs.health import at_breakpoints
 
 if TYPE_CHECKING:
     from argparse import Namespace

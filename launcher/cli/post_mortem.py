@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    from launcher.diagnose.findings import Findings
-    from launcher.diagnose.verdict import Codes, Verdict
+    from launcher.diagnose.findings import EndedAttempt, Findings
     from launcher.monitoring.run_status import RunStatus
     from launcher.runs.directory import Attempt, Run
 
@@ -71,11 +70,11 @@ def _chosen(seen: RunStatus, attempts: list[Attempt], number: int) -> Attempt:
     raise RunError(f"{seen.run.id} has no attempt {number}: {there}")
 
 
-def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[tuple[Attempt, Verdict, Codes]]) -> dict[str, Any]:
+def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[EndedAttempt]) -> dict[str, Any]:
     return {
         "run": seen.run.id, "state": seen.state.value, "over": seen.state.over, "directory": str(seen.run.path),
         "attempts": [
-            {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause, **codes.as_dict()}
+            {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause, **codes}
             for attempt, verdict, codes in ended
         ],
         "verdict": examined.as_dict() if examined else None,
@@ -83,7 +82,7 @@ def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[tuple[Attem
     }  # fmt: skip
 
 
-def _of_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> Iterator[str]:
+def _of_attempts(ended: list[EndedAttempt]) -> Iterator[str]:
     for attempt, verdict, _ in ended:
         yield _wrapped(
             f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else "")

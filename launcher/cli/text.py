@@ -154,7 +154,7 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     again = seen.state is RunState.QUEUED and seen.history.attempt is not None
     evidence = evidence_of_attempt(seen, seen.run.attempts()[-1], None, None) if again else evidence_of(seen)
     found = classify(evidence)
-    codes = {"kind": found.kind.value, **evidence.codes.as_dict()}
+    codes = {"kind": found.kind.value, **evidence.codes}
     return None if found.cause is None else clean(found.cause), codes
 
 

@@ -14,7 +14,6 @@ from launcher.config.schema import LaunchMode
 from launcher.diagnose import verdict as known
 from launcher.diagnose.verdict import (
     LEFT,
-    Codes,
     Verdict,
     before_crash,
     before_traceback,
@@ -57,6 +56,7 @@ class Findings:
 
     attempt: int | None  # the number of the attempt; None: the run had no attempt
     verdict: Verdict  # why the attempt ended
+    codes: Mapping[str, str | None]  # as in `Evidence`
     time: float | None = None  # when the first failure was reported, or the attempt ended; since the epoch
     rank: int | None = None  # the rank that failed first
     host: str = ""  # the host of the failure
@@ -72,8 +72,6 @@ class Findings:
     # bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`
     memory: Mapping[str, int] = field(default_factory=dict)
     todo: tuple[Step, ...] = ()  # the advice
-    # the codes that agents, ranks and the job script recorded about the end
-    codes: Codes = field(default_factory=Codes)
     # the first failure that agents reported
     fault: Fault = Fault()  # noqa: RUF009  it is frozen
 
@@ -81,7 +79,7 @@ class Findings:
         """Returns the findings as JSON types."""
         return {
             "attempt": self.attempt, "kind": self.verdict.kind.value, "cause": self.verdict.cause,
-            "sure": self.verdict.sure, "sign": self.verdict.sign or None, **self.codes.as_dict(),
+            "sure": self.verdict.sure, "sign": self.verdict.sign or None, **self.codes,
             "exit_code": self.fault.exit_code, "signal": self.fault.signal, "exception": self.fault.exception,
             "limit": self.fault.limit, "step": self.fault.step,
             "accused": [{"host": each.host, "rank": each.rank} for each in self.fault.accused],
@@ -96,6 +94,9 @@ class Findings:
         }  # fmt: skip
 
 
+EndedAttempt = tuple[Attempt, Verdict, Mapping[str, "str | None"]]  # with the codes of its end
+
+
 def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
     """Returns the attempts of a run that have ended, each with the attempt after it (None: it is the last one)."""
     attempts = seen.run.attempts()
@@ -104,7 +105,7 @@ def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
     return [pair for pair in zip(attempts, following, strict=False) if last or pair[1] is not None]
 
 
-def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
+def verdicts(seen: RunStatus) -> list[EndedAttempt]:
     """Returns each attempt of a run that has ended, with its verdict and codes, without a query to the scheduler."""
     found = [(attempt, known.evidence_of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
     return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
@@ -120,7 +121,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
         verdict = classify(evidence)
         case = Case(name, program, seen.plan, verdict, signal=evidence.job.signal, rerun=rerun(seen.run))
         by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
-        return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
+        return Findings(None, verdict, evidence.codes, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.latest_events()
     started = first(events, Started)
     pasts = known.job_executions(seen, started.job if started else None)
@@ -140,11 +141,12 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
         fault=fault, log=files.get("its errors", ""), signal=evidence.job.signal, rerun=rerun(seen.run),
     )  # fmt: skip
     return Findings(
-        attempt.number, verdict, time=(event.time if event else 0) or _ended(evidence, events), rank=rank, host=host,
-        by=_user([past.by] if past else []), same=same, followed=followed, others=others, restarts=restarts(events),
+        attempt.number, verdict, evidence.codes, time=(event.time if event else 0) or _ended(evidence, events),
+        rank=rank, host=host, by=_user([past.by] if past else []), same=same, followed=followed, others=others,
+        restarts=restarts(events),
         traceback=own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
         stacks=_stacks(attempt) if fault.code is FaultCode.HANG or fault.hang else _crash(attempt, rank),
-        files=files, memory=evidence.memory, todo=tuple(advice(case)), codes=evidence.codes, fault=fault,
+        files=files, memory=evidence.memory, todo=tuple(advice(case)), fault=fault,
     )  # fmt: skip
 
 

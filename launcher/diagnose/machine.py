@@ -101,12 +101,8 @@ def _limit(name: str, value: int | None) -> str:
 def probe_limits() -> dict[str, int | None]:
     """Returns the soft resource limits of this process, in the form that `limits` takes."""
     names = ("nofile", "nproc", "memlock", "stack", "core")
-    found: dict[str, int | None] = {}
-    for name in names:
-        if (number := getattr(resource, f"RLIMIT_{name.upper()}", None)) is not None:
-            soft, _ = resource.getrlimit(number)
-            found[name] = None if soft == resource.RLIM_INFINITY else soft
-    return found
+    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[0] for name in names}
+    return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
 
 
 def host(name: str, addresses: Iterable[str] | str) -> Finding:

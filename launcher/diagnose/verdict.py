@@ -97,22 +97,6 @@ DECISIVE = {*_STATE_KINDS} - {"CANCELLED"}  # job states that explain an end by 
 
 
 @dataclass(frozen=True)
-class Codes:
-    """The codes that agents, ranks and the job script recorded about the end of an attempt. None: none was recorded."""
-
-    fault: FaultCode | None = None  # the first failure
-    stop: StopReason | None = None  # why the attempt stopped early
-    stays: NextReason | None = None  # why the run stays as it is (stopped or given up), and does not continue by itself
-
-    def as_dict(self) -> dict[str, str | None]:
-        """Returns the values of the codes under the keys of `post-mortem --json`: `code` (fault), `stop`, `stays`."""
-        return {
-            "code": self.fault.value if self.fault else None, "stop": self.stop.value if self.stop else None,
-            "stays": self.stays.value if self.stays else None,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Evidence:
     """Everything that is known about an attempt. Every field but `state` may be missing (None or empty)."""
 
@@ -139,13 +123,13 @@ class Evidence:
     memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def codes(self) -> Codes:
-        """The codes of `fault`, `stop` and `stays`."""
-        return Codes(
-            self.fault.code if isinstance(self.fault, Fault) else None,
-            self.stop.reason if self.stop else None,
-            self.stays.reason if self.stays else None,
-        )
+    def codes(self) -> dict[str, str | None]:
+        """The codes that were recorded about the end: `code` (of the fault), `stop` and `stays`; None: none was."""
+        return {
+            "code": self.fault.code.value if isinstance(self.fault, Fault) else None,
+            "stop": self.stop.reason.value if self.stop else None,
+            "stays": self.stays.reason.value if self.stays else None,
+        }
 
     @property
     def unexplained(self) -> bool:

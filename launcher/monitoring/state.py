@@ -28,14 +28,13 @@ A run whose files cannot be read now is unknown (launcher/monitoring/run_status.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher import errors
-from launcher.runs.events import Breakpoint, Progress, Saved, Started, StopRequested, every
-from launcher.runs.health import at_breakpoints
+from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved, Started, StopRequested, every, known
 from launcher.runs.history import RunHistory
 from launcher.schedulers.base import JobState, state_text
 
@@ -212,6 +211,19 @@ def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
     if started is None or not (seen.plan.queued or saves):
         return None
     return max(0, int(started.time + seen.plan.time - now))
+
+
+def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
+    """Returns, by rank, the `breakpoint` events of an attempt's ranks that wait at a breakpoint now."""
+    found: dict[int, Breakpoint] = {}
+    for event in known(events):
+        if isinstance(event, Breakpoint):
+            found[event.rank] = event
+        elif isinstance(event, Continued):
+            found.pop(event.rank, None)
+        elif isinstance(event, Restart):  # the processes of the round before are gone
+            found.clear()
+    return found
 
 
 def saved_before(folder: str) -> tuple[int, float] | None:

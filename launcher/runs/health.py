@@ -21,14 +21,10 @@ from launcher.runs import events
 from launcher.runs.events import (
     Bound,
     BoundRank,
-    Breakpoint,
-    Continued,
     GpusUnused,
     Pace,
     Preflighted,
-    Restart,
     every,
-    known,
 )
 
 
@@ -190,19 +186,6 @@ def preflight_lines(result: Preflighted) -> list[str]:
 def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns the lines (`preflight_lines`) of all preflights among the events of an attempt."""
     return [line for event in every(events, Preflighted) for line in preflight_lines(event)]
-
-
-def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
-    """Returns, by rank, the `breakpoint` events of an attempt's ranks that wait at a breakpoint now."""
-    found: dict[int, Breakpoint] = {}
-    for event in known(events):
-        if isinstance(event, Breakpoint):
-            found[event.rank] = event
-        elif isinstance(event, Continued):
-            found.pop(event.rank, None)
-        elif isinstance(event, Restart):  # the processes of the round before are gone
-            found.clear()
-    return found
 
 
 def remarks(events: Sequence[Mapping[str, Any]]) -> list[str]:

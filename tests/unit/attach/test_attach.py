@@ -13,11 +13,11 @@ import pytest
 from launcher.attach import connect, node_session, requests
 from launcher.attach.requests import RankProcess, RequestHandler, initial_environment
 from launcher.cli.attach import _members
+from launcher.monitoring.state import at_breakpoints
 from launcher.own_module import own_module
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_file import entry
 from launcher.runs.events import Met
-from launcher.runs.health import at_breakpoints
 from launcher.worker.hangs import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
