@@ -17,6 +17,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import IO
 
 from launcher.files import run_files
 from launcher.files.shared_files import read_text, retry_read, unwrap
+from launcher.processes import Process, namespace
 from launcher.structs import Struct
 
 WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -114,7 +116,9 @@ class Holder(Struct):
     @classmethod
     def here(cls) -> Holder:
         """Returns this process, with a new token."""
-        return cls(os.urandom(8).hex(), _machine(), os.getpid(), _started(os.getpid()) or 0)
+        machine = namespace().replace(" ", "-") or os.urandom(8).hex()
+        process = Process.of(os.getpid())
+        return cls(os.urandom(8).hex(), machine, process.pid, process.start)
 
     @classmethod
     def parse(cls, text: str) -> Holder | None:
@@ -132,15 +136,15 @@ class Holder(Struct):
         return f"{self.token} {self.machine} {self.pid} {self.started}"
 
 
-def dead(holder: Holder | None, machine: str, started: int | None, unchanged: float, timeout: float = TIMEOUT) -> bool:
+def dead(holder: Holder | None, machine: str, alive: bool, unchanged: float, timeout: float = TIMEOUT) -> bool:
     """Returns whether a lock's holder (None: a damaged file) is dead, by the module's table.
 
     machine: `Holder.machine` of the waiting process.
-    started: start time of the process on this machine that has the holder's PID; None: there is no such process.
+    alive: whether the holder is a process that runs now, if it is one of this machine.
     unchanged, timeout: seconds without a change that were seen, and that count as dead.
     """
     if holder is not None and holder.machine == machine:
-        return started != holder.started
+        return not alive
     return unchanged >= timeout
 
 
@@ -178,8 +182,8 @@ def _take(path: Path, mine: Holder, timeout: float, waiting: Callable[[], None])
             seen, since = text, now
         holder = Holder.parse(text)
         unreleased = holder is not None and mine.is_same_process(holder) and holder.token not in _IN_USE
-        started = _started(holder.pid) if holder else None
-        if unreleased or dead(holder, mine.machine, started, now - since, timeout):
+        alive = holder is not None and Process(holder.pid, holder.started, socket.gethostname()).alive()
+        if unreleased or dead(holder, mine.machine, alive, now - since, timeout):
             _take_away(path, text)
             continue
         waiting()
@@ -203,17 +207,3 @@ def _take_away(path: Path, text: str) -> None:
 
 def _holder(path: Path) -> str | None:
     return unwrap(read_text(path))
-
-
-def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _started(pid: int) -> int | None:
-    # Returns when a process started, in clock ticks since the boot; None: it does not exist, or has ended
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # not EMFILE: then the process may exist
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

@@ -19,7 +19,7 @@ from launcher.files.shared_files import exists, retry_read, unwrap
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.directory import Run
-from launcher.runs.events import Event, ManagerBegan, ManagerEnded, PointBegan, PointEnded, known
+from launcher.runs.events import Event, ManagerBegan, PointBegan, PointEnded, known
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.base import JobState
 from launcher.structs import replace
@@ -79,10 +79,7 @@ class Boards:
         # Heartbeats are compared with this machine's clock
         if (sweep.path, manager) in self._ended:
             return False
-        events = list(known(event_file.first_and_last(reads.journal(manager))))
-        began = next((event for event in events if isinstance(event, ManagerBegan)), None)
-        process = claims.process_of(began) if began else None
-        if (process and not process.alive()) or any(isinstance(event, ManagerEnded) for event in events):
+        if reads.seen(manager).gone():
             self._ended.add((sweep.path, manager))
             return False
         sign = reads.sign(manager)

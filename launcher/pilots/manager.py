@@ -31,8 +31,8 @@ from launcher.formatting import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
-from launcher.runs import claims, event_file
-from launcher.runs.claims import Claims, EntryKind, Heartbeats, Manager, PointLog, State
+from launcher.runs import claims
+from launcher.runs.claims import Claims, EntryKind, Heartbeats, Manager, PointLog, SeenManager, State
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import (
@@ -45,7 +45,6 @@ from launcher.runs.events import (
     PointEnded,
     Progress,
     Stop,
-    known,
 )
 from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
 from launcher.schedulers.topology import hosts_in
@@ -504,16 +503,6 @@ class JournalWriter:
 SOONEST, LATEST = 0.2, 5.0  # seconds between two polls of the claims of others
 
 
-@dataclass(frozen=True)
-class Other:
-    """Another slot manager."""
-
-    host: str  # name of the slot manager's node
-    # the manager's process; None: it runs on another machine, or in another process-id namespace
-    process: Process | None = None
-    ended: bool = False  # whether the manager's journal says that the manager has ended
-
-
 class Board:
     """Finds the points that a slot manager may claim.
 
@@ -527,7 +516,7 @@ class Board:
     ) -> None:  # fmt: skip
         self._claims, self.count, self._mine, self._host, self._clock = folder, count, mine, host, clock
         self._beats = Heartbeats(lease)
-        self._others: dict[Manager, Other] = {}
+        self._others: dict[Manager, SeenManager] = {}
         self._free: deque[int] = deque()
         self._next_look = self._looked = self._pause = 0.0
         self._stale = True
@@ -537,7 +526,7 @@ class Board:
     @property
     def over(self) -> bool:
         """Whether every point has ended, so that no slot manager has anything left to claim."""
-        return sum(log.state.over for log in self.logs.values()) >= self.count
+        return self.ended >= self.count
 
     @property
     def ended(self) -> int:
@@ -608,22 +597,11 @@ class Board:
                 continue
             other = self._others.get(each)
             if other is None or not other.ended:
-                other = self._others[each] = self._read(each)
-            gone = other.ended or (other.process is not None and not other.process.alive())
+                other = self._others[each] = self._claims.seen(each)
             sign = self._claims.sign(each)
             silent = sign is not None and self._beats.look(each, sign, now)  # one that cannot be seen now is not dead
-            if claims.may_take_over(each, self._mine, silent=silent, gone=gone):
+            if claims.may_take_over(each, self._mine, silent=silent, gone=other.gone()):
                 dead.add(each)
             else:
                 live.add(each)
         return dead, live
-
-    def _read(self, manager: Manager) -> Other:
-        began: ManagerBegan | None = None
-        ended = False
-        for event in known(event_file.first_and_last(self._claims.journal(manager))):
-            began = event if isinstance(event, ManagerBegan) else began
-            ended = ended or isinstance(event, ManagerEnded)
-        if began is None:
-            return Other("?", ended=ended)
-        return Other(began.host, claims.process_of(began), ended)

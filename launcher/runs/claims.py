@@ -24,7 +24,7 @@ import os
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs import event_file
-from launcher.runs.events import Event, ManagerBegan
+from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
 
 CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager
@@ -107,9 +107,9 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class PointLog:
-    """Summary of a point's log."""
+    """What a point's log says of it."""
 
-    state: State = State.FREE  # state of the point
+    state: State = State.FREE
     owner: Manager | None = None  # slot manager that runs the point; None: the point is not HELD
     next: int = 0  # number of the entry to add next
     failed_on: tuple[Manager, ...] = ()  # slot managers on which the point has failed since the user last started it
@@ -254,13 +254,20 @@ def left_out(outcomes: Sequence[tuple[int, EntryKind]], others_done: bool) -> bo
     return others_done and len(failed) == SEVERAL
 
 
-def process_of(began: ManagerBegan) -> Process | None:
-    """Returns the process of a slot manager; None: it runs on another machine or in another PID namespace."""
-    here = began.namespace and began.namespace == namespace()
-    return Process(began.pid, began.start, socket.gethostname()) if here else None
-
-
 # -- the folder
+
+
+@dataclass(frozen=True)
+class SeenManager:
+    """What the journal of a slot manager says of it."""
+
+    host: str = "?"  # name of its node
+    process: Process | None = None  # None: it runs on another machine or in another PID namespace, or is not known yet
+    ended: bool = False  # whether its last event says so
+
+    def gone(self) -> bool:
+        """Returns whether it certainly runs no more: else it may be dead on another machine."""
+        return self.ended or (self.process is not None and not self.process.alive())
 
 
 class Claims:
@@ -375,6 +382,18 @@ class Claims:
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size
+
+    def seen(self, manager: Manager) -> SeenManager:
+        """Reads the first and the last event of a slot manager's journal."""
+        found = SeenManager()
+        for event in known(event_file.first_and_last(self.journal(manager))):
+            if isinstance(event, ManagerBegan):
+                here = event.namespace and event.namespace == namespace()
+                process = Process(event.pid, event.start, socket.gethostname()) if here else None
+                found = replace(found, host=event.host, process=process)
+            elif isinstance(event, ManagerEnded):
+                found = replace(found, ended=True)
+        return found
 
     def managers(self) -> list[Manager]:
         """Returns all slot managers that ever started in this sweep, sorted."""

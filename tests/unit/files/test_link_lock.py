@@ -22,22 +22,21 @@ _FORK = multiprocessing.get_context("fork")
 
 
 @pytest.mark.parametrize(
-    ("holder", "machine", "started", "unchanged", "is_dead"),
+    ("holder", "machine", "alive", "unchanged", "is_dead"),
     [
-        (ME, "boot-1", 100, 1e9, False),  # it is suspended, perhaps
-        (ME, "boot-1", None, 0.0, True),
-        (ME, "boot-1", 101, 0.0, True),  # another process has its number
-        (ME, "boot-2", None, 59.0, False),
-        (ME, "boot-2", 100, 59.0, False),  # a process of this machine has the same number
-        (ME, "boot-2", None, 60.0, True),
-        (None, "boot-1", None, 59.0, False),  # damaged
-        (None, "boot-1", None, 60.0, True),
+        (ME, "boot-1", True, 1e9, False),  # it is suspended, perhaps
+        (ME, "boot-1", False, 0.0, True),
+        (ME, "boot-2", False, 59.0, False),
+        (ME, "boot-2", True, 59.0, False),  # a process of this machine has the same number
+        (ME, "boot-2", False, 60.0, True),
+        (None, "boot-1", False, 59.0, False),  # damaged
+        (None, "boot-1", False, 60.0, True),
     ],
 )
 def test_when_a_lock_is_taken_over(
-    holder: Holder | None, machine: str, started: int | None, unchanged: float, is_dead: bool
+    holder: Holder | None, machine: str, alive: bool, unchanged: float, is_dead: bool
 ) -> None:
-    assert dead(holder, machine, started, unchanged) is is_dead
+    assert dead(holder, machine, alive, unchanged) is is_dead
 
 
 @pytest.mark.parametrize("text", ["", "a b c", "a b c d", "a b 1 2 3"])
