@@ -34,7 +34,7 @@ from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere
-from launcher.attach.requests import RequestHandler
+from launcher.attach.node_session import RequestHandler
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node, Unbound
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices

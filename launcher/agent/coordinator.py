@@ -14,7 +14,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 | `stacks` | `reports` of its ranks, after `hang` |
 | `ended` | all its ranks have ended, and it waits for the other agents |
 | `report` | the agent's `value` for `key`: see `Control.collect` |
-| `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `stop_agreement` |
+| `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `heartbeat` |
 
 The leader sends:
 
@@ -33,7 +33,7 @@ The leader sends:
 | `resized` | to itself only: the ranks continue without agents that are lost: the event `resized` |
 | `over` | all ranks of this round have ended; `final`: no other round follows |
 | `answer` | the leader's `value` for `key`: see `Control.publish` |
-| `propose`, `commit` | what all ranks do at one step boundary: see `stop_agreement` |
+| `propose`, `commit` | what all ranks do at one step boundary: see `heartbeat` |
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from launcher.rendezvous.protocol import Arrivals
 from launcher.rendezvous.rounds import Member, RendezvousError
 from launcher.runs import events
 from launcher.runs.events import Fault, Place, Resized, Stop
-from launcher.worker.stop_agreement import LeaderSide
+from launcher.worker.heartbeat import LeaderSide
 
 Claim = Callable[[int, Sequence[Member]], "Fault | None"]
 Listen = Callable[[Sequence[Member]], int]

@@ -122,7 +122,7 @@ def modules_to_preload(entry: str) -> tuple[str, ...]:
     |---|---|
     | `workloads.ddp:main` | `workloads.ddp` |
     | `my.module:main`, `tests.chaos.counting:main` | nothing |
-    | a program (`launcher.worker.program:main`) | nothing |
+    | a program (`launcher.worker.main:run_rank`) | nothing |
 
     The user's modules are imported in each rank, never in the agent. An import may start threads (a matrix product
     starts OpenMP's) or initialize CUDA (`torch.cuda.is_available()`), neither of which survives a fork: the ranks would

@@ -21,7 +21,7 @@ from typing import Any
 from launcher.agent.forks import uses_gpu
 from launcher.agent.output import log_name
 from launcher.agent.stop_requests import Signals
-from launcher.attach.requests import GONE, RankProcess, RequestHandler
+from launcher.attach.node_session import GONE, RankProcess, RequestHandler
 from launcher.binding import node_memory
 from launcher.failures import text
 from launcher.formatting import log_line

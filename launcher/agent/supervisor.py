@@ -35,7 +35,7 @@ from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict,
 from launcher.agent.rank_status import AgentContext, RankStatus
 from launcher.agent.stop_requests import StopChecker
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
-from launcher.attach.requests import GONE
+from launcher.attach.node_session import GONE
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
 from launcher.formatting import log_line
@@ -43,7 +43,7 @@ from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import event_file, events
 from launcher.runs.events import Fault, Place, Resized, Stop
-from launcher.worker.stop_agreement import AgentSide
+from launcher.worker.heartbeat import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow
 ALONE = (
@@ -189,7 +189,7 @@ class Supervisor:
             self._leader_lost = message["reason"], now + ALONE
 
     def _agree_on_stops(self) -> None:
-        # Exchanges between ranks and leader what all ranks do at which step boundary (see `stop_agreement`)
+        # Exchanges between ranks and leader what all ranks do at which step boundary (see `heartbeat`)
         pulse, stops = self._context.pulse, self._stops
         before = stops.proposal, stops.committed
         messages = stops.look(pulse.stops(), self._exits)

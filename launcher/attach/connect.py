@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import IO, Any
 
-from launcher.attach import requests
+from launcher.attach import node_session
 from launcher.attach.node_session import HELLO, SECRET, SERVED, data_message, data_of, exchange
 from launcher.errors import RunError
 from launcher.files.shared_files import NOT_ON_PATH
@@ -199,10 +199,10 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
     """
     secret = secrets.token_hex(32)
     request = {**details, "ports": list(plan.cluster.port_range)}
-    folder = requests.send(
-        attempt, requests.SERVE, members, {SECRET: secret, SERVED: "", "question": json.dumps(request)}, rank=rank
+    folder = node_session.send(
+        attempt, node_session.SERVE, members, {SECRET: secret, SERVED: "", "question": json.dumps(request)}, rank=rank
     )
-    served = wait_until(lambda: requests.read_reply(folder / SERVED))
+    served = wait_until(lambda: node_session.read_reply(folder / SERVED))
     if served is None:
         raise RunError(f"the agent of rank {rank} on {host} does not answer within {REPLY_TIMEOUT:g} s")
     names, problems = list(dict.fromkeys([host + plan.cluster.host_suffix, host, served["host"]])), []

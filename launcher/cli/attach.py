@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from launcher.attach import connect, requests
+from launcher.attach import connect, node_session
 from launcher.attach.connect import REPLY_TIMEOUT, connect_terminal, run_prompt, wait_until
 from launcher.cli.find import find
 from launcher.errors import RunError
@@ -62,7 +62,7 @@ def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
 
 
 def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> None:
-    if not members or not requests.is_listening(seen.run.attempts()[-1]):
+    if not members or not node_session.is_listening(seen.run.attempts()[-1]):
         raise RunError(f"the agents of {seen.run.id} have not met yet: try again in a moment")
     ranks = members[0].ranks
     if rank is not None and rank >= ranks:
@@ -74,13 +74,15 @@ def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> 
 
 def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     count = members[0].members
-    folder = requests.send(attempt, requests.STACKS, count)
-    wait_until(lambda: len(requests.replies(folder)) >= count or None)
-    replies = requests.replies(folder)
+    folder = node_session.send(attempt, node_session.STACKS, count)
+    wait_until(lambda: len(node_session.replies(folder)) >= count or None)
+    replies = node_session.replies(folder)
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(health.group_stacks(reports)):
         print("\n".join(["", *health.stack_lines(group)] if number else health.stack_lines(group)))
-    requests.write_reply(folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports))
+    node_session.write_reply(
+        folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports)
+    )
     print(f"\nall threads of each: {folder}/stacks.txt")
     if len(replies) == count:
         return 0
@@ -99,11 +101,11 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
 
 def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
     count = members[0].members
-    folder = requests.send(attempt, requests.RANK, count, rank=rank)
-    place = connect.wait_until(lambda: next(iter(requests.replies(folder)), None))
+    folder = node_session.send(attempt, node_session.RANK, count, rank=rank)
+    place = connect.wait_until(lambda: next(iter(node_session.replies(folder)), None))
     if place is None:
         raise RunError(f"the agent of rank {rank} does not answer within {connect.REPLY_TIMEOUT:g} s")
-    file, location = folder / f"member-{place}", requests.replies(folder)[place]
+    file, location = folder / f"member-{place}", node_session.replies(folder)[place]
     host, job = location["host"], location["job"]
     way = connect.way(seen.plan, host, job, socket.gethostname())
     if way is connect.Way.NETWORK:

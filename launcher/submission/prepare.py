@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import redaction
 from launcher.config import profiles
 from launcher.config.schema import Cluster, Config, Function, Program, ResumeHow
-from launcher.environment import containers, programs, repository, snapshot
+from launcher.environment import container_command, programs, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership
@@ -36,7 +36,7 @@ from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
 
 if TYPE_CHECKING:
-    from launcher.environment.repository import Tree
+    from launcher.environment.snapshot import Tree
     from launcher.spec.sections import Archive
 
 
@@ -78,7 +78,7 @@ class Inputs:
         """
         here = scheduler_of(config.cluster).on_this_machine
         if config.env.container is not None:
-            image, notes = containers.checked(config.env, here=here)
+            image, notes = container_command.checked_image(config.env, here=here)
             return dataclasses.replace(config, env=dataclasses.replace(config.env, container=image)), notes
         if config.env.archive is not None:
             archive, _ = self._archive(config.env.archive)
@@ -136,7 +136,7 @@ def _archive(name: str) -> tuple[str, Archive]:
 
 
 def _tree(folder: str, runs_dir: str) -> Tree:
-    return repository.tree(folder, [runs_dir])
+    return snapshot.tree(folder, [runs_dir])
 
 
 # -- The plan

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from launcher import __version__, paths
 from launcher.config.schema import ResumeHow
-from launcher.environment import containers, programs, secrets
+from launcher.environment import container_command, programs, secrets
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, near
 from launcher.failures.codes import SetupPart
@@ -291,7 +291,7 @@ def setup_lines(plan: JobPlan) -> list[SetupLine]:
         activate = f"launcher_env={quote(plan.env.activate)}\n{programs.ACTIVATE}"
         lines.append(SetupLine(activate, SetupPart.ACTIVATE, name=plan.env.activate))
     lines += [SetupLine(line, SetupPart.ENV, number) for number, line in enumerate(plan.env.setup, start=1)]
-    return lines + containers.setup_lines(plan)
+    return lines + container_command.setup_lines(plan)
 
 
 def _values(
@@ -325,7 +325,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
     return JobFile(
         run_dir=plan.run_dir,
         start=tuple(map(str, _start(plan))),
-        node=tuple(containers.node_command(plan)),
+        node=tuple(container_command.node_command(plan)),
         requeue=(plan.python, *own_module("launcher.job.requeue")),
         wait=(plan.python, *own_module("launcher.job.wait_for_others")) if plan.after else (),
         signals=tuple(shell.signals.split()),

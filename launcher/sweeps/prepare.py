@@ -21,7 +21,7 @@ from launcher import redaction
 from launcher.config.schema import BestIs, Config, LaunchMode, ResumeHow
 from launcher.config.search_space import Goal, Method, Space, size
 from launcher.config.search_space import overrides as overrides_of
-from launcher.environment import containers, snapshot
+from launcher.environment import container_command, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
 from launcher.files import ownership
@@ -85,7 +85,7 @@ def _key(plan: JobPlan) -> tuple[object, ...]:
         for name, value in keys_of(plan).items()
         if name not in RANK_KEYS and name.partition(".")[0] not in RANK_KEYS
     )
-    return (*own, *containers.srun_options(plan))  # these contain folders that RANK_KEYS set
+    return (*own, *container_command.srun_options(plan))  # these contain folders that RANK_KEYS set
 
 
 def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:

@@ -1,31 +1,123 @@
-"""Heartbeats of ranks, in memory that they share with their agent: no disk, no lock, no system call.
+"""What ranks and their agent share in memory (no disk, no lock, no system call): heartbeats, agreement on stops.
 
-The memory starts with what the agent writes for all of its ranks (`stop_memory.AgentWords`). Then each rank has a slot:
-its heartbeat, its step time, and its state in the agreement on stops (`stop_memory.RankWords`).
+The memory starts with what the agent writes for all of its ranks (`AgentWords`). Then each rank has a slot: its
+heartbeat, its step time, and its state in the agreement on stops (`RankWords`). The words of the agreement are aligned
+and of 8 bytes, each written by one side only and in one piece, so that no read is torn. Values that belong together
+share a word, or are in words that carry the same proposal number.
+
+| word of the agent | bits, from the highest |
+|---|---|
+| 0 | number of ranks of all agents |
+| 1 | number of the proposal (24), boundary at which to act (40) |
+| 2 | the same number (24), cause (3), save (1), rank (36) |
+| 3 | number of the last committed proposal |
+
+| word of a rank | bits, from the highest |
+|---|---|
+| 0 | number of boundaries that it has reached |
+| 1 | number of the last proposal that it has carried out (24); from the lowest bit: save (1), cause (3), closed (1) |
+| 2 | number of the last proposal that it has answered (24); lowest bit: accepted (1) |
+| 3 | nanoseconds of a step |
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
 
 from launcher import processes
-from launcher.worker import stop_agreement
-from launcher.worker.stop_agreement import AgentWords, Proposal, RankState, RankWords
 
+WORD = 8  # bytes
+AGENT = RANK = 4 * WORD  # bytes of the agent's words, and of a rank's words
+_NUMBER, _RANK = 40, 36  # position of the lowest bit of a proposal's number; number of bits of a rank
+_BOUNDARIES = (1 << _NUMBER) - 1
+_RANKS = (1 << _RANK) - 1
 INTERVAL = 1.0  # seconds between two heartbeats during long work between two steps (`alive`)
 _SLOT = struct.Struct("=qqqq")  # reaction to a stop request, last step, number of heartbeats, progress of joining
 _PACE = struct.Struct("@dq")  # seconds of a step without waiting, number of steps measured
-_AGENT = stop_agreement.AGENT
-_SIZE = _SLOT.size + _PACE.size + stop_agreement.RANK
+_SIZE = _SLOT.size + _PACE.size + RANK
 _NAME = "launcher-pulse"
 _IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
 _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
+
+
+class AgentWords:
+    """The memory words that an agent writes and its ranks read."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._words = memoryview(memory)[:AGENT].cast("Q")
+
+    def clear(self, world_size: int = 0) -> None:
+        """For the agent: resets all words, the first to `world_size`."""
+        for index, word in enumerate((0, 0, 0, 0)):
+            self._words[index] = word
+        self._words[0] = world_size
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of all agents; 0 if they do not agree on stops through their agents."""
+        return self._words[0]
+
+    def show(self, proposal: Proposal | None, committed: int) -> None:
+        """For the agent: shows its ranks the newest proposal (None: none yet), and the last committed one's number."""
+        if proposal is not None:
+            number, want = proposal.number << _NUMBER, proposal.want
+            self._words[2] = number | want.cause << _RANK + 1 | want.save << _RANK | want.rank
+            self._words[1] = number | proposal.at
+        self._words[3] = committed
+
+    def proposal(self) -> tuple[Proposal | None, int] | None:
+        """For a rank: the newest proposal, if any, and the last committed number; None: being written, read again."""
+        committed, first, second = self._words[3], self._words[1], self._words[2]
+        number = first >> _NUMBER
+        if second >> _NUMBER != number:
+            return None
+        if number == 0:
+            return None, committed
+        cause = Cause(second >> _RANK + 1 & 7)
+        want = Want(cause, second & _RANKS, bool(second >> _RANK & 1))
+        return Proposal(number, first & _BOUNDARIES, want), committed
+
+
+class RankWords:
+    """The memory words that a rank writes and its agent reads."""
+
+    def __init__(self, memory: mmap.mmap, offset: int) -> None:
+        self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
+
+    def write(self, state: RankState) -> None:
+        """For the rank: shows the agent its state."""
+        words = self._words
+        words[0] = state.boundary
+        words[1] = state.acted << _NUMBER | state.closed << 4 | state.cause << 1 | state.save
+        words[2] = state.answered << _NUMBER | state.accepted
+        words[3] = int(state.step_time * 1e9)
+
+    def read(self) -> RankState:
+        """For the agent: returns the last state that the rank has written."""
+        boundary, wanted, answer, step_time = self._words
+        return RankState(
+            boundary=boundary,
+            closed=bool(wanted >> 4 & 1),
+            cause=Cause(wanted >> 1 & 7),
+            save=bool(wanted & 1),
+            acted=wanted >> _NUMBER,
+            answered=answer >> _NUMBER,
+            accepted=bool(answer & 1),
+            step_time=step_time / 1e9,
+        )
+
+
+# -- Heartbeats
 
 
 @dataclass(frozen=True)
@@ -46,7 +138,7 @@ class RankSlot:
     """One rank's slot, for use in its process. Only the rank writes to it; a torn read by the agent does no harm."""
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
-        self._memory, self._offset = memory, _AGENT + index * _SIZE
+        self._memory, self._offset = memory, AGENT + index * _SIZE
         self.agent = AgentWords(memory)
         self.stop = RankWords(memory, self._offset + _SLOT.size + _PACE.size)
         self.stop.write(RankState())
@@ -98,8 +190,8 @@ class Pulse:
 
     def __init__(self, ranks: int) -> None:
         self._file = os.fdopen(processes.memory_file(_NAME), "r+b", buffering=0)  # a file, as a rank may exec a program
-        self._file.truncate(_AGENT + ranks * _SIZE)
-        self._memory = mmap.mmap(self._file.fileno(), _AGENT + ranks * _SIZE)
+        self._file.truncate(AGENT + ranks * _SIZE)
+        self._memory = mmap.mmap(self._file.fileno(), AGENT + ranks * _SIZE)
         self._ranks = ranks
         self.clear()
 
@@ -119,7 +211,7 @@ class Pulse:
 
     def signs(self) -> list[Sign]:
         """Returns the heartbeats of all ranks of the agent, in order."""
-        slots = (_SLOT.unpack_from(self._memory, _AGENT + index * _SIZE) for index in range(self._ranks))
+        slots = (_SLOT.unpack_from(self._memory, AGENT + index * _SIZE) for index in range(self._ranks))
         return [
             Sign(how == _LISTENS, step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED)
             for how, step, beats, joining in slots
@@ -135,7 +227,7 @@ class Pulse:
 
     def paces(self) -> list[tuple[float, int]]:
         """Returns (seconds of a step, steps measured) of each rank (`RankSlot.pace`), in order; (0, 0) if unknown."""
-        return [_PACE.unpack_from(self._memory, _AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
+        return [_PACE.unpack_from(self._memory, AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
 _mine: RankSlot | None = None
@@ -182,3 +274,308 @@ def alive() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+# -- The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective
+#
+# Each rank counts its calls of `StopFlag.boundary`. Until a rank ends or closes (`StopFlag.close`), it makes the same
+# calls as all others. So "boundary 120" is the same point of the program on every rank, even if a step has several
+# boundaries (evaluations).
+#
+# 1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
+# 2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
+# 3. The leader proposes one boundary for all ranks, `at`: the highest boundary that it knows of plus a margin, so that
+#    ranks need not wait there. It numbers the proposal, and sends it as `propose` to all agents. Each agent writes the
+#    proposal into the memory of its ranks.
+# 4. A rank reads the proposal at its next boundary. If that boundary is not beyond `at`, the rank accepts, and does not
+#    pass `at` before it knows the outcome of the proposal. If the boundary is beyond `at`, the rank refuses.
+# 5. An agent sends `agree` once: when all of its ranks have accepted, or when one has refused. A rank that had reached
+#    `at` before it saw the proposal, and so does not answer there, counts as refusing. A rank that has ended or closed
+#    before `at` counts as accepting.
+# 6. When all agents have accepted, the leader sends `commit`: all ranks act at the boundary `at`. After a refusal it
+#    proposes a later boundary instead, with twice the margin; ranks that wait at the old boundary continue.
+#
+# | message | from | content |
+# |---|---|---|
+# | `want` | agent | what its ranks want: `cause`, `rank`, `save`; their highest `boundary`; `step_time` in seconds |
+# | `propose` | leader | `number` of the proposal, boundary `at`, and what to do there: `cause`, `rank`, `save` |
+# | `agree` | agent | whether its ranks have `accepted` the proposal `number`; their highest `boundary` |
+# | `commit` | leader | `number` of the proposal that all ranks are to carry out |
+#
+# Why all ranks act at the same boundary: a proposal is committed only if no rank has refused it. So every rank that
+# reaches `at` has accepted there or before, and waits there for the commit if that has not arrived yet. A rank that has
+# ended or closed before `at` does not reach it.
+#
+# Why there is no deadlock: a rank that waits at `at` has done everything before it, so every other rank reaches `at`,
+# or closes. Either it accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective
+# with ranks that wait. In the second case its agent sees this from its boundary, and refuses for it. A rank that hangs
+# before `at` is found by the detection of hangs.
+#
+# Why no request is lost: the leader keeps what ranks want until a proposal that contains it is committed. An agent does
+# not send again what an open proposal contains. It shows its ranks the next proposal only when all of them have acted
+# on the last committed one, so what a rank wants after acting is a new request.
+
+
+ROUND_TRIP = 0.05  # seconds from a proposal to its commit, during which ranks continue
+MOST_AHEAD = 16  # most boundaries from the highest known one to the first proposed one; steps may become longer
+
+Message = Mapping[str, Any]
+
+
+class Cause(IntEnum):
+    """Cause of a stop, from the least to the most important: of several causes the highest becomes the stop reason."""
+
+    NONE = 0
+    DEADLINE = 1
+    WARNING = 2
+    FILE = 3
+    TERM = 4
+
+
+@dataclass(frozen=True)
+class Want:
+    """What one or several ranks want to do at a boundary. False in a condition if they want nothing."""
+
+    cause: Cause = Cause.NONE  # cause of the stop; NONE: no stop
+    rank: int = 0  # the lowest rank with this cause; 0 if the cause is NONE
+    save: bool = False  # whether to save
+
+    def __bool__(self) -> bool:
+        return self.cause is not Cause.NONE or self.save
+
+    def without(self, served: Want) -> Want:
+        """Returns what is left to do after the ranks have done `served`. A stop for any cause satisfies all causes."""
+        stop = self.cause if served.cause is Cause.NONE else Cause.NONE
+        return Want(stop, self.rank if stop else 0, self.save and not served.save)
+
+
+def joined(wants: Iterable[Want]) -> Want:
+    """Returns several wants as one: the highest cause with its lowest rank, and a save if any of them has one."""
+    wants = list(wants)
+    cause = max((want.cause for want in wants), default=Cause.NONE)
+    rank = min(want.rank for want in wants if want.cause is cause) if cause else 0
+    return Want(cause, rank, any(want.save for want in wants))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The leader's proposal of what all ranks do at one boundary, if all agents accept."""
+
+    number: int  # number of the proposal in this round, from 1
+    at: int  # the boundary, as a count of calls of `StopFlag.boundary`
+    want: Want  # what to do at the boundary
+
+
+@dataclass(frozen=True)
+class RankState:
+    """The state of a rank in the agreement, which the rank shows its agent."""
+
+    boundary: int = 0  # number of boundaries that the rank has reached
+    closed: bool = False  # whether the rank has no more boundaries. cause, save: what the rank wants
+    cause: Cause = Cause.NONE
+    save: bool = False
+    acted: int = 0  # number of the last proposal that the rank has carried out; 0: none
+    answered: int = 0  # number of the last proposal that the rank has answered; 0: none
+    accepted: bool = False  # whether the rank accepted the proposal `answered`
+    step_time: float = 0.0  # seconds of a step; 0 if unknown
+
+
+# -- a rank
+
+
+class BoundaryAction(Enum):
+    """What a rank does at a boundary about the newest proposal."""
+
+    CONTINUE = "continue"
+    REFUSE = "refuse"  # refuse the proposal, and continue
+    ACCEPT = "accept"  # accept the proposal, and continue
+    WAIT = "wait"  # accept the proposal, and wait until it is committed or replaced
+    ACT = "act"  # carry out the proposal
+
+
+def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int) -> BoundaryAction:
+    """Returns what a rank does at a boundary.
+
+    | newest proposal | its boundary | result |
+    |---|---|---|
+    | none, or the rank has carried it out | | continue |
+    | any other | before this boundary | refuse |
+    | any other | after this boundary | accept |
+    | any other | this boundary | act if the proposal is committed, else wait |
+    """
+    if proposal is None or proposal.number == acted:
+        return BoundaryAction.CONTINUE
+    if proposal.at < boundary:
+        return BoundaryAction.REFUSE
+    if proposal.at > boundary:
+        return BoundaryAction.ACCEPT
+    return BoundaryAction.ACT if committed == proposal.number else BoundaryAction.WAIT
+
+
+# -- an agent
+
+
+def answer(rank: RankState, proposal: Proposal) -> bool | None:
+    """Returns whether a rank accepts the proposal that its agent has shown it; None: the rank may still answer.
+
+    | the rank has answered | the rank's boundary | result |
+    |---|---|---|
+    | yes | | the rank's answer |
+    | no | before the proposed one | None |
+    | no | the proposed one, or beyond | False: the rank got there before it was shown the proposal |
+    """
+    if rank.answered == proposal.number:
+        return rank.accepted
+    return False if rank.boundary >= proposal.at else None
+
+
+class AgentSide:
+    """The agreement in one agent, during one round: between its ranks and the leader.
+
+    `proposal` (None: none yet) and `committed` (0: none) are what the agent must show its ranks after each `look`.
+    """
+
+    def __init__(self, first_rank: int) -> None:
+        self.proposal: Proposal | None = None
+        self.committed = 0
+        self._first_rank = first_rank
+        self._answered = 0
+        self._next: deque[Message] = deque()  # messages of the leader that were not shown to the ranks yet
+        self._sent = Want()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the agent must call `look` again soon: ranks must still answer a proposal, or be shown a message."""
+        return bool(self._next) or (self.proposal is not None and self._answered != self.proposal.number)
+
+    def receive(self, message: Message) -> None:
+        """Queues a `propose` or `commit` message of the leader, which the next call of `look` handles."""
+        self._next.append(message)
+
+    def look(self, ranks: Sequence[RankState], ended: Collection[int] = ()) -> list[Message]:
+        """Returns the `want` and `agree` messages to the leader; ended: local indices of ranks without a process."""
+        here = {place: rank for place, rank in enumerate(ranks) if place not in ended and not rank.closed}
+        highest = max((rank.boundary for rank in ranks), default=0)
+        # The ranks were shown the proposal after the last look. A rank that is closed will see it before its next
+        # boundary, if it reopens.
+        messages = self._answer(ranks, here, highest)
+        while self._next and self._may_show(self._next[0], here):
+            self._show(self._next.popleft())
+        wants = self._wants(here)
+        if wants and wants != self._sent:
+            times = [rank.step_time for rank in here.values() if rank.step_time > 0]
+            step_time = min(times, default=0.0)
+            messages.append({"type": "want", **_fields(wants), "boundary": highest, "step_time": step_time})
+        self._sent = wants
+        return messages
+
+    def _answer(self, ranks: Sequence[RankState], here: Collection[int], highest: int) -> list[Message]:
+        proposal = self.proposal
+        if proposal is None or self._answered == proposal.number:
+            return []
+        answers = [answer(rank, proposal) for rank in ranks]
+        accepted = False not in answers
+        if accepted and any(answers[place] is None for place in here):
+            return []
+        self._answered = proposal.number
+        return [{"type": "agree", "number": proposal.number, "accepted": accepted, "boundary": highest}]
+
+    def _may_show(self, message: Message, here: Mapping[int, RankState]) -> bool:
+        # A new proposal must not replace a committed one before all ranks have carried that out
+        current = self.proposal
+        if message["type"] == "commit" or current is None or self.committed != current.number:
+            return True
+        return all(rank.acted == current.number for rank in here.values())
+
+    def _show(self, message: Message) -> None:
+        if message["type"] == "commit":
+            self.committed = int(message["number"])
+        else:
+            self.proposal = Proposal(int(message["number"]), int(message["at"]), want_of(message))
+
+    def _wants(self, here: Mapping[int, RankState]) -> Want:
+        current = self.proposal
+        wants = []
+        for place, rank in here.items():
+            want = Want(rank.cause, self._first_rank + place if rank.cause else 0, rank.save)
+            if current is not None and rank.acted != current.number:
+                want = want.without(current.want)
+            for message in self._next:
+                want = want.without(want_of(message)) if message["type"] == "propose" else want
+            wants.append(want)
+        return joined(wants)
+
+
+# -- the leader
+
+
+class LeaderSide:
+    """The agreement in the leading agent, during one round. Methods return messages to send to all agents."""
+
+    def __init__(self, agents: Iterable[int]) -> None:
+        self._wants = {index: Want() for index in agents}
+        self._awaited = set(self._wants)  # agents whose ranks may still have boundaries
+        self._accepted: set[int] = set()
+        self._open: Proposal | None = None
+        self._number = 0
+        self._highest = 0  # highest boundary that any rank has reached, or that was proposed
+        self._step_time = 0.0
+        self._margin = 1
+
+    def receive(self, index: int, message: Message) -> list[Message]:
+        """Handles an agent's `want` or `agree`, by the module's table; returns what to send to all agents."""
+        self._highest = max(self._highest, int(message["boundary"]))
+        if message["type"] == "want":
+            self._wants[index] = want_of(message)
+            self._step_time = float(message["step_time"])
+            return self._begin() if self._open is None else []
+        if self._open is None or message["number"] != self._open.number:
+            return []
+        if not message["accepted"]:
+            self._margin *= 2
+            return self._propose(joined([self._open.want, *self._wants.values()]))
+        self._accepted.add(index)
+        return self._finish()
+
+    def leave(self, index: int) -> list[Message]:
+        """Records that no rank of an agent will reach another boundary; returns what to send to all agents."""
+        self._awaited.discard(index)
+        self._wants.pop(index, None)
+        return self._finish()
+
+    def _begin(self) -> list[Message]:
+        wanted = joined(self._wants.values())
+        self._margin = margin(self._step_time)
+        return self._propose(wanted) if wanted else []
+
+    def _propose(self, want: Want) -> list[Message]:
+        self._number += 1
+        self._highest += self._margin
+        self._open, self._accepted = Proposal(self._number, self._highest, want), set()
+        return [{"type": "propose", "number": self._number, "at": self._highest, **_fields(want)}]
+
+    def _finish(self) -> list[Message]:
+        done = self._open
+        if done is None or not self._awaited <= self._accepted:
+            return []
+        self._open = None
+        self._wants = {index: want.without(done.want) for index, want in self._wants.items()}
+        return [{"type": "commit", "number": done.number}, *self._begin()]
+
+
+def margin(step_time: float) -> int:
+    """Returns how many boundaries after the highest known one to propose.
+
+    Ranks continue with their steps during ROUND_TRIP. If a step (seconds) takes longer than that, the next boundary is
+    proposed: the ranks wait there a little, but stop sooner than after one more step.
+    """
+    return max(1, min(math.ceil(ROUND_TRIP / step_time), MOST_AHEAD)) if step_time > 0 else 1
+
+
+def want_of(message: Message) -> Want:
+    """Returns what a `want` or `propose` message asks for."""
+    return Want(Cause(int(message["cause"])), int(message["rank"]), bool(message["save"]))
+
+
+def _fields(want: Want) -> dict[str, Any]:
+    return {"cause": int(want.cause), "rank": want.rank, "save": want.save}

@@ -4,6 +4,17 @@ The agent forks a process for each rank, and calls `run_rank` in it. If the agen
 in a new interpreter:
 
     python -m launcher.worker.main '{"place": 0, "lives": 0, "files": {"pulse_file": 5, "stacks_file": 6, ...}}'
+
+If the rank is the user's own program (a script written for torchrun, a module, or any executable file), the process
+executes (execve) it, so that it gets what torchrun would give it, such as a new Python interpreter. The process id, the
+output files and the rank stay the same. The environment contains torchrun's variables and these:
+
+| variable | value |
+|---|---|
+| `LAUNCHER_CHECKPOINT_DIR` | folder for the program's checkpoints, the same in every attempt |
+| `LAUNCHER_ATTEMPT`, `LAUNCHER_ROUND` | how often the run, and its ranks within this attempt, were started before |
+| `LAUNCHER_RESTART` | 1 if either is more than 0, else 0 |
+| `LAUNCHER_PULSE` | where `launcher.progress` sends its heartbeats; see `heartbeat.mine` |
 """
 
 from __future__ import annotations
@@ -17,6 +28,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -24,13 +36,16 @@ from typing import Any, get_type_hints
 from launcher import errors
 from launcher.config import schema
 from launcher.failures.codes import StopReason
+from launcher.failures.symptoms import LOST_PEER
 from launcher.files import run_files
 from launcher.own_module import own_module
 from launcher.runs.directory import require_private
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop
+from launcher.spec import build
+from launcher.spec.build import words as words_of
 from launcher.spec.plan import JobPlan
-from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, program, rank_report, script
+from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, rank_report, script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
@@ -41,7 +56,7 @@ def run_rank(
     """Runs the workload in this process. The agent has set the rank's environment.
 
     place: index of this rank among its agent's; lives: how often the attempt's ranks were started before.
-    pulse_file, stacks_file, memory_file: descriptors of `Pulse.share`, `Stacks.file`, `rank_report.make_memory`.
+    pulse_file, stacks_file, memory_file (or -1): descriptors of `Pulse.share`, `Stacks.file`, `rank_report.make_memory`.
     Raises SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
@@ -64,9 +79,8 @@ def run_rank(
         with debugger.install(**debugger.install_arguments(plan)):
             if plan.workload.kind == "Program":
                 agents.wait(plan.launch.rendezvous_timeout)
-                attempt = int(os.environ["LAUNCHER_ATTEMPT"])
-                shared = program.Shared(pulse_file, stacks_file, agents.report, memory_file, place)
-                return program.main(plan, shared, attempt, lives)
+                os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{pulse_file}:{place}"
+                return _run_program(plan, stacks_file, agents.report, [pulse_file, memory_file], lives)
             return _run_workload(plan, agents)
     except Exception as error:
         if isinstance(error, errors.LauncherError) and error.exit_code == errors.RESUME:
@@ -81,7 +95,7 @@ def _require_gpu(plan: JobPlan) -> None:
     is_program = workload.kind == "Program"
     if not is_program and workload.params.get("init", True):
         return  # `process_group.init` refuses it
-    other = is_program and (workload.params["python"] is not None or program.is_executable(workload.params["script"]))
+    other = is_program and (workload.params["python"] is not None or is_executable(workload.params["script"]))
     devices.require_gpu(
         workload.device, plan.gpus_per_node, os.environ, other_torch=other, rank=int(os.environ["RANK"]),
         host=socket.gethostname(),
@@ -168,6 +182,72 @@ def workload_config(plan: JobPlan) -> schema.Workload:
         for name, value in plan.workload.params.items()
     }
     return kind(**values)
+
+
+# -- the user's own program
+
+
+def _run_program(plan: JobPlan, stacks: int, report: int, others: list[int], lives: int) -> dict[str, Any]:
+    # stacks, report, others: descriptors that the program keeps; see `run_rank`. With `workload.fork` it runs here
+    params = plan.workload.params
+    os.environ.update(variables(plan, os.environ, int(os.environ["LAUNCHER_ATTEMPT"]), lives))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    if params["fork"]:
+        words = words_of(params["args"])
+        if params["module"]:
+            script.run_module(params["module"], words)
+        else:
+            script.run_script(os.path.expanduser(params["script"]), words)
+        return {}
+    words = command(params, sys.executable, executable=is_executable(params["script"]))
+    descriptors = [each for each in (stacks, report, *others) if each >= 0]
+    settings: dict[str, Any] = {
+        "stacks": stacks, "report": report, "descriptors": descriptors,
+        "lost_peer": LOST_PEER.pattern, "delay": rank_report.SYMPTOM_DELAY,
+        "debug": {"launcher": str(Path(script.__file__).parents[2]), **debugger.install_arguments(plan)},
+    }  # fmt: skip
+    os.environ["LAUNCHER_PROGRAM"] = json.dumps(settings)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # it requests stacks; script.py handles it, others must survive it
+    os.setpgid(0, 0)  # a scheduler's signal to all processes of a task then arrives once, through the agent
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(words[0], words, os.environ)  # noqa: S606  a list of words needs no shell
+
+
+def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list[str]:
+    """Returns the command line that a rank executes; executable: the script itself, without an interpreter."""
+    words = words_of(params["args"])
+    if params["module"] is None and executable:
+        return [os.path.abspath(os.path.expanduser(params["script"])), *words]
+    kind = ("module", params["module"]) if params["module"] else ("script", os.path.expanduser(params["script"]))
+    return [os.path.expanduser(params["python"] or python), "-u", script.__file__, *kind, *words]
+
+
+def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: int) -> dict[str, str]:
+    """Returns the program's environment variables besides those of its rank.
+
+    Like torchrun, this limits OpenMP's threads, so that ranks that share a node do not each use all CPUs. A value of
+    OMP_NUM_THREADS that the user has set stays.
+    """
+    found = {
+        "LAUNCHER_RESTART": str(int(attempt > 0 or lives > 0)),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.launch.max_restarts),
+    }
+    if not environ.get("OMP_NUM_THREADS") and plan.cpus_per_node > 1:
+        found["OMP_NUM_THREADS"] = str(plan.cpus_per_proc)
+    return found
+
+
+def is_executable(path: str | None) -> bool:
+    return path is not None and build.is_executable(Path(path).expanduser())
+
+
+# -- a rank in a new interpreter
 
 
 def fresh_command(place: int, *, lives: int, **files: int) -> list[str]:

@@ -3,7 +3,7 @@
 A signal handler only sets the flag; the interrupted work (a collective, a data loader) continues. The signal may reach
 some ranks only (PBS signals one node), so the ranks combine their flags at step boundaries:
 
-- Ranks with an agent agree through their agents; see `launcher.worker.stop_agreement`. A boundary takes some
+- Ranks with an agent agree through their agents; see `launcher.worker.heartbeat`. A boundary takes some
   microseconds. A rank may have to wait only at the boundary where all ranks stop or save.
 - Other ranks (`init()` under srun, mpiexec or torchrun) use one small all_reduce in a gloo group of its own. If steps
   are short, it runs in the background and only every few steps, so that it costs next to nothing; see `interval`.
@@ -39,9 +39,9 @@ from launcher.runs.events import Stop as StopEvent
 from launcher.schedulers import topology
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, heartbeat, process_group
+from launcher.worker.heartbeat import BoundaryAction, Cause, Want, decide
 from launcher.worker.process_group import Env
 from launcher.worker.settings import Settings, settings
-from launcher.worker.stop_agreement import BoundaryAction, Cause, Want, decide
 
 FILES_INTERVAL = 1.0  # seconds between two checks for RUN/stop and RUN/save
 LATENCY = 0.5  # seconds between two agreements in the background

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.attach import connect, node_session, requests
-from launcher.attach.node_session import data_message, data_of, exchange
-from launcher.attach.requests import RankProcess, rank_location
+from launcher.attach import connect, node_session
+from launcher.attach.node_session import RankProcess, data_message, data_of, exchange, rank_location
 from launcher.errors import RunError
 from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
 from launcher.rendezvous.protocol import find_leader
@@ -39,11 +38,11 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[int, subprocess.Popen[
         request = {"mode": "shell", "term": "dumb", "ports": [20000, 32767], **details}
         files = {"member-0": json.dumps(location), node_session.SECRET: SECRET, node_session.SERVED: ""}
         for name, text in {**files, "question": json.dumps(request)}.items():
-            requests.write_reply(tmp_path / name, text)
+            node_session.write_reply(tmp_path / name, text)
         module = [sys.executable, "-m", "launcher.attach.node_session", "serve", str(tmp_path), "member-0"]
         started.append(subprocess.Popen(["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *module]))
-        until(lambda: requests.read_reply(tmp_path / node_session.SERVED), "its port")
-        return requests.read_reply(tmp_path / node_session.SERVED)["port"], started[-1]
+        until(lambda: node_session.read_reply(tmp_path / node_session.SERVED), "its port")
+        return node_session.read_reply(tmp_path / node_session.SERVED)["port"], started[-1]
 
     yield start
     for server in started:

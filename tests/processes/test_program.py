@@ -25,7 +25,8 @@ from launcher.failures.symptoms import LOST_PEER
 from launcher.job.requeue import further
 from launcher.runs import saves
 from launcher.spec.plan import JobPlan
-from launcher.worker import program, rank_report, script
+from launcher.worker import main as worker
+from launcher.worker import rank_report, script
 from launcher.worker.rank_report import WorkerError
 from tests.unit.plans import bare_plan, plan_of
 
@@ -51,13 +52,13 @@ def plan(**keys: Any) -> JobPlan:
     ],
 )
 def test_what_a_rank_executes(keys: dict[str, Any], executable: bool, words: list[str]) -> None:
-    told = program.command(plan(**keys).workload.params, PYTHON, executable=executable)
+    told = worker.command(plan(**keys).workload.params, PYTHON, executable=executable)
     assert told == [script.__file__ if word == "*" else word for word in words]
 
 
 def test_a_program_of_this_folder_is_not_searched_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert program.command(plan(script="a.out").workload.params, PYTHON, executable=True) == [str(tmp_path / "a.out")]
+    assert worker.command(plan(script="a.out").workload.params, PYTHON, executable=True) == [str(tmp_path / "a.out")]
 
 
 @pytest.mark.parametrize(
@@ -73,13 +74,13 @@ def test_a_program_of_this_folder_is_not_searched_on_the_path(tmp_path: Path, mo
 def test_ranks_share_the_cpus_of_their_node(
     procs: int, cpus: int, environ: dict[str, str], threads: str | None
 ) -> None:
-    found = program.variables(plan(script="t.py", procs_per_node=procs, cpus_per_proc=cpus), environ, 0, 0)
+    found = worker.variables(plan(script="t.py", procs_per_node=procs, cpus_per_proc=cpus), environ, 0, 0)
     assert found.get("OMP_NUM_THREADS") == threads
 
 
 @pytest.mark.parametrize(("attempt", "lives", "told"), [(0, 0, "0"), (1, 0, "1"), (0, 2, "1"), (3, 1, "1")])
 def test_a_program_knows_whether_it_was_started_before(attempt: int, lives: int, told: str) -> None:
-    assert program.variables(plan(script="t.py"), {}, attempt, lives)["LAUNCHER_RESTART"] == told
+    assert worker.variables(plan(script="t.py"), {}, attempt, lives)["LAUNCHER_RESTART"] == told
 
 
 # -- a script is run as `python` itself runs it

@@ -241,9 +241,9 @@ def keys_of(option: str, value: str | None) -> dict[str, Any]:
 
 def tasks(plan: JobPlan) -> list[str]:
     """Returns the srun command for `Scheduler.start_tasks`."""
-    from launcher.environment import containers
+    from launcher.environment import container_command
 
-    return [*containers.before_srun(plan), "srun", *arguments(plan), *containers.srun_options(plan)]
+    return [*container_command.before_srun(plan), "srun", *arguments(plan), *container_command.srun_options(plan)]
 
 
 def arguments(plan: JobPlan) -> list[str]:

@@ -23,7 +23,7 @@ from launcher.agent.node_checks import CheckLevel, NodeCheck
 from launcher.agent.policy import History
 from launcher.agent.preflight import Preflight, PreflightVerdict
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
-from launcher.attach import requests
+from launcher.attach import node_session
 from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import CheckpointError
@@ -407,5 +407,5 @@ def test_fields_that_the_others_have_not(tmp_path: Path) -> None:
 
 
 def test_a_question_to_the_agents(tmp_path: Path) -> None:
-    requests.send(attempt_of(tmp_path), requests.STACKS, 1)
+    node_session.send(attempt_of(tmp_path), node_session.STACKS, 1)
     frozen("attach", tmp_path)

@@ -15,7 +15,7 @@ from launcher.agent import forks
     [
         ("workloads.ddp:main", ("workloads.ddp",)),
         ("workloads.function:main", ("workloads.function",)),  # whose target is the user's, and is imported in the rank
-        ("launcher.worker.program:main", ()),
+        ("launcher.worker.main:run_rank", ()),
         ("my.module:main", ()),
         ("tests.chaos.counting:main", ()),
         ("workloads_of_mine.train:main", ()),

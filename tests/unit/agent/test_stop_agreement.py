@@ -16,8 +16,7 @@ from launcher.agent.coordinator import Coordinator, RoundLimits
 from launcher.agent.policy import History
 from launcher.rendezvous.rounds import Member
 from launcher.worker import hangs
-from launcher.worker.heartbeat import Pulse
-from launcher.worker.stop_agreement import (
+from launcher.worker.heartbeat import (
     MOST_AHEAD,
     AgentSide,
     BoundaryAction,
@@ -25,6 +24,7 @@ from launcher.worker.stop_agreement import (
     LeaderSide,
     Message,
     Proposal,
+    Pulse,
     RankState,
     Want,
     answer,

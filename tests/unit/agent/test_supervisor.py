@@ -20,7 +20,7 @@ from launcher.agent.rank_status import AgentContext
 from launcher.agent.stop_requests import Signals
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
-from launcher.attach.requests import RequestHandler
+from launcher.attach.node_session import RequestHandler
 from launcher.failures.codes import FaultCode, HangSign, StopReason
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.rendezvous.channel import Message

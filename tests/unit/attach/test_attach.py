@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.attach import connect, node_session, requests
-from launcher.attach.requests import RankProcess, RequestHandler, initial_environment
+from launcher.attach import connect, node_session
+from launcher.attach.node_session import RankProcess, RequestHandler, initial_environment
 from launcher.cli.attach import _members
 from launcher.monitoring.state import at_breakpoints
 from launcher.own_module import own_module
@@ -106,20 +106,23 @@ def attempt(tmp_path: Path) -> Attempt:
 
 
 def test_requests_are_read_once_and_in_order(attempt: Attempt) -> None:
-    assert not requests.is_listening(attempt)
-    reader = requests.RequestReader(attempt)
-    assert requests.is_listening(attempt)
+    assert not node_session.is_listening(attempt)
+    reader = node_session.RequestReader(attempt)
+    assert node_session.is_listening(attempt)
     assert reader.next() is None
-    folders = [requests.send(attempt, requests.STACKS, 2), requests.send(attempt, requests.RANK, 2, rank=1)]
+    folders = [
+        node_session.send(attempt, node_session.STACKS, 2),
+        node_session.send(attempt, node_session.RANK, 2, rank=1),
+    ]
     with open(attempt.path / "attach.jsonl", "a") as file:
         file.write('{"half a request')
-    for folder, what in zip(folders, (requests.STACKS, requests.RANK), strict=True):
-        request = requests.parse(reader.next() or "")
+    for folder, what in zip(folders, (node_session.STACKS, node_session.RANK), strict=True):
+        request = node_session.parse(reader.next() or "")
         assert request is not None
         assert request["what"] == what
-        assert requests.folder_of(attempt, request) == folder
+        assert node_session.folder_of(attempt, request) == folder
     assert reader.next() is None
-    assert requests.RequestReader(attempt).next() is None  # another agent does not answer old ones
+    assert node_session.RequestReader(attempt).next() is None  # another agent does not answer old ones
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_requests_are_read_once_and_in_order(attempt: Attempt) -> None:
              '{"id": "0123456789abcdef"}'],
 )  # fmt: skip
 def test_what_is_no_request(text: str) -> None:
-    assert requests.parse(text) is None
+    assert node_session.parse(text) is None
 
 
 def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> None:
@@ -135,14 +138,14 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
     until(lambda: initial_environment(child.pid), "its environment")  # Popen returns a little before execve does
     try:
         now = {"KEEPS": "1", "CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77"}
-        handler, reader = RequestHandler(attempt, Stacks(1)), requests.RequestReader(attempt)
-        folder = requests.send(attempt, requests.RANK, 2, rank=5)
+        handler, reader = RequestHandler(attempt, Stacks(1)), node_session.RequestReader(attempt)
+        folder = node_session.send(attempt, node_session.RANK, 2, rank=5)
         text = reader.next() or ""
         handler.handle(text, 0, "node1", lambda: [RankProcess(4, child.pid, 0, now)])
-        assert requests.replies(folder) == {}
+        assert node_session.replies(folder) == {}
         handler = RequestHandler(attempt, Stacks(1))
         handler.handle(text, 1, "node2", lambda: [RankProcess(5, child.pid, 0, now)])
-        location = requests.replies(folder)[1]
+        location = node_session.replies(folder)[1]
         assert (location["rank"], location["host"], location["job"], location["cwd"]) == (5, "node2", "77", "/")
         assert location["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}
         assert "KEEPS" not in json.dumps(location)  # what a job was started with may be secret
@@ -156,7 +159,7 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
 
 
 def test_a_reply_that_cannot_be_written_raises_nothing(attempt: Attempt) -> None:
-    request = json.dumps({"id": "0123456789abcdef", "what": requests.STACKS})
+    request = json.dumps({"id": "0123456789abcdef", "what": node_session.STACKS})
     RequestHandler(attempt, Stacks(0)).handle(request, 0, "node1", list)
 
 
@@ -171,11 +174,11 @@ def test_agents_that_do_not_answer_are_named(
     def send(attempt: Attempt, what: str, count: int) -> Path:
         folder = attempt.path / "attach/1"
         folder.mkdir(parents=True)
-        requests.write_reply(folder / "member-0", json.dumps([report]))
-        requests.write_reply(folder / "member-1", "")
+        node_session.write_reply(folder / "member-0", json.dumps([report]))
+        node_session.write_reply(folder / "member-1", "")
         return folder
 
-    monkeypatch.setattr(requests, "send", send)
+    monkeypatch.setattr(node_session, "send", send)
     monkeypatch.setattr(attach, "wait_until", lambda poll: poll())
     assert attach._stack(attempt, members, None) == 1
     shown = capsys.readouterr()

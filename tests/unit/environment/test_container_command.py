@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import DDPMnist, Env, Runtime
-from launcher.environment import container_command, containers
+from launcher.environment import container_command
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
@@ -110,7 +110,7 @@ def test_what_the_profile_sets_counts_inside_too() -> None:
     plan = planned(cluster=cluster)
     assert container_command.passed_variables(environ, plan) == {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x"}
     assert "/code:/own" in words_of(plan, **environ)
-    assert "LD_LIBRARY_PATH" not in containers.before_srun(planned(cluster=cluster, env=PYXIS))
+    assert "LD_LIBRARY_PATH" not in container_command.before_srun(planned(cluster=cluster, env=PYXIS))
 
 
 @pytest.mark.parametrize(("runtime", "prefix"), [("apptainer", "APPTAINERENV_"), ("singularity", "SINGULARITYENV_")])
@@ -127,12 +127,12 @@ def test_no_value_is_on_a_command_line(runtime: str, prefix: str) -> None:
 
 def test_pyxis_is_told_by_srun() -> None:
     plan = planned(env={**PYXIS, "binds": ["/a:/b:ro"], "python": "/opt/py"})
-    assert containers.srun_options(plan) == [
+    assert container_command.srun_options(plan) == [
         "--container-image=nvcr.io#nvidia/pytorch:25.01-py3",
         "--container-mounts=/runs:/runs,/home/me:/home/me,/code:/code,/a:/b:ro", "--container-workdir=/home/me",
     ]  # fmt: skip
     words = ["sh", "-c", container_command.ENTER, "/home/me", "/code", "/opt/py", "-u", *own_module("launcher.agent")]
-    assert containers.node_command(plan) == words
+    assert container_command.node_command(plan) == words
     # Of the host: unset outside, for inside they may be the image's own.
     unset = " ".join(f"-u {name}" for name in container_command.BREAKING)
     assert f"env {unset} srun --nodes=1 " in " ".join(json.loads(render.rendered(plan, token="t").job)["start"])
@@ -172,15 +172,15 @@ def test_keys_that_do_not_go_together_are_refused(env: dict[str, Any], cluster: 
 
 def test_an_image_that_is_not_there_is_refused_where_its_place_is_seen(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"there is no torch\.sif in {tmp_path}: make the image first"):
-        containers.checked(Env(container=str(tmp_path / "torch.sif")))
-    _, (note,) = containers.checked(Env(container=str(tmp_path / "gone/torch.sif")))
+        container_command.checked_image(Env(container=str(tmp_path / "torch.sif")))
+    _, (note,) = container_command.checked_image(Env(container=str(tmp_path / "gone/torch.sif")))
     assert "is not visible on this machine" in note
     (tmp_path / "torch.sif").touch()
     config, notes = Inputs().with_environment(make_config(env=Env(container=str(tmp_path / "torch.sif"))))
     assert (config.env.container, notes) == (str(tmp_path / "torch.sif"), ())
-    assert "downloaded by each node" in containers.checked(Env(container="docker://pytorch/pytorch"))[1][0]
+    assert "downloaded by each node" in container_command.checked_image(Env(container="docker://pytorch/pytorch"))[1][0]
     for runtime in (Runtime.pyxis, Runtime.enroot):  # there are names of containers, too
-        assert containers.checked(Env(container="pytorch", container_runtime=runtime)) == ("pytorch", ())
+        assert container_command.checked_image(Env(container="pytorch", container_runtime=runtime)) == ("pytorch", ())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
-from launcher.environment.repository import tree
+from launcher.environment.snapshot import tree
 from launcher.errors import ConfigError, RunError
 from launcher.runs.directory import Run
 from launcher.spec.build import PlanFacts
@@ -132,11 +132,11 @@ def test_a_folder_without_git_is_told_what_to_do(tmp_path: Path) -> None:
 
 
 def program(**keys: Any) -> Program:
-    return Program("program", "launcher.worker.program:main", seed=0, **keys)
+    return Program("program", "launcher.worker.main:main", seed=0, **keys)
 
 
 def function(target: str) -> Function:
-    return Function("function", "launcher.worker.program:function", seed=0, target=target)
+    return Function("function", "launcher.worker.main:function", seed=0, target=target)
 
 
 @pytest.mark.parametrize(
