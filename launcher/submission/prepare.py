@@ -130,9 +130,9 @@ def _template(name: str) -> str:
 
 
 def _archive(name: str) -> tuple[str, Archive]:
-    from launcher.environment import archives
+    from launcher.environment import unpack_on_node
 
-    return archives.checked(name)
+    return unpack_on_node.checked_archive(name)
 
 
 def _tree(folder: str, runs_dir: str) -> Tree:

@@ -56,7 +56,7 @@ def run_rank(
     """Runs the workload in this process. The agent has set the rank's environment.
 
     place: index of this rank among its agent's; lives: how often the attempt's ranks were started before.
-    pulse_file, stacks_file, memory_file (or -1): descriptors of `Pulse.share`, `Stacks.file`, `rank_report.make_memory`.
+    pulse_file, stacks_file, memory_file: descriptors of `Pulse.share`, `Stacks.file`, `rank_report.make_memory` or -1.
     Raises SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
