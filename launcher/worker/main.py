@@ -31,7 +31,7 @@ import sys
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 from launcher import errors
 from launcher.config import schema
@@ -188,18 +188,23 @@ def workload_config(plan: JobPlan) -> schema.Workload:
 
 
 def _run_program(plan: JobPlan, stacks: int, report: int, others: list[int], lives: int) -> dict[str, Any]:
-    # stacks, report, others: descriptors that the program keeps; see `run_rank`. With `workload.fork` it runs here
+    # stacks, report, others: descriptors that the program keeps; see `run_rank`
     params = plan.workload.params
     os.environ.update(variables(plan, os.environ, int(os.environ["LAUNCHER_ATTEMPT"]), lives))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    if params["fork"]:
-        words = words_of(params["args"])
-        if params["module"]:
-            script.run_module(params["module"], words)
-        else:
-            script.run_script(os.path.expanduser(params["script"]), words)
-        return {}
+    if not params["fork"]:
+        _execute(plan, stacks, report, others)
+    words = words_of(params["args"])
+    if params["module"]:
+        script.run_module(params["module"], words)
+    else:
+        script.run_script(os.path.expanduser(params["script"]), words)
+    return {}
+
+
+def _execute(plan: JobPlan, stacks: int, report: int, others: list[int]) -> NoReturn:
+    params = plan.workload.params
     words = command(params, sys.executable, executable=is_executable(params["script"]))
     descriptors = [each for each in (stacks, report, *others) if each >= 0]
     settings: dict[str, Any] = {
