@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from launcher.binding import node_memory
+from launcher.binding import hardware
 from launcher.formatting import plural
 from launcher.rendezvous import protocol
 from launcher.worker import devices
@@ -30,7 +30,7 @@ def available_memory(env: Env) -> int | None:
     if env.device.type != "cpu":
         found = devices.memory(env.device)
         return None if found is None else found[0]
-    whole = node_memory.free()
+    whole = hardware.free_memory()
     return None if whole is None else whole // env.local_world_size
 
 

@@ -22,7 +22,7 @@ from launcher.agent.forks import uses_gpu
 from launcher.agent.output import log_name
 from launcher.agent.stop_requests import Signals
 from launcher.attach.node_session import GONE, RankProcess, RequestHandler
-from launcher.binding import node_memory
+from launcher.binding import hardware
 from launcher.failures import text
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
@@ -40,9 +40,9 @@ from launcher.worker.heartbeat import Pulse, Sign
 class Watch:
     """Reads memory use, and counts the out-of-memory kills since this object was made. `root`: for tests."""
 
-    def __init__(self, root: Path = node_memory.ROOT) -> None:
+    def __init__(self, root: Path = hardware.ROOT) -> None:
         self._root = root
-        self._kills, self._host_kills = node_memory.of_cgroup(root).kills, node_memory.host_kills(root)
+        self._kills, self._host_kills = hardware.memory_cgroup(root).kills, hardware.host_kills(root)
 
     def read(self) -> dict[str, int]:
         """Returns memory use in bytes and counts of out-of-memory kills. Values that are zero or unknown are missing.
@@ -54,13 +54,13 @@ class Watch:
         | `kills` | out-of-memory kills in this process's own cgroup since this object was made |
         | `host_kills` | out-of-memory kills on the whole host since this object was made |
         """
-        now = node_memory.of_cgroup(self._root)
+        now = hardware.memory_cgroup(self._root)
         values = {
             "largest": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
             "limit": now.limit,
             "peak": now.peak,
             "kills": now.kills - self._kills,
-            "host_kills": node_memory.host_kills(self._root) - self._host_kills,
+            "host_kills": hardware.host_kills(self._root) - self._host_kills,
         }
         return {name: value for name, value in values.items() if value}
 

@@ -4,6 +4,5 @@
 commands use it, so of the launcher it imports only failures.codes, errors, formatting and units.
 
 - `masks`: which CPUs and devices each rank gets, as was asked for
-- `node_memory`: the memory of a node: limit, use and what is free; how often the kernel killed for lack of it
-- `hardware`: the cores, accelerators and network devices of a node: from sysfs, NVIDIA's driver, or a profile
+- `hardware`: a node's cores, accelerators, network devices (sysfs, NVIDIA's driver, a profile), and its memory
 """

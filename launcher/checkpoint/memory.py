@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.binding import node_memory
+from launcher.binding import hardware
 from launcher.checkpoint import copies
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.files import one_line
@@ -220,7 +220,7 @@ class MemoryCheckpoints:
 
     def _free(self) -> int | None:
         # Bytes; where the file is not in anonymous memory its file system is a limit, too
-        found = node_memory.free()
+        found = hardware.free_memory()
         system = os.fstatvfs(self._file)
         there = [system.f_bavail * system.f_frsize] if system.f_blocks else []
         return min([*there, *([] if found is None else [found])], default=None)

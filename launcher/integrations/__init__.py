@@ -23,12 +23,7 @@ def checkpoint_dir(otherwise: str | os.PathLike[str] = "checkpoints") -> Path:
 
 
 def missing(package: str, error: ImportError) -> ImportError:
-    """Returns the error for a package that is not installed, with the command that installs it.
-
-    Args:
-        package: `lightning` or `transformers`.
-        error: the error of its import.
-    """
+    """Returns the error for a package that is not installed, with the command that installs it."""
     return ImportError(
         f"launcher.integrations.{package} needs the package {package}: pip install 'launcher[{package}]' ({error})"
     )
@@ -54,10 +49,5 @@ def leaves(stop: str | None, step: int, total: int) -> bool:
     | None | any | no |
     | a stop reason | total unknown (0), or step < total | yes |
     | a stop reason | step >= total | no: only the trainer's cleanup is left, which another attempt would not do |
-
-    Args:
-        stop: why the attempt must end early; None: it need not.
-        step: steps done.
-        total: steps of the whole training; 0: unknown.
     """
     return stop is not None and not 0 < total <= step

@@ -176,11 +176,7 @@ def resume_data(trainer: Any, rank_states: list[Any]) -> None:
 
     Lightning restores neither. Data that loaders with workers prefetch would be shuffled as in the first epoch. Loaders
     with a state_dict restore their position themselves.
-
-    Args:
-        trainer: the trainer, before its first step.
-        rank_states: each rank's random number state, as `all_generators` returned it; empty: the checkpoint was saved
-            by another callback, and has none.
+    rank_states: as `all_generators` returned it; empty: the checkpoint was saved by another callback, and has none.
     """
     loop = trainer.fit_loop
     done = loop.epoch_loop.batch_progress.current.processed

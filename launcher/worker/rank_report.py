@@ -143,8 +143,6 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class RankReport:
-    """A rank's report."""
-
     # metrics of a rank that succeeded; None if it failed, or left no readable report
     returned: dict[str, Any] | None = None
     error: WorkerError | None = None  # error of a rank that failed; None if it succeeded, or left no readable report

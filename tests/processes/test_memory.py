@@ -211,9 +211,9 @@ def test_copies_that_would_not_fit_are_refused_with_the_number(first: Life) -> N
 
 
 def little_memory(env: Env) -> None:
-    from launcher.binding import node_memory
+    from launcher.binding import hardware
 
-    node_memory.free = lambda *_: 100  # type: ignore[assignment]
+    hardware.free_memory = lambda *_: 100  # type: ignore[assignment]
     MemoryCheckpoints._held_bytes = lambda _: 0  # type: ignore[method-assign]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding import node_memory
+from launcher.binding import hardware
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\n"
 V2 = "/sys/fs/cgroup"
@@ -47,9 +47,9 @@ def test_the_least_of_all_limits_counts(files: dict[str, str], free: int | None,
         path = tmp_path / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert node_memory.free(tmp_path) == free
+    assert hardware.free_memory(tmp_path) == free
 
 
 def test_this_machine_tells_how_much_it_has() -> None:
-    free = node_memory.free()
+    free = hardware.free_memory()
     assert free is not None and free > 2**20

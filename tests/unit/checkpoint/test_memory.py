@@ -348,7 +348,7 @@ def test_memory_that_the_copies_have_already_counts_as_free(
     def free() -> int:
         return 10_000_000 - (os.fstat(training.file).st_blocks * 512 - before)
 
-    monkeypatch.setattr(memory_module.node_memory, "free", free)
+    monkeypatch.setattr(memory_module.hardware, "free_memory", free)
     for number in range(3):  # 8 MiB of 10 MB
         begun, state, saved = training.begin(large=torch.zeros(1 << 20))
         assert begun == 2 * number

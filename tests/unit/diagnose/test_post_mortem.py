@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.binding import node_memory
+from launcher.binding import hardware
 from launcher.config.schema import Env
 from launcher.diagnose import verdict as diagnosis
 from launcher.diagnose.findings import Case, advice, has_saved
@@ -840,8 +840,8 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/memory/slurm/job_6/memory.limit_in_bytes", f"{2 * GIB}\n")
     write("sys/fs/cgroup/memory/slurm/job_6/memory.max_usage_in_bytes", "7\n")
     write("sys/fs/cgroup/memory/slurm/job_6/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    assert node_memory.of_cgroup(tmp_path) == node_memory.MemoryCgroup(2 * GIB, 7, 5)
-    assert node_memory.of_cgroup(tmp_path / "nothing").limit is None
+    assert hardware.memory_cgroup(tmp_path) == hardware.MemoryCgroup(2 * GIB, 7, 5)
+    assert hardware.memory_cgroup(tmp_path / "nothing").limit is None
 
 
 # -- the docs

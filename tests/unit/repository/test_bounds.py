@@ -120,9 +120,7 @@ def test_a_bound_is_in_the_module_of_bounds() -> None:
 def test_a_bound_has_a_name() -> None:
     found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(path.read_text())}
     # how the kernel says that there is no limit
-    assert {each.partition(":")[0] for each in found} == {
-        "binding/node_memory"
-    }  # how the kernel says that there is no limit
+    assert {each.partition(":")[0] for each in found} == {"binding/hardware"}
 
 
 @pytest.mark.parametrize("bound", [name for name in vars(bounds) if name.isupper()])
