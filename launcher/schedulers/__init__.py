@@ -16,7 +16,7 @@ other.
 - `topology`: rank, world size and hosts from the variables of srun, mpiexec, torchrun and others; node lists
 - `allocation`: the allocation in which this shell runs (cluster=allocation)
 - `tasks`: the command that starts a job's tasks without srun, and ends them together: makes it, and is it
-- `pending`: the data that `why` prints; the messages of schedulers and the kernel in the output of a killed job
+- `pending`: the data that `why` prints; the matcher of pending reasons; notices in the output of a killed job
 - `site`: what schedulers share of `site init` and `doctor`
 
 The folders slurm, pbs, sge and local have the same modules (NAME/...), as far as each scheduler needs them:
@@ -24,11 +24,11 @@ The folders slurm, pbs, sge and local have the same modules (NAME/...), as far a
 - `NAME/settings`: the keys of `cluster` that only this scheduler has
 - `NAME/scheduler`: the scheduler's class, which says what it can do
 - `NAME/script`: what a job script looks like: the #SBATCH, #PBS or #$ lines of a plan, and Slurm's srun commands
-- `NAME/client`: what the scheduler is asked about jobs, and told: each command with its parser; a job's environment
+- `NAME/client`: what the scheduler is asked about jobs, queues and nodes, and told: each command with its parser
 - `NAME/limits`: what it refuses: a plan against partitions or queues; `doctor`'s checks; `site init`
-- `NAME/pending`: why a job is pending: the scheduler's reasons, and the queries that explain them
-- `NAME/capacity`: partitions or queues, nodes and reservations, a command each; what would fit now
+- `NAME/pending`: why a job is pending: the scheduler's reasons, the queries that explain them, what would fit now
 - `NAME/executor`: submits runs, job arrays and anybody's functions through submitit
+- `slurm/capacity`: partitions, nodes and reservations, a command each; changes with which a job would start sooner
 - `slurm/in_job`: the time that Slurm leaves a job, for its driver
 - `pbs/task_starters`: starts tasks with pbsdsh or mpiexec, and is the program of each task
 - `sge/qrsh`: starts tasks with `qrsh -inherit`, one per node

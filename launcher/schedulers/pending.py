@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from launcher.failures.codes import Code
 from launcher.runs.events import Awaited
+from launcher.schedulers.base import QueryError, QueryTimeout
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_local_time, parse_size
 
@@ -150,6 +153,72 @@ def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
         return ()
     program, run = waiting.program, waiting.run
     return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(options[0].overrides)}")
+
+
+# -- Explains a scheduler's reason with its table, and asks what else belongs to it
+
+
+T = TypeVar("T")
+SHOWN = 10  # maximum number of broken nodes to name
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A pending reason: a row of a scheduler's table, or what the row says of one job."""
+
+    kind: Why  # kind of the reason
+    words: str  # meaning of the reason, as text; in a table, `{name}` stands for a group of the row's pattern
+    do: str = ""  # what the user can do; `{job}` stands for the job's id
+    until: str = ""  # event after which the job starts (`others end`); empty: none
+    never: bool = False  # whether the unchanged job can never start
+    # of Slurm
+    column: str = ""  # for an accounting limit, the column of sacctmgr with its value; else empty
+    scope: str = ""  # for an accounting limit, `qos` or `association`; else empty
+    of_nodes: bool = False  # whether to show the states of the nodes for a reason of kind WAITS
+
+
+def find_reason(
+    table: Sequence[tuple[str, Reason]], text: str, named: Callable[[dict[str, str]], dict[str, str]] = dict
+) -> Reason | None:
+    """Returns the first row whose pattern matches the whole text, with the pattern's groups, as `named` has them."""
+    for pattern, reason in table:
+        if match := re.fullmatch(pattern, text, re.IGNORECASE):
+            groups = {name: (value or "").strip() for name, value in match.groupdict().items()}
+            return replace(reason, words=reason.words.format_map(defaultdict(str, named(groups))))
+    return None
+
+
+def explained(waiting: Waiting, reason: Reason, job_id: str) -> Explanation:
+    """Returns the explanation of a pending job by this reason alone; job_id: as the scheduler's commands take it."""
+    return Explanation(
+        run=waiting.run, state="queued", why=reason.kind, job=waiting.job, facts=PendingFacts(meaning=reason.words),
+        do=reason.do.replace("{job}", job_id),
+    )  # fmt: skip
+
+
+@dataclass
+class Answers:
+    """Asks queries; the errors of those that fail become notes, and after a timeout none is asked any more."""
+
+    notes: list[str] = field(default_factory=list)
+    timed_out: bool = False
+
+    def get(self, ask: Callable[[], T], otherwise: T) -> T:
+        """Returns the answer of a query, or `otherwise` if it fails or an earlier one has timed out."""
+        if self.timed_out:
+            return otherwise
+        try:
+            return ask()
+        except QueryError as error:
+            self.notes.append(f"not answered: {error}")
+            self.timed_out = isinstance(error, QueryTimeout)
+            return otherwise
+
+
+def first_lines(lines: Sequence[str], command: str) -> tuple[str, ...]:
+    """Returns the first SHOWN lines, and the command that lists the others."""
+    more = len(lines) - SHOWN
+    return (*lines[:SHOWN], *([f"... and {more} more; `{command}` lists them"] if more > 0 else []))
 
 
 # -- Finds the notices that a scheduler or the kernel writes into the output of a job that it kills

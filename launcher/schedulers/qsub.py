@@ -6,16 +6,19 @@ import functools
 import os
 import re
 import shutil
+import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.environment import secrets
+from launcher.files import shared_files
+from launcher.files.shared_files import exists, unwrap
 from launcher.schedulers import run_command
 from launcher.schedulers.base import Queries, Queue
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
@@ -189,6 +192,14 @@ class QsubCommands(ABC):
             definite=done.stderr.lstrip().startswith(("Unable to run job: ", "qsub: ")),
             job_limit=self.job_limit.search(words) is not None,
         )
+
+
+def notes_on_folder(folder: Path, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Returns a note if these nodes may not see a folder of runs; raises ConfigError if they cannot."""
+    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    seen = unwrap(exists(folder / shared_files.SEEN))
+    note = shared_files.check(folder, shared_files.kind_of(folder), seen=seen, nodes=nodes, here=here)
+    return (note,) if note else ()
 
 
 # -- The scheduler

@@ -9,7 +9,7 @@ import yaml
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitted, every
 from launcher.runs.history import journal_events
-from launcher.schedulers.sge.capacity import attributes
+from launcher.schedulers.sge.client import attributes
 from tests.launch import Launcher
 from tests.sge.sge_cluster import SgeCluster
 

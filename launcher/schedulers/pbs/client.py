@@ -12,7 +12,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -240,26 +240,38 @@ class PBS(QsubCommands):
 
     def queues(self) -> list[PBSQueue]:
         """Returns all queues with their limits."""
-        server = self._server()
-        found = section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
+        _, server = self.server()
+        found = self._queues()
         try:
             return [_queue(name, values, name == server.get("default_queue")) for name, values in found.items()]
         except ValueError as error:
             raise QueryError(f"qstat -Q has a limit that could not be read: {error}") from None
 
+    def nodes(self) -> list[PBSNode]:
+        """Returns all vnodes."""
+        return parse_nodes(self.run("pbsnodes", "-a"))
+
+    def queue_facts(self, name: str) -> QueueFacts | None:
+        """Returns the queue with this name, or None if it does not exist."""
+        return next((queue_facts(each, values) for each, values in self._queues(name).items()), None)
+
     def max_array_size(self, plan: JobPlan) -> int | None:
         return self.largest_array(settings_of(plan, PBSSettings).queue)
 
     def largest_array(self, queue: str | None) -> int | None:
-        server = self._server()
+        _, server = self.server()
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
         if queue:
-            answer = self.run("qstat", "-Q", "-f", "-F", "json", queue, good=(0, UNKNOWN_QUEUE))
-            sizes += [values.get("max_array_size") for values in section(answer, "Queue").values()]
+            sizes += [values.get("max_array_size") for values in self._queues(queue).values()]
         return min((int(size) for size in sizes if size and size.isdecimal()), default=None)
 
-    def _server(self) -> dict[str, Any]:
-        return next(iter(section(self.run("qstat", "-B", "-f", "-F", "json"), "Server").values()), {})
+    def _queues(self, *names: str) -> dict[str, Any]:
+        return section(self.run("qstat", "-Q", "-f", "-F", "json", *names, good=(0, UNKNOWN_QUEUE)), "Queue")
+
+    def server(self) -> tuple[str, dict[str, Any]]:
+        """Returns the name and the attributes of the server; an empty name if it tells none."""
+        found = section(self.run("qstat", "-B", "-f", "-F", "json"), "Server")
+        return next(iter(found.items()), ("", {}))
 
 
 # -- ids
@@ -440,7 +452,76 @@ def _queue(name: str, values: Mapping[str, Any], default: bool) -> PBSQueue:
     )
 
 
-# --
+def queue_facts(name: str, values: Mapping[str, Any]) -> QueueFacts:
+    """Parses the attributes of a queue or server in `qstat -Qf` or `qstat -Bf`. Nested limits become one text."""
+    limits = {key: _flat(values[key]) for key in LIMITS if key in values}
+    for key, value in values.items():  # some versions print max_run_res.ncpus as a separate key
+        if key.partition(".")[0] in LIMITS and key not in limits:
+            limits[key] = _flat(value)
+    most = values.get("resources_max") or {}
+    return QueueFacts(
+        name,
+        started=values.get("started", "True") == "True",
+        limits=limits,
+        most={key: str(value) for key, value in most.items()},
+    )
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {each}" for key, each in value.items())
+    return str(value)
+
+
+def parse_nodes(text: str) -> list[PBSNode]:
+    """Parses the output of `pbsnodes -a`: each node's name is followed by its indented attributes."""
+    found: list[tuple[str, dict[str, str]]] = []
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            found.append((line.strip(), {}))
+        elif found and (match := re.match(r"\s+(\S+) = (.*)", line)):
+            found[-1][1][match[1]] = match[2].strip()
+    return [_node(name, values) for name, values in found]
+
+
+def _node(name: str, values: Mapping[str, str]) -> PBSNode:
+    has, others = {}, {}
+    for key, value in values.items():
+        kind, _, resource = key.partition(".")
+        if kind != "resources_available" or not resource:
+            continue
+        number = amount(resource, value)
+        if number is None:
+            others[resource] = value
+        else:
+            has[resource] = number
+    taken = {key: amount(key, values.get(f"resources_assigned.{key}", "0")) or 0 for key in has}
+    return PBSNode(
+        name, values.get("state", ""), has, {key: max(number - taken[key], 0) for key, number in has.items()},
+        values.get("comment", ""), values.get("queue", ""), others,
+    )  # fmt: skip
+
+
+def amount(resource: str, value: str) -> int | None:
+    """Parses the value of a resource to a count, or a size in bytes; None if it is a text."""
+    if value.isdecimal():
+        return int(value)
+    if re.fullmatch(r"0+[kmgtp]?[bw]?", value):
+        return 0
+    if re.fullmatch(r"\d+[kmgtp]?b", value) and (resource.endswith("mem") or value.endswith("b")):
+        return parse_size(value)
+    return None
+
+
+# -- queues and nodes
+
+
+# Words in the state of a node that takes no jobs (pbs_node_attributes(7B)); other states are free, job-busy ...
+BROKEN = ("down", "offline", "stale", "unknown", "unresolvable", "maintenance", "provisioning", "sleep")
+LIMITS = (
+    "max_run", "max_run_soft", "max_run_res", "max_queued", "max_queued_res", "max_user_run", "max_group_run",
+    "max_running", "max_queuable", "max_user_res", "max_group_res",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -469,6 +550,34 @@ class PBSQueue:
     def open(self) -> bool:
         """Whether any user can submit to the queue, and its jobs can start."""
         return self.accepts and self.started and not self.routes and not self.inner and not self.only
+
+
+@dataclass(frozen=True)
+class PBSNode:
+    """A vnode."""
+
+    name: str  # name as PBS prints it
+    state: str  # state as PBS prints it
+    has: Mapping[str, int]  # total amount of each countable resource; memory in bytes
+    free: Mapping[str, int]  # unassigned amount of each countable resource
+    comment: str = ""  # comment as PBS prints it, which may say why the node takes no jobs
+    queue: str = ""  # name of the only queue that may use the vnode; empty: all queues
+    # resources with texts as values, which a chunk may require (`gpu_model=a100`)
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> bool:
+        return any(word in self.state for word in BROKEN)
+
+
+@dataclass(frozen=True)
+class QueueFacts:
+    """Attributes of a queue or the server that can keep jobs pending."""
+
+    name: str  # name of the queue or server
+    started: bool  # whether jobs in the queue or server can start
+    limits: Mapping[str, str]  # values of the attributes in LIMITS, as PBS prints them
+    most: Mapping[str, str]  # values of resources_max, as PBS prints them
 
 
 # -- Reads from PBS's job history who deleted a job, and the memory that it used

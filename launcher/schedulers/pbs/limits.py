@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +12,12 @@ from typing import Any
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.files import shared_files
-from launcher.files.shared_files import exists, unwrap
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import capacity
-from launcher.schedulers.pbs.capacity import PBSNode, ResourceQueries
-from launcher.schedulers.pbs.client import PBS, PBSQueue, section
+from launcher.schedulers.pbs.client import PBS, PBSNode, PBSQueue, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
+from launcher.schedulers.qsub import notes_on_folder
 from launcher.schedulers.site import (
     ErrorCollector,
     Site,
@@ -91,6 +88,38 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
     return problem
 
 
+def hosts_of(nodes: Sequence[PBSNode], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
+    """Returns the total resources of each host that a job may use, free or not.
+
+    | resource | amount of the host |
+    |---|---|
+    | set in `cluster.chunk` | unlimited, because the value in the chunk replaces the plan's |
+    | reported by vnodes as amounts | their sum: a chunk may use several vnodes of a host |
+    | reported by a vnode as a text (`@host`: shared with another vnode) | unlimited: texts cannot be added |
+    | any, if the vnodes report no resource (the host was never up) | unlimited: not known yet |
+    | not reported | 0 |
+
+    queue: name of the job's queue, whose nodes are returned; None: unknown, all nodes are returned.
+    """
+    settings = settings_of(plan, PBSSettings)
+    hosts: dict[str, list[PBSNode]] = {}
+    for node in nodes:
+        if queue is None or node.queue in ("", queue):
+            hosts.setdefault(node.others.get("host", node.name), []).append(node)
+
+    def has(vnodes: Sequence[PBSNode], resource: str) -> int:
+        text = any(resource in node.others for node in vnodes)
+        if resource in settings.chunk or text or not any(node.has for node in vnodes):
+            return sys.maxsize
+        return sum(node.has.get(resource, 0) for node in vnodes)
+
+    counts_gpus = settings.gpu_directive is GpuDirective.ngpus
+    return [
+        NodeGroup(1, has(vnodes, "ncpus"), has(vnodes, "mem"), has(vnodes, "ngpus") if counts_gpus else sys.maxsize)
+        for vnodes in hosts.values()
+    ]
+
+
 def _no_destination(plan: JobPlan, queue: PBSQueue, known: Mapping[str, PBSQueue]) -> str | None:
     # The reason is that of the destination with the fewest problems. Also returns None if not all destinations are
     # known and accept jobs now: PBS keeps the job in the routing queue until a destination accepts it.
@@ -150,11 +179,13 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
     except QueryError as error:
         return (f"not compared with the live queues: {error}",)
     try:
-        nodes = capacity.ResourceQueries(PBS(plan.cluster.submit_timeout)).nodes()
+        nodes = PBS(plan.cluster.submit_timeout).nodes()
     except QueryError as error:
         return (f"not compared with the live nodes: {error}",)
-    check_nodes(plan, capacity.hosts_of(nodes, plan, queue))
-    return _seen_by(nodes, Path(plan.run_dir).parent) + _of_totals(plan)
+    check_nodes(plan, hosts_of(nodes, plan, queue))
+    # PBS tries twenty times to start a job that cannot open its output, and then holds it
+    names = [node.others.get("host", node.name) for node in nodes]
+    return notes_on_folder(Path(plan.run_dir).parent, names) + _of_totals(plan)
 
 
 def _of_totals(plan: JobPlan) -> tuple[str, ...]:
@@ -164,16 +195,6 @@ def _of_totals(plan: JobPlan) -> tuple[str, ...]:
         f"cluster.totals=true does not say on how many nodes: where PBS gives fewer than {plan.nodes_key}="
         f"{plan.nodes}, the attempt ends with 93",
     )
-
-
-def _seen_by(nodes: Sequence[capacity.PBSNode], folder: Path) -> tuple[str, ...]:
-    # PBS tries twenty times to start a job that cannot open its output, and then holds it
-    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    note = shared_files.check(
-        folder, shared_files.kind_of(folder), seen=unwrap(exists(folder / shared_files.SEEN)),
-        nodes=[node.others.get("host", node.name) for node in nodes], here=here,
-    )  # fmt: skip
-    return (note,) if note else ()
 
 
 # -- The checks of `doctor` for PBS, and for a profile against its queues
@@ -327,12 +348,10 @@ def survey(pbs: PBS, version: str) -> PBSSite:
     """
     ask = ErrorCollector()
     queues = tuple(pbs.queues())
-    found: dict[str, Any] = {}
     nodes: list[PBSNode] = []
-    found = ask(lambda: section(pbs.run("qstat", "-B", "-f", "-F", "json"), "Server"), found, "the server")
-    name = next(iter(found), "")
-    settings: dict[str, Any] = found.get(name, {})
-    nodes = ask(lambda: ResourceQueries(pbs).nodes(), nodes, "nodes")
+    unknown: tuple[str, dict[str, Any]] = ("", {})
+    name, settings = ask(pbs.server, unknown, "the server")
+    nodes = ask(pbs.nodes, nodes, "nodes")
     return PBSSite(name, str(settings.get("pbs_version", version)), queues, tuple(nodes), settings, tuple(ask.problems))
 
 

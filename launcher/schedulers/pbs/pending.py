@@ -8,12 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import capacity, limits
-from launcher.schedulers.pbs.capacity import PBSNode, QueueFacts, ResourceQueries
-from launcher.schedulers.pbs.client import array_of, pbs_id
-from launcher.schedulers.pbs.settings import PBSSettings
-from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why, commands
+from launcher.formatting import format_size, plural
+from launcher.schedulers.pbs import limits
+from launcher.schedulers.pbs.client import PBS, PBSNode, QueueFacts, amount, array_of, pbs_id, queue_facts
+from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
+from launcher.schedulers.pending import (
+    Answers,
+    Explanation,
+    Option,
+    Reason,
+    Waiting,
+    Why,
+    commands,
+    explained,
+    find_reason,
+    first_lines,
+    may_offer_fewer_nodes,
+)
 from launcher.spec.plan import JobPlan, settings_of
 
 # -- Explains PBS's comments on pending jobs
@@ -21,85 +32,74 @@ from launcher.spec.plan import JobPlan, settings_of
 # the same comments or fewer. Comments have the prefix `Not Running: ` or `Can Never Run: `.
 
 
-@dataclass(frozen=True)
-class Comment:
-    """An explained comment of PBS's scheduler."""
-
-    kind: Why  # kind of the pending reason
-    words: str  # meaning of the comment, as text
-    do: str = ""  # what the user can do; `{job}` stands for the job's id
-    until: str = ""  # event after which the job starts (`others end`); empty: none
-    never: bool = False  # whether the unchanged job can never start
-
-
 CHANGE = "cancel it, and resume it with less"
 # Patterns that match a whole comment without its prefix; the first match applies. Their groups fill the text's fields.
-TABLE: tuple[tuple[str, Comment], ...] = (
-    (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Comment(Why.LIMIT,
+TABLE: tuple[tuple[str, Reason], ...] = (
+    (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Reason(Why.LIMIT,
      "too little of {what} is left of what the {of} may give{more}", until="enough is given back")),
-    (r"Insufficient amount of resource: (?P<what>\S+)(?P<more>.*)", Comment(Why.ROOM,
+    (r"Insufficient amount of resource: (?P<what>\S+)(?P<more>.*)", Reason(Why.ROOM,
      "too little of {what} is free{more}", until="enough is given back")),
-    (r"Not enough free nodes available", Comment(Why.ROOM, "too few nodes are free for all of its chunks at once",
+    (r"Not enough free nodes available", Reason(Why.ROOM, "too few nodes are free for all of its chunks at once",
      until="others end")),
-    (r"Not enough total nodes available", Comment(Why.ROOM, "it asks for more nodes than there are",
+    (r"Not enough total nodes available", Reason(Why.ROOM, "it asks for more nodes than there are",
      CHANGE + " (nodes)")),
-    (r"Not enough of the right type of nodes (are )?available|No available resources on nodes", Comment(Why.ROOM,
+    (r"Not enough of the right type of nodes (are )?available|No available resources on nodes", Reason(Why.ROOM,
      "too few nodes of the kind that it asks for are free", until="others end")),
     (r"Too few free resources|.* set .* has too few free resources.*|can't fit in the largest placement set.*",
-     Comment(Why.ROOM, "no group of nodes (placement set) has room for it", "fewer nodes may fit into one")),
-    (r"Node ineligible because job requested pack placement.*", Comment(Why.ROOM,
+     Reason(Why.ROOM, "no group of nodes (placement set) has room for it", "fewer nodes may fit into one")),
+    (r"Node ineligible because job requested pack placement.*", Reason(Why.ROOM,
      "it wants to be on one node (place=pack), and no node has room for all of it", "cluster.place=scatter may help")),
-    (r".* is requesting an exclusive node and node is in use", Comment(Why.ROOM,
+    (r".* is requesting an exclusive node and node is in use", Reason(Why.ROOM,
      "it wants nodes for itself (place=excl), and they are in use", until="others end")),
-    (r"Node is in an ineligible state: (?P<what>.*)", Comment(Why.ROOM, "nodes that it could use are {what}")),
-    (r"Node is of an ineligible type: (?P<what>.*)", Comment(Why.ROOM, "nodes are of another type ({what})")),
-    (r"Node has reached (?P<what>job|user|group) run limit", Comment(Why.ROOM,
+    (r"Node is in an ineligible state: (?P<what>.*)", Reason(Why.ROOM, "nodes that it could use are {what}")),
+    (r"Node is of an ineligible type: (?P<what>.*)", Reason(Why.ROOM, "nodes are of another type ({what})")),
+    (r"Node has reached (?P<what>job|user|group) run limit", Reason(Why.ROOM,
      "nodes have as many jobs as they may run ({what} limit)", until="others end")),
-    (r"Specified (?P<what>\S+) does not exist: (?P<more>.*)", Comment(Why.ROOM, "there is no {what} {more}",
+    (r"Specified (?P<what>\S+) does not exist: (?P<more>.*)", Reason(Why.ROOM, "there is no {what} {more}",
      "cancel it, and resume it without that (cluster.chunk)")),
-    (r"Job would (conflict|interfere) with (a confirmed )?(reservation|reservation or top job)", Comment(Why.ROOM,
+    (r"Job would (conflict|interfere) with (a confirmed )?(reservation|reservation or top job)", Reason(Why.ROOM,
      "it would not end before a reservation (or a job in front of it) needs the nodes",
      "a shorter time may end before it; `pbs_rstat -f` lists reservations")),
-    (r"Job would interfere with a top job", Comment(Why.ROOM,
+    (r"Job would interfere with a top job", Reason(Why.ROOM,
      "it would delay jobs that are in front of it in the queue", "a shorter or smaller one may fit before them")),
-    (r"Job would break strict sorted order", Comment(Why.ROOM,
+    (r"Job would break strict sorted order", Reason(Why.ROOM,
      "the site starts jobs strictly in order, and one in front of it waits", "wait, or use another queue")),
-    (r"Can't preempt enough work to run job", Comment(Why.ROOM, "not even preempting others would make room for it")),
-    (r"Queue not started\.?", Comment(Why.LIMIT, "its queue takes jobs and starts none (started = False)",
+    (r"Can't preempt enough work to run job", Reason(Why.ROOM, "not even preempting others would make room for it")),
+    (r"Queue not started\.?", Reason(Why.LIMIT, "its queue takes jobs and starts none (started = False)",
      "wait until the site starts it, or use another queue")),
-    (r"Queue not an execution queue\.?", Comment(Why.LIMIT, "its queue only hands jobs on, and none has taken it",
+    (r"Queue not an execution queue\.?", Reason(Why.LIMIT, "its queue only hands jobs on, and none has taken it",
      "use an execution queue: `qstat -Q` shows their types")),
-    (r"Number of concurrent running subjobs limit reached", Comment(Why.THROTTLED,
+    (r"Number of concurrent running subjobs limit reached", Reason(Why.THROTTLED,
      "as many elements of its array run as may run at once (max_run_subjobs)", until="one of them ends")),
-    (r"(Queue (?P<queue>\S+?)|Server) job limit (has been )?reached\.?", Comment(Why.LIMIT,
+    (r"(Queue (?P<queue>\S+?)|Server) job limit (has been )?reached\.?", Reason(Why.LIMIT,
      "as many jobs run as may run at once in {where}", until="one of them ends")),
     (r"(User|Group|Project) has reached (server|queue (?P<queue>\S+?)('s)?) (running )?(job )?(running )?limit\.?",
-     Comment(Why.LIMIT, "as many of your jobs run as {where} lets run at once", until="one of them ends")),
-    (r"(Queue (?P<queue>\S+)|Server) job limit reached for (user|group|project) (?P<what>\S+)", Comment(Why.LIMIT,
+     Reason(Why.LIMIT, "as many of your jobs run as {where} lets run at once", until="one of them ends")),
+    (r"(Queue (?P<queue>\S+)|Server) job limit reached for (user|group|project) (?P<what>\S+)", Reason(Why.LIMIT,
      "as many jobs of {what} run as {where} lets run at once", until="one of them ends")),
     (r"(Queue (?P<queue>\S+)|Server) per-(user|group|project) limit reached on resource (?P<what>\S+)",
-     Comment(Why.LIMIT, "your running jobs have all of {what} that {where} gives one user, group or project",
+     Reason(Why.LIMIT, "your running jobs have all of {what} that {where} gives one user, group or project",
      "a smaller one may fit", until="one of them ends")),
     (r"would exceed (?P<who>(user|group|project) \S+?)'s limit on resource (?P<what>\S+) in "
-     r"(complex|queue (?P<queue>\S+))", Comment(Why.LIMIT,
+     r"(complex|queue (?P<queue>\S+))", Reason(Why.LIMIT,
      "with it, {who} would have more of {what} than {where} allows", "a smaller one may fit",
      until="others of them end")),
-    (r"would exceed overall limit on resource (?P<what>\S+) in (complex|queue (?P<queue>\S+))", Comment(Why.LIMIT,
+    (r"would exceed overall limit on resource (?P<what>\S+) in (complex|queue (?P<queue>\S+))", Reason(Why.LIMIT,
      "with it, all jobs together would have more of {what} than {where} allows", until="others end")),
-    (r"(Dedicated time conflict|Job would cross dedicated time boundary).*", Comment(Why.ROOM,
+    (r"(Dedicated time conflict|Job would cross dedicated time boundary).*", Reason(Why.ROOM,
      "it would reach into dedicated time (a maintenance window)", "a shorter time may end before it")),
-    (r"Job will run in (?P<what>(non)?primetime) only", Comment(Why.WAITS, "its queue runs jobs in {what} only")),
-    (r"Job will cross into (?P<what>\S+)", Comment(Why.WAITS, "it would still run when {what} begins",
+    (r"Job will run in (?P<what>(non)?primetime) only", Reason(Why.WAITS, "its queue runs jobs in {what} only")),
+    (r"Job will cross into (?P<what>\S+)", Reason(Why.WAITS, "it would still run when {what} begins",
      "a shorter time may end before it")),
-    (r"Job has zero shares for fairshare", Comment(Why.HELD, "you have no share of this site",
+    (r"Job has zero shares for fairshare", Reason(Why.HELD, "you have no share of this site",
      "ask the site's support")),
-    (r"Job is under job_sort_formula threshold value", Comment(Why.WAITS,
+    (r"Job is under job_sort_formula threshold value", Reason(Why.WAITS,
      "its priority is below what the site starts")),
-    (r"Cannot provision.*|Provision.*", Comment(Why.WAITS, "its nodes would have to be provisioned, and cannot be")),
-    (r"PBS Error: (?P<what>.*)", Comment(Why.UNKNOWN, "PBS could not start it: {what}",
+    (r"Cannot provision.*|Provision.*", Reason(Why.WAITS, "its nodes would have to be provisioned, and cannot be")),
+    (r"PBS Error: (?P<what>.*)", Reason(Why.UNKNOWN, "PBS could not start it: {what}",
      "it tries again; ask the site's support if that stays so")),
-    (r"Draining system to allow .*", Comment(Why.ROOM, "the scheduler keeps nodes free for a job that waits long")),
-    (r"(Job held|job held|Held).*", Comment(Why.HELD, "it is held", "`qrls {job}` lets it go on")),
+    (r"Draining system to allow .*", Reason(Why.ROOM, "the scheduler keeps nodes free for a job that waits long")),
+    (r"(Job held|job held|Held).*", Reason(Why.HELD, "it is held", "`qrls {job}` lets it go on")),
 )  # fmt: skip
 
 # Letters of Hold_Types (qhold(1B)).
@@ -112,26 +112,26 @@ HOLDS = {
 }  # fmt: skip
 
 
-def in_words(text: str) -> Comment:
+def in_words(text: str) -> Reason:
     """Explains a comment of PBS's scheduler; an unknown one is quoted."""
     plain = " ".join(text.split())
     never = plain.startswith("Can Never Run")
     reason = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
     if not reason:
-        return Comment(Why.ROOM, "PBS has not looked at it yet", "ask again in a minute")
-    for pattern, comment in TABLE:
-        if match := re.fullmatch(pattern, reason):
-            names = {key: (value or "").strip() for key, value in match.groupdict().items()}
-            names["where"] = f"queue {names['queue']}" if names.get("queue") else "the server"
-            names["more"] = _amounts(names.get("more", ""))
-            words = comment.words.format_map({"what": "", "of": "", "who": "", **names})
-            if never:
-                do = CHANGE if comment.until else comment.do
-                return Comment(comment.kind, f"it can never start: {words}", do, never=True)
-            starts = f"it starts when {comment.until}" if comment.until else ""
-            return replace(comment, words=words, do="; ".join(part for part in (starts, comment.do) if part))
+        return Reason(Why.ROOM, "PBS has not looked at it yet", "ask again in a minute")
+    if found := find_reason(TABLE, reason, _named):
+        if never:
+            do = CHANGE if found.until else found.do
+            return Reason(found.kind, f"it can never start: {found.words}", do, never=True)
+        starts = f"it starts when {found.until}" if found.until else ""
+        return replace(found, do="; ".join(part for part in (starts, found.do) if part))
     words = f"PBS says: {reason}"
-    return Comment(Why.UNKNOWN, f"it can never start; {words}" if never else words, never=never)
+    return Reason(Why.UNKNOWN, f"it can never start; {words}" if never else words, never=never)
+
+
+def _named(groups: dict[str, str]) -> dict[str, str]:
+    where = f"queue {groups['queue']}" if groups.get("queue") else "the server"
+    return {**groups, "where": where, "more": _amounts(groups.get("more", ""))}
 
 
 def _amounts(text: str) -> str:
@@ -151,60 +151,51 @@ def held(types: str) -> tuple[str, str] | None:
 RETRY = "-3"  # Exit_status of a job that MoM failed to start, and that PBS will start again (job.h, JOB_EXEC_RETRY)
 
 
-def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
+def explain(waiting: Waiting, pbs: PBS) -> Explanation:
     """Explains why a pending job does not start, and suggests sizes with which it would fit on the free nodes.
 
     Raises QueryError: the query of the job itself failed. Failures of other queries become notes.
     """
     plan, job_id = waiting.plan, waiting.job
-    record = resources.pbs.record(job_id) or {}
+    record = pbs.record(job_id) or {}
     text = str(record.get("comment", ""))
-    comment, now, notes = explain_state(record, text), time.time(), []
+    comment, now, answers = explain_state(record, text), time.time(), Answers()
     if not text and (array_id := array_of(job_id)) != pbs_id(job_id):  # a pending subjob has no comment of its own
-        array = resources.pbs.record(array_id) or {}
+        array = pbs.record(array_id) or {}
         text = str(array.get("comment", ""))
         comment = explain_array(array, text)
         record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
     comment = not_startable(record, plan) or comment
-    nodes: list[PBSNode] = []
-    queue = server = None
-    try:
-        nodes = resources.nodes()
-        queue, server = (
-            resources.queue(str(record.get("queue", settings_of(plan, PBSSettings).queue or ""))),
-            resources.server(),
-        )
-    except QueryError as error:
-        notes.append(f"not answered: {error}")
+    nodes: list[PBSNode] = answers.get(pbs.nodes, [])
+    own = str(record.get("queue", settings_of(plan, PBSSettings).queue or ""))
+    queue = answers.get(lambda: pbs.queue_facts(own), None)
+    server = answers.get(lambda: queue_facts(*pbs.server()), None)
     if not comment.never and comment.kind is Why.ROOM:
         comment = for_ever(comment, plan, nodes, str(record.get("queue", "")))
-    tried = capacity.options(plan, nodes, now, fixed_nodes=waiting.fixed_nodes) if nodes else ()
+    tried = options(plan, nodes, now, fixed_nodes=waiting.fixed_nodes) if nodes else ()
     better = tried[1:] if comment.kind in (Why.ROOM, Why.LIMIT) else ()
     if better:
-        notes.append("what fits now is computed from pbsnodes: jobs in front of it may come first")
+        answers.notes.append("what fits now is computed from pbsnodes: jobs in front of it may come first")
     if comment.kind is Why.ROOM and tried and tried[0].starts is not None:
-        notes.append("enough nodes are free for it now: the scheduler may keep them for another job, or start it soon")
+        answers.notes.append(
+            "enough nodes are free for it now: the scheduler may keep them for another job, or start it soon"
+        )
     if plan.min_nodes < plan.nodes and "run_count" in record:
-        notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
-    return Explanation(
-        run=waiting.run,
-        state="queued",
-        why=comment.kind,
-        facts=PendingFacts(meaning=comment.words),
-        job=job_id,
+        answers.notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
+    return replace(
+        explained(waiting, comment, pbs_id(job_id)),
         code=text,
-        do=comment.do.replace("{job}", pbs_id(job_id)),
-        starts=capacity.estimate(record),
+        starts=estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
         nodes=node_lines(nodes, plan) if comment.kind not in (Why.WAITS, Why.THROTTLED, Why.HELD) else (),
         options=better,
         tried=tried if better else (),
         commands=commands(waiting, better),
-        notes=tuple(notes),
+        notes=tuple(answers.notes),
     )
 
 
-def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
+def explain_state(record: Mapping[str, Any], comment: str) -> Reason:
     """Explains why a job is pending.
 
     | job_state | explained |
@@ -218,25 +209,25 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
     letter = str(record.get("job_state", ""))
     if letter == "H":
         if depend := str(record.get("depend", "")):
-            return Comment(
+            return Reason(
                 Why.WAITS,
                 f"it waits for other jobs: {depend}",
                 "it starts by itself when they have ended and its dependency is satisfied",
             )
         if found := held(str(record.get("Hold_Types", ""))):
-            return Comment(Why.HELD, *found)
+            return Reason(Why.HELD, *found)
     if letter == "W":
-        return Comment(Why.WAITS, f"it was asked to begin at {record.get('Execution_Time', 'a later time')}", "")
+        return Reason(Why.WAITS, f"it was asked to begin at {record.get('Execution_Time', 'a later time')}", "")
     if letter == "T":
-        return Comment(Why.WAITS, "it is on its way to another queue", "ask again in a minute")
+        return Reason(Why.WAITS, "it is on its way to another queue", "ask again in a minute")
     return in_words(comment)
 
 
-def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
+def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Reason | None:
     """Explains that PBS could not start a job, since MoM cannot open the job's output; None: PBS has not failed."""
     if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
         return None
-    return Comment(
+    return Reason(
         Why.HELD,
         f"PBS has tried {record.get('run_count', 'several')} times to start it, and no node could: most likely they do "
         f"not see {plan.run_dir}, where its output goes",
@@ -244,18 +235,18 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
     )
 
 
-def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[PBSNode], queue: str) -> Comment:
+def for_ever(comment: Reason, plan: JobPlan, nodes: Sequence[PBSNode], queue: str) -> Reason:
     """Returns the reason if the job can never start on its queue's nodes, else `comment`.
 
     PBS itself reports this only if all nodes of the site together have too little.
     """
-    problem = limits.never(plan, capacity.hosts_of(nodes, plan, queue))
+    problem = limits.never(plan, limits.hosts_of(nodes, plan, queue))
     if problem is None:
         return comment
-    return Comment(comment.kind, f"it can never start: {problem}", CHANGE, never=True)
+    return Reason(comment.kind, f"it can never start: {problem}", CHANGE, never=True)
 
 
-def explain_array(array: Mapping[str, Any], comment: str) -> Comment:
+def explain_array(array: Mapping[str, Any], comment: str) -> Reason:
     """Explains why a subjob is pending.
 
     | the array | explained |
@@ -270,19 +261,17 @@ def explain_array(array: Mapping[str, Any], comment: str) -> Comment:
     most = str(array.get("max_run_subjobs", ""))
     if running and most.isdecimal() and int(running[1]) >= int(most):
         return in_words("Not Running: Number of concurrent running subjobs limit reached")
-    return Comment(
-        Why.ROOM, "other elements of its array run, and too little is free for it", "it starts when one ends"
-    )
+    return Reason(Why.ROOM, "other elements of its array run, and too little is free for it", "it starts when one ends")
 
 
-def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
+def _throttle(record: Mapping[str, Any], comment: Reason) -> tuple[str, ...]:
     most = record.get("max_run_subjobs")
     if comment.kind is not Why.THROTTLED or not most:
         return ()
     return (f"its array: {most} element{'' if str(most) == '1' else 's'} at once (max_run_subjobs, sweep.parallelism)",)
 
 
-def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
+def limits_of(comment: Reason, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
     """Returns a line for each known limit that may keep the job pending, with its value and where it is set."""
     found = []
     if queue is not None and not queue.started:
@@ -300,11 +289,122 @@ def node_lines(nodes: Sequence[PBSNode], plan: JobPlan) -> tuple[str, ...]:
     if not nodes:
         return ()
     broken = [node for node in nodes if node.broken]
-    room = len(capacity.fitting(nodes, capacity.chunk_of(plan)))
+    room = len(fitting(nodes, chunk_of(plan)))
     parts = [f"{room} {'has' if room == 1 else 'have'} room for a chunk of it now"]
     parts += [f"{len(broken)} {'takes' if len(broken) == 1 else 'take'} no jobs"] if broken else []
-    lines = [f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {', '.join(parts)}"]
-    lines += [f"{node.name} is {node.state}" + (f": {node.comment}" if node.comment else "") for node in broken[:10]]
-    if len(broken) > 10:
-        lines.append(f"... and {len(broken) - 10} more; `pbsnodes -l` lists them")
-    return tuple(lines)
+    line = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {', '.join(parts)}"
+    named = [f"{node.name} is {node.state}" + (f": {node.comment}" if node.comment else "") for node in broken]
+    return (line, *first_lines(named, "pbsnodes -l"))
+
+
+def estimate(record: Mapping[str, Any]) -> float | None:
+    """Returns a job's estimated start (since the epoch), or None; qstat prints a number or `Sat Nov 21 22:00:00`."""
+    estimated = record.get("estimated")
+    text = str(estimated.get("start_time", "") if isinstance(estimated, Mapping) else "")
+    text = text or str(record.get("estimated.start_time", ""))
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text) or None
+    try:
+        return time.mktime(time.strptime(text, "%a %b %d %H:%M:%S %Y"))
+    except ValueError:
+        return None
+
+
+# -- `why`: smaller sizes with which a pending run would fit on PBS's free nodes now
+# PBS has no `sbatch --test-only`, so this is only a snapshot: other jobs may start first, or PBS may reserve the nodes
+# for them.
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The resources that a run needs on each node."""
+
+    amounts: Mapping[str, int]  # amount of each countable resource; memory in bytes
+    others: Mapping[str, str]  # required value of each resource with texts as values
+
+
+def chunk_of(plan: JobPlan) -> Chunk:
+    """Returns the resources that a plan requests on each of its nodes."""
+    amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
+    settings = settings_of(plan, PBSSettings)
+    if plan.gpus_per_node and settings.gpu_directive is GpuDirective.ngpus:
+        amounts["ngpus"] = plan.gpus_per_node
+    if plan.mem:
+        amounts["mem"] = plan.mem
+    others: dict[str, str] = {}
+    for key, value in settings.chunk.items():
+        number = amount(key, str(value))
+        if value is None:
+            amounts.pop(key, None)
+        elif key in ("mpiprocs", "ompthreads"):  # not a resource of a node
+            continue
+        elif number is not None:
+            amounts[key] = number
+        else:
+            others[key] = str(value)
+    return Chunk(amounts, others)
+
+
+def fitting(nodes: Sequence[PBSNode], chunk: Chunk) -> list[PBSNode]:
+    """Returns the working nodes that have the chunk free. A resource that a node does not report counts as 0."""
+    return [
+        node for node in nodes
+        if not node.broken
+        and all(node.free.get(key, 0) >= wanted for key, wanted in chunk.amounts.items())
+        and all(node.others.get(key, "").lower() == value.lower() for key, value in chunk.others.items())
+    ]  # fmt: skip
+
+
+def most_on_each(nodes: Sequence[PBSNode], chunk: Chunk, wanted: int, resource: str) -> int:
+    """Returns how much of a resource each of `wanted` nodes has free, beside the chunk's others; 0: too few nodes."""
+    rest = Chunk({key: value for key, value in chunk.amounts.items() if key != resource}, chunk.others)
+    free = sorted((node.free.get(resource, 0) for node in fitting(nodes, rest)), reverse=True)
+    return free[wanted - 1] if len(free) >= wanted else 0
+
+
+def options(plan: JobPlan, nodes: Sequence[PBSNode], now: float, *, fixed_nodes: bool = False) -> tuple[Option, ...]:
+    """Returns an option for the unchanged run, followed by smaller requests that would fit now.
+
+    | the run | smaller requests |
+    |---|---|
+    | fits now | none: it is pending for another reason |
+    | fits with less memory, fewer CPUs or GPUs on each node | the largest amount that is free |
+    | fits on fewer nodes | that number of nodes, if min_nodes and the workload allow it |
+
+    now: current time in seconds since the epoch, the estimated start of all options that fit.
+    fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
+    """
+    chunk = chunk_of(plan)
+    free = len(fitting(nodes, chunk))
+    asked = Option((), now if free >= plan.nodes else None, f"{free} of {plan.nodes} nodes have room for it now")
+    if free >= plan.nodes:
+        return (asked,)
+    found = []
+    for resource in ("mem", "ncpus", "ngpus"):
+        most = most_on_each(nodes, chunk, plan.nodes, resource)
+        if (
+            0 < most < chunk.amounts.get(resource, 0) and resource not in settings_of(plan, PBSSettings).chunk
+        ):  # a resource in cluster.chunk overrides the config key
+            found += _less(plan, resource, most, now)
+    if may_offer_fewer_nodes(plan, free, fixed=fixed_nodes):
+        note = f"{plural(free * plan.procs_per_node, 'rank')} instead of {plan.world_size}"
+        found.append(Option((f"nodes={free}",), now, note))
+    return (asked, *found)
+
+
+def _less(plan: JobPlan, resource: str, most: int, now: float) -> list[Option]:
+    if resource == "mem":
+        mem = most // 1024**2 * 1024**2
+        return [Option((f"mem={format_size(mem)}",), now, "less memory on each node")] if mem else []
+    if resource == "ngpus":
+        if plan.procs_per_node != plan.gpus_per_node:
+            return []
+        return [
+            Option((f"gpus_per_node={most}",), now, f"{plural(plan.nodes * most, 'rank')} instead of {plan.world_size}")
+        ]
+    if (each := most // plan.procs_per_node) >= 1 and each < plan.cpus_per_proc:
+        return [Option((f"cpus_per_proc={each}",), now, "slower, if the ranks use their CPUs")]
+    if plan.gpus_per_node or not most or most >= plan.procs_per_node:
+        return []
+    return [Option((f"procs_per_node={most}", "cpus_per_proc=1"), now,
+                   f"{plural(plan.nodes * most, 'rank')} instead of {plan.world_size}")]  # fmt: skip

@@ -91,9 +91,8 @@ class PBSScheduler(QsubScheduler):
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         from launcher.schedulers.pbs import pending
-        from launcher.schedulers.pbs.capacity import ResourceQueries
 
-        return pending.explain(waiting, ResourceQueries(PBS(timeout)))
+        return pending.explain(waiting, PBS(timeout))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         return history(PBS(timeout), job_id)

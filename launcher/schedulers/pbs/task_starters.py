@@ -26,7 +26,6 @@ from launcher.runs.events import Fault
 from launcher.schedulers import tasks as task_group
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.exports import exports as all_exports
-from launcher.schedulers.pbs.capacity import ResourceQueries
 from launcher.schedulers.pbs.client import PBS, find
 from launcher.schedulers.tasks import attempt_is_over
 from launcher.schedulers.topology import hosts_of
@@ -372,7 +371,7 @@ def run_pbsdsh(request: task_group.TaskRequest) -> int:
 
 def _on_lost_nodes(hosts: Sequence[str]) -> list[int]:
     try:
-        nodes = ResourceQueries(PBS()).nodes()
+        nodes = PBS().nodes()
     except QueryError:
         return []
     down = {name for node in nodes if "down" in node.state for name in (node.name, node.others.get("host"))}

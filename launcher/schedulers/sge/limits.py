@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +10,11 @@ from pathlib import Path
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.files import shared_files
-from launcher.files.shared_files import exists, unwrap
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.sge.capacity import (
-    ClusterQueue,
-    Complex,
-    Host,
-    ParallelEnvironment,
-    QueueInstance,
-    ResourceQueries,
-)
-from launcher.schedulers.sge.client import SGE
+from launcher.schedulers.qsub import notes_on_folder
+from launcher.schedulers.sge.client import SGE, ClusterQueue, Complex, Host, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.script import asked_for, slots_per_node
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 from launcher.schedulers.site import (
@@ -172,23 +162,18 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
 
     Raises ConfigError: the job could never start, or the nodes cannot see its run directory.
     """
-    resources = ResourceQueries(SGE(plan.cluster.submit_timeout))
+    sge = SGE(plan.cluster.submit_timeout)
     try:
         if name := settings_of(plan, SGESettings).parallel_environment:
-            own = resources.environment(name)
+            own = sge.environment(name)
             unusable = own is None or refusal(plan, own) is not None
-            check_environment(plan, own, resources.environments() if unusable else [])
-        check_queue(plan, resources.queues())
-        check_resources(plan, asked_for(plan), resources.complexes())
-        hosts = sorted({each.host for each in resources.instances()})
+            check_environment(plan, own, sge.environments() if unusable else [])
+        check_queue(plan, sge.queues())
+        check_resources(plan, asked_for(plan), sge.complexes())
+        hosts = sorted({each.host for each in sge.instances()})
     except QueryError as error:
         return (f"not compared with the live queues: {error}",)
-    folder = Path(plan.run_dir).parent
-    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    note = shared_files.check(
-        folder, shared_files.kind_of(folder), seen=unwrap(exists(folder / shared_files.SEEN)), nodes=hosts, here=here
-    )
-    return (note,) if note else ()
+    return notes_on_folder(Path(plan.run_dir).parent, hosts)
 
 
 # -- The checks of `doctor` for Grid Engine, and for a profile against its queues, parallel environments and resources
@@ -200,9 +185,8 @@ def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
     yield from reachable("Grid Engine", version, answer, "SGE_ROOT, SGE_CELL")
     if answer.error:
         return
-    queries = ResourceQueries(sge)
     try:
-        queues, environments, complexes = queries.queues(), queries.environments(), queries.complexes()
+        queues, environments, complexes = sge.queues(), sge.environments(), sge.complexes()
     except QueryError as error:
         yield problem("queue", str(error), "try `qconf -sql` and `qconf -spl`")
         return
@@ -417,12 +401,12 @@ class SGESite(Site):
 
 def survey(sge: SGE, version: str) -> SGESite:
     """Collects the facts of a site, a command for each parallel environment; raises QueryError without the queues."""
-    ask, resources = ErrorCollector(), ResourceQueries(sge)
-    queues = resources.queues()
-    environments: list[ParallelEnvironment] = ask(resources.environments, [], "parallel environments")
-    complexes: list[Complex] = ask(resources.complexes, [], "resources")
-    hosts: list[Host] = ask(resources.hosts, [], "hosts")
-    instances: list[QueueInstance] = ask(resources.instances, [], "hosts of queues")
+    ask = ErrorCollector()
+    queues = sge.queues()
+    environments: list[ParallelEnvironment] = ask(sge.environments, [], "parallel environments")
+    complexes: list[Complex] = ask(sge.complexes, [], "resources")
+    hosts: list[Host] = ask(sge.hosts, [], "hosts")
+    instances: list[QueueInstance] = ask(sge.instances, [], "hosts of queues")
     return SGESite(
         os.environ.get("SGE_CELL", "default"), version, tuple(queues), tuple(environments), tuple(complexes),
         tuple(hosts), tuple(instances), tuple(ask.problems),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why
-from launcher.schedulers.sge.capacity import QUEUE_STATES, QueueInstance, ResourceQueries
-from launcher.schedulers.sge.client import array_of, jobs_of, sge_id
+from launcher.schedulers.pending import Answers, Explanation, Reason, Waiting, Why, explained, find_reason, first_lines
+from launcher.schedulers.sge.client import QUEUE_STATES, SGE, QueueInstance, array_of, jobs_of, sge_id
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.plan import JobPlan, settings_of
 
@@ -22,47 +20,38 @@ if TYPE_CHECKING:
 # The messages are those of Son of Grid Engine 8.1.9 (msg_schedd.h); older versions and Univa's have the same or more.
 
 
-@dataclass(frozen=True)
-class Reason:
-    """An explained pending reason."""
-
-    kind: Why  # kind of the reason
-    words: str  # meaning of the reason, as text
-    do: str = ""  # what the user can do; `{job}` stands for the job's id
-    never: bool = False  # whether the unchanged job can never start
-
-
 CHANGE = "cancel it, and resume it with less, or in another queue"
 ENDS = "it starts when others end"
-# Patterns that match a whole message, with kind, words and advice. Messages about the whole job come first.
-TABLE: tuple[tuple[str, Why, str, str], ...] = (
-    (r"Job is in error state", Why.HELD, "its start has failed", "`qmod -cj {job}` lets it be tried once more"),
-    (r"Job is in hold state", Why.HELD, "it is held", "`qrls {job}` lets it go on"),
-    (r"job dropped because of job dependencies", Why.WAITS, "it waits for other jobs",
-     "it starts when they have ended"),
-    (r"execution time not reached", Why.WAITS, "it was asked to begin later", ""),
-    (r"not all array tasks may be started due to 'max_aj_instances'", Why.THROTTLED,
+# Patterns that match a whole message. Messages about the whole job come first.
+TABLE: tuple[tuple[str, Reason], ...] = (
+    (r"Job is in error state", Reason(Why.HELD, "its start has failed", "`qmod -cj {job}` lets it be tried once more")),
+    (r"Job is in hold state", Reason(Why.HELD, "it is held", "`qrls {job}` lets it go on")),
+    (r"job dropped because of job dependencies", Reason(Why.WAITS, "it waits for other jobs",
+     "it starts when they have ended")),
+    (r"execution time not reached", Reason(Why.WAITS, "it was asked to begin later", "")),
+    (r"not all array tasks may be started due to 'max_aj_instances'", Reason(Why.THROTTLED,
      "as many elements of its array run as may run at once (sweep.parallelism, or max_aj_instances of the site)",
-     "it starts when one of them ends"),
-    (r"job dropped because of user limitations", Why.LIMIT, "as many of your jobs run as may run at once (maxujobs)",
-     "it starts when one of them ends"),
-    (r'.*cannot run because it exceeds limit "(?P<who>[^"]*)" in rule "(?P<what>[^"]*)"', Why.LIMIT,
-     "a resource quota is used up: rule {what}", "it starts when jobs that count in it end; `qquota` shows them"),
-    (r'cannot run in PE "(?P<what>[^"]*)" because it only offers (?P<more>\d+) slots', Why.ROOM,
-     "parallel environment {what} has {more} slots for it", ENDS),
-    (r'.*cannot run at host "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Why.ROOM,
-     "{what} offers only {more}", ENDS),
-    (r'.*cannot run in queue "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Why.ROOM,
-     "queue {what} offers only {more}", ENDS),
-    (r'.*cannot run (globally )?because (it offers only )?(?P<more>.*)', Why.ROOM, "it cannot run: {more}", ENDS),
-    (r'cannot run on host "(?P<what>[^"]*)" until clean up of an? previous run has finished', Why.ROOM,
+     "it starts when one of them ends")),
+    (r"job dropped because of user limitations", Reason(Why.LIMIT,
+     "as many of your jobs run as may run at once (maxujobs)", "it starts when one of them ends")),
+    (r'.*cannot run because it exceeds limit "(?P<who>[^"]*)" in rule "(?P<what>[^"]*)"', Reason(Why.LIMIT,
+     "a resource quota is used up: rule {what}", "it starts when jobs that count in it end; `qquota` shows them")),
+    (r'cannot run in PE "(?P<what>[^"]*)" because it only offers (?P<more>\d+) slots', Reason(Why.ROOM,
+     "parallel environment {what} has {more} slots for it", ENDS)),
+    (r'.*cannot run at host "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Reason(Why.ROOM,
+     "{what} offers only {more}", ENDS)),
+    (r'.*cannot run in queue "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Reason(Why.ROOM,
+     "queue {what} offers only {more}", ENDS)),
+    (r'.*cannot run (globally )?because (it offers only )?(?P<more>.*)', Reason(Why.ROOM,
+     "it cannot run: {more}", ENDS)),
+    (r'cannot run on host "(?P<what>[^"]*)" until clean up of an? previous run has finished', Reason(Why.ROOM,
      "{what} has not reported the end of its earlier run, and may never",
-     "cancel it, and resume it: a new job does not wait for that"),
-    (r'queue instance "(?P<what>[^"]*)" dropped because it is (?P<more>.*)', Why.ROOM, "{what} is {more}", ""),
-    (r"All queues dropped because of overload or full", Why.ROOM, "all queues are full", ENDS),
-    (r'has no permission for (cluster queue|queue|host|parallel environment) "?(?P<what>[^"]*)"?', Why.LIMIT,
-     "you may not use {what}", "use another queue (cluster.queue)"),
-    (r'cannot run in (cluster )?queue "?(?P<what>[^" ]*)"? because (?P<more>.*)', Why.ROOM, "{what}: {more}", ""),
+     "cancel it, and resume it: a new job does not wait for that")),
+    (r'queue instance "(?P<what>[^"]*)" dropped because it is (?P<more>.*)', Reason(Why.ROOM, "{what} is {more}", "")),
+    (r"All queues dropped because of overload or full", Reason(Why.ROOM, "all queues are full", ENDS)),
+    (r'has no permission for (cluster queue|queue|host|parallel environment) "?(?P<what>[^"]*)"?', Reason(Why.LIMIT,
+     "you may not use {what}", "use another queue (cluster.queue)")),
+    (r'cannot run in (cluster )?queue "?(?P<what>[^" ]*)"? because (?P<more>.*)', Reason(Why.ROOM, "{what}: {more}")),
 )  # fmt: skip
 # Reasons of the whole job come before those of one host.
 RANK = {Why.HELD: 0, Why.WAITS: 1, Why.THROTTLED: 2, Why.LIMIT: 3, Why.ROOM: 4, Why.UNKNOWN: 5}
@@ -71,11 +60,7 @@ RANK = {Why.HELD: 0, Why.WAITS: 1, Why.THROTTLED: 2, Why.LIMIT: 3, Why.ROOM: 4, 
 def in_words(message: str) -> Reason:
     """Explains one message; an unknown one is quoted."""
     plain = re.sub(r"^Job \d+ (\(-l [^)]*\) )?", "", " ".join(message.split()))
-    for pattern, kind, words, do in TABLE:
-        if match := re.fullmatch(pattern, plain):
-            names = {key: value or "" for key, value in match.groupdict().items()}
-            return Reason(kind, words.format_map({"what": "", "more": "", **names}), do)
-    return Reason(Why.UNKNOWN, f"Grid Engine says: {plain}")
+    return find_reason(TABLE, plain) or Reason(Why.UNKNOWN, f"Grid Engine says: {plain}")
 
 
 def of_all(messages: Sequence[str], *, never: bool) -> Reason:
@@ -87,7 +72,7 @@ def of_all(messages: Sequence[str], *, never: bool) -> Reason:
     if not found:
         words = "no queue may run it" if never else "Grid Engine has not looked at it yet, or tells no reasons here"
         do = CHANGE if never else "ask again in a minute; a site may have turned reasons off (schedd_job_info)"
-        return Reason(Why.ROOM, f"it can never start: {words}" if never else words, do, never)
+        return Reason(Why.ROOM, f"it can never start: {words}" if never else words, do, never=never)
     first = found[0]
     same = list(dict.fromkeys(each.words for each in found if each.kind is first.kind))
     words = "; ".join(same[:3]) + (f"; and {len(same) - 3} more" if len(same) > 3 else "")
@@ -99,32 +84,20 @@ def of_all(messages: Sequence[str], *, never: bool) -> Reason:
 # -- Explains why a Grid Engine job is pending, with at most four queries
 
 
-def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
+def explain(waiting: Waiting, sge: SGE) -> Explanation:
     """Explains why a pending job does not start; raises QueryError for the job's own query, else notes it."""
-    root, notes = resources.sge.details(array_of(waiting.job)), []
+    answers, array = Answers(), array_of(waiting.job)
+    root = sge.details(array)
     messages = [] if root is None else messages_of(root)
-    verified, never = "", False
-    try:
-        verified, never = resources.verified(array_of(waiting.job))
-    except QueryError as error:
-        notes.append(f"not answered: {error}")
+    verified, never = answers.get(lambda: sge.verified(array), ("", False))
     reason = of_job(root) if root is not None else None
     reason = reason or of_all(messages or lines_of(verified), never=never)
-    instances: list[QueueInstance] = []
-    try:
-        instances = resources.instances()
-    except QueryError as error:
-        notes.append(f"not answered: {error}")
-    return Explanation(
-        run=waiting.run,
-        state="queued",
-        why=reason.kind,
-        facts=PendingFacts(meaning=reason.words),
-        job=waiting.job,
+    instances: list[QueueInstance] = answers.get(sge.instances, [])
+    return replace(
+        explained(waiting, reason, sge_id(waiting.job)),
         code="; ".join(messages[:3]),
-        do=reason.do.replace("{job}", sge_id(waiting.job)),
         nodes=instance_lines(instances, waiting.plan) if reason.kind in (Why.ROOM, Why.LIMIT, Why.UNKNOWN) else (),
-        notes=tuple(notes),
+        notes=tuple(answers.notes),
     )
 
 
@@ -160,8 +133,9 @@ def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, 
         return ()
     free = sum(each.used < each.total and not each.broken for each in mine)
     broken = [each for each in mine if each.broken]
-    found = [f"{len(mine)} queue instance{'' if len(mine) == 1 else 's'}: {free} with a free slot"]
-    for each in broken[:10]:
+    line = f"{len(mine)} queue instance{'' if len(mine) == 1 else 's'}: {free} with a free slot"
+    lines = []
+    for each in broken:
         why = ", ".join(dict.fromkeys(QUEUE_STATES[letter] for letter in each.state if letter in QUEUE_STATES))
-        found.append(f"{each.queue}@{each.host} takes no jobs: {why}")
-    return (*found, *([f"... and {len(broken) - 10} more; `qstat -f` lists them"] if len(broken) > 10 else []))
+        lines.append(f"{each.queue}@{each.host} takes no jobs: {why}")
+    return (line, *first_lines(lines, "qstat -f"))

@@ -108,9 +108,8 @@ class SGEScheduler(QsubScheduler):
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         from launcher.schedulers.sge import pending
-        from launcher.schedulers.sge.capacity import ResourceQueries
 
-        return pending.explain(waiting, ResourceQueries(SGE(timeout)))
+        return pending.explain(waiting, SGE(timeout))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         return history(SGE(timeout), job_id)

@@ -6,14 +6,26 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 from launcher.formatting import format_time, plural
-from launcher.schedulers.base import JobState, QueryError, QueryTimeout
+from launcher.schedulers.base import JobState, QueryError
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.pending import CLEARLY, Explanation, Option, PendingFacts, Waiting, Why, commands, sooner
+from launcher.schedulers.pending import (
+    CLEARLY,
+    Answers,
+    Explanation,
+    Option,
+    PendingFacts,
+    Reason,
+    Waiting,
+    Why,
+    commands,
+    explained,
+    find_reason,
+    sooner,
+)
 from launcher.schedulers.slurm import capacity
 from launcher.schedulers.slurm.capacity import NodeCounts, PartitionFacts, Pending, Reservation, ResourceQueries
 from launcher.schedulers.slurm.client import STATES, Qos
@@ -22,19 +34,6 @@ from launcher.spec.plan import JobPlan
 # -- Explains Slurm's reason codes of pending jobs
 # The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05). Codes of
 # limits consist of a scope, a resource and a unit, which a pattern separates.
-
-
-@dataclass(frozen=True)
-class Reason:
-    """An explained pending reason."""
-
-    kind: Why  # kind of the reason
-    words: str  # meaning of the reason, as text
-    do: str = ""  # what the user can do; `{job}` stands for the job's id
-    column: str = ""  # for an accounting limit, the column of sacctmgr with its value; else empty
-    scope: str = ""  # for an accounting limit, `qos` or `association`; else empty
-    never: bool = False  # whether the unchanged job will never start, even if a trial estimates a start
-    of_nodes: bool = False  # whether to show the states of the nodes for a reason of kind WAITS
 
 
 _HELD = "`scontrol release {job}` lets it go on"
@@ -152,10 +151,8 @@ _RESOURCES = {
 def in_words(code: str) -> Reason:
     """Explains a reason code of squeue (`ReqNodeNotAvail, UnavailableNodes:n1`) or scontrol, or quotes it."""
     plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
-    for pattern, reason in TABLE:
-        if match := re.fullmatch(pattern, plain, re.IGNORECASE):
-            what = match.groupdict().get("what") or ""
-            return replace(reason, words=reason.words.replace("{what}", what.strip()) + (NEVER if reason.never else ""))
+    if reason := find_reason(TABLE, plain):
+        return replace(reason, words=reason.words + (NEVER if reason.never else ""))
     if limit := _LIMIT.fullmatch(code):
         return _limit(limit)
     return Reason(Why.UNKNOWN, f"Slurm says {plain}", "`man squeue` (JOB REASON CODES) or the site's support knows it")
@@ -172,23 +169,23 @@ def _limit(found: re.Match[str]) -> Reason:
     if how == "Min":
         return Reason(
             Why.LIMIT, f"it asks for less than {whose} wants at least: {what}", "cancel it, and resume it with more",
-            column, name,
+            column=column, scope=name,
         )  # fmt: skip
     if how == "Grp":
         words = f"all jobs of {whose} together have reached their limit of {what}"
         do = "it starts when enough of them have ended; a smaller one may fit"
         if found["minutes"] and not found["run"]:
             do = "wait until the use has decayed, or use another account or QOS"
-        return Reason(Why.LIMIT, words, do, column, name)
+        return Reason(Why.LIMIT, words, do, column=column, scope=name)
     if per == "PerUser" or (found["what"] in ("Job", "Jobs", "SubmitJob", "SubmitJobs") and per == ""):
         words = f"your jobs have reached the limit of {what} that {whose} gives one user"
-        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column, name)
+        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column=column, scope=name)
     if per == "PerAccount":
         words = f"the jobs of your account have reached the limit of {what} that {whose} gives one account"
-        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column, name)
+        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column=column, scope=name)
     where = " on one node" if per == "PerNode" else ""
     words = f"it asks for more {what}{where} than {whose} gives one job{NEVER}"
-    return Reason(Why.LIMIT, words, "cancel it, and resume it with less", column, name, never=True)
+    return Reason(Why.LIMIT, words, "cancel it, and resume it with less", column=column, scope=name, never=True)
 
 
 def _column(found: re.Match[str]) -> str:
@@ -218,34 +215,13 @@ TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for whi
 OVERLOOKED = 300.0  # seconds without a reason after which this is reported itself: Slurm schedules every minute
 TRIALS = 16.0  # seconds since the first query after which no further trial is started
 
-T = TypeVar("T")
-
-
-@dataclass
-class _Queries:
-    # Collects the errors of failed queries in `notes`, and runs none after a timeout
-
-    notes: list[str] = field(default_factory=list)
-    timed_out: bool = False
-
-    def get(self, what: Callable[[], T], other: T) -> T:
-        """Returns the result of the query `what`, or `other` if it fails or a query has timed out."""
-        if self.timed_out:
-            return other
-        try:
-            return what()
-        except QueryError as error:
-            self.notes.append(f"not answered: {error}")
-            self.timed_out = isinstance(error, QueryTimeout)
-            return other
-
 
 def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     """Explains why a pending job does not start, and tries changes with which it would start sooner.
 
     Raises QueryError: the query of the job itself failed. Failures of other queries become notes.
     """
-    began, queries = time.monotonic(), _Queries()
+    began, queries = time.monotonic(), Answers()
     plan, job_id = waiting.plan, waiting.job
     job = resources.pending(job_id)
     now = time.time()
@@ -284,14 +260,9 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     better = sooner(tried, now)
     if tried:
         queries.notes.append("estimates of changes are trials (sbatch --test-only), which know the queue only roughly")
-    return Explanation(
-        run=waiting.run,
-        state="queued",
-        why=reason.kind,
-        facts=PendingFacts(meaning=reason.words),
-        job=job_id,
+    return replace(
+        explained(waiting, reason, job_id),
         code=job.reason.replace("_", " "),
-        do=reason.do.replace("{job}", job_id),
         starts=job.starts if job.starts and job.starts > now - 60 else None,
         limits=limits,
         nodes=capacity.node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
@@ -303,7 +274,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 
 
 def _lifted(
-    job: Pending, plan: JobPlan, partitions: list[PartitionFacts], resources: ResourceQueries, queries: _Queries
+    job: Pending, plan: JobPlan, partitions: list[PartitionFacts], resources: ResourceQueries, queries: Answers
 ) -> list[PartitionFacts]:
     wanted = job.time if job.time is not None else plan.time
     exceeded = any(
@@ -337,7 +308,7 @@ def reason_of(job: Pending, now: float) -> Reason:
 
 
 def _value(
-    job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], resources: ResourceQueries, queries: _Queries
+    job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], resources: ResourceQueries, queries: Answers
 ) -> str:
     # A QOS limit is looked for in the job's QOS, then in its partitions' QOS; any other limit in the job's account
     owners = [job.account]
@@ -443,7 +414,7 @@ def clock(moment: float | None) -> str:
 
 
 def _trials(
-    plan: JobPlan, changes: Sequence[capacity.Change], resources: ResourceQueries, queries: _Queries, until: float
+    plan: JobPlan, changes: Sequence[capacity.Change], resources: ResourceQueries, queries: Answers, until: float
 ) -> tuple[Option, ...]:
     # No further trial starts after `until` (monotonic clock) or a failed query
     found: list[Option] = []

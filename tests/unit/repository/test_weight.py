@@ -48,8 +48,8 @@ def test_no_module_answers_several_questions() -> None:
 # Sections of the config and of the plan; what schedulers, and callbacks of trainers, have under one name; `Run` and
 # `Env`, which users import.
 SIBLINGS = {
-    "Checkpoint", "Cluster", "Debug", "Env", "GpuDirective", "Launch", "LauncherCallback", "Parameters", "Reason",
-    "Request", "ResourceQueries", "Resume", "Run", "Sweep", "Tracking", "Train", "Workload",
+    "Checkpoint", "Cluster", "Debug", "Env", "GpuDirective", "Launch", "LauncherCallback", "Parameters",
+    "Request", "Resume", "Run", "Sweep", "Tracking", "Train", "Workload",
 }  # fmt: skip
 
 

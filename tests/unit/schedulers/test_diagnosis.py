@@ -10,7 +10,7 @@ import pytest
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
 
-PARTS = ("pending", "limits", "capacity")
+PARTS = ("pending", "limits")
 
 
 def test_a_scheduler_that_names_its_command_has_what_belongs_to_it() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from launcher.schedulers import base, topology
-from launcher.schedulers.pbs import capacity as pbs_resources
 from launcher.schedulers.pbs import client as pbs
-from launcher.schedulers.sge import capacity as sge_resources
+from launcher.schedulers.pbs import client as pbs_resources
 from launcher.schedulers.sge import client as sge
+from launcher.schedulers.sge import client as sge_resources
 from launcher.schedulers.slurm import capacity as slurm_resources
 from launcher.schedulers.slurm import client as slurm
 from launcher.units import parse_ranges

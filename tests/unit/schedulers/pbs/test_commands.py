@@ -992,8 +992,8 @@ def test_an_unauthorized_request_names_queues_only_where_a_queue_is_restricted(
 def test_totals_do_not_say_on_how_many_nodes(
     site: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, totals: bool, told: bool
 ) -> None:
-    monkeypatch.setattr(limits.ResourceQueries, "nodes", lambda _: [])
-    monkeypatch.setattr(limits, "_seen_by", lambda *_: ())
+    monkeypatch.setattr(PBS, "nodes", lambda _: [])
+    monkeypatch.setattr(limits, "notes_on_folder", lambda *_: ())
     plan = bare_plan(cluster={"scheduler": "pbs", "totals": totals, "queue": "workq"}, nodes=nodes)
     assert any("the attempt ends with 93" in note for note in limits.compare(plan)) is told
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs.capacity import hosts_of, parse_nodes
-from launcher.schedulers.pbs.client import PBSQueue
-from launcher.schedulers.pbs.limits import check_nodes, check_queue
+from launcher.schedulers.pbs.client import PBSQueue, parse_nodes
+from launcher.schedulers.pbs.limits import check_nodes, check_queue, hosts_of
 from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import plan_of
 

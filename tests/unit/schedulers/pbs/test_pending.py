@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import capacity, pending
-from launcher.schedulers.pbs.capacity import PBSNode
-from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs import client, pending
+from launcher.schedulers.pbs.client import PBS, PBSNode
 from launcher.schedulers.pbs.pending import in_words
 from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.schedulers.pending import Waiting, Why
@@ -152,7 +151,7 @@ def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind
 )  # fmt: skip
 def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[str, Any], words: str) -> None:
     """PBS compares with all nodes together, and calls the rest `Not Running` for ever."""
-    nodes = capacity.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
+    nodes = client.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
     plan = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus}, **keys)
     found = pending.for_ever(in_words(text), plan, nodes, "workq")
     assert found.words == words
@@ -178,7 +177,7 @@ def test_a_folder_that_nodes_do_not_see_is_named(record: dict[str, str], told: s
 
 
 def test_nodes_are_read_from_pbsnodes() -> None:
-    first, second = capacity.parse_nodes(NODES)
+    first, second = client.parse_nodes(NODES)
     assert (first.name, first.state, first.broken) == ("pbs-n1", "free", False)
     assert first.free == {"mem": 23635516 * 1024, "ncpus": 5, "ngpus": 2}
     assert first.others["arch"] == "linux"
@@ -197,7 +196,7 @@ def test_nodes_are_read_from_pbsnodes() -> None:
     ],
 )  # fmt: skip
 def test_the_estimate_of_a_site_that_makes_one_is_read(record: Mapping[str, Any], starts: float | None) -> None:
-    assert capacity.estimate(record) == starts
+    assert pending.estimate(record) == starts
 
 
 def node(name: str, *, cpus: int = 8, gpus: int = 2, mem: int = 16, state: str = "free", **others: str) -> PBSNode:
@@ -237,29 +236,32 @@ def pbs_plan(**keys: Any) -> JobPlan:
 def test_sizes_that_would_fit_now_are_offered_from_the_smallest_change_on(
     keys: dict[str, Any], nodes: list[PBSNode], offered: list[str]
 ) -> None:
-    found = capacity.options(pbs_plan(**keys), nodes, 100.0)
+    found = pending.options(pbs_plan(**keys), nodes, 100.0)
     assert found[0].overrides == ()
     assert [" ".join(each.overrides) for each in found[1:]] == offered
 
 
-class Recorded(capacity.ResourceQueries):
+class Recorded(PBS):
     """Answers from records; what is missing does not answer."""
 
     def __init__(self, record: dict[str, Any], queue: dict[str, Any] | None = None) -> None:
-        super().__init__(PBS(1))
-        object.__setattr__(self.pbs, "record", lambda job_id: record)
-        self._queue = queue
+        super().__init__(1)
+        object.__setattr__(self, "_record", record)
+        object.__setattr__(self, "_queue", queue)
+
+    def record(self, job_id: str) -> dict[str, Any]:
+        return self._record
 
     def nodes(self) -> list[PBSNode]:
         return [node("a"), dataclasses.replace(node("b"), free=node("b", cpus=2).free)]
 
-    def queue(self, name: str) -> capacity.QueueFacts | None:
+    def queue_facts(self, name: str) -> client.QueueFacts | None:
         if self._queue is None:
             raise QueryError("qstat did not answer within 1 s")
-        return capacity.queue_facts(name, self._queue)
+        return client.queue_facts(name, self._queue)
 
-    def server(self) -> capacity.QueueFacts:
-        return capacity.queue_facts("pbs-srv", {"max_run": "[u:PBS_GENERIC=5]"})
+    def server(self) -> tuple[str, dict[str, Any]]:
+        return "pbs-srv", {"max_run": "[u:PBS_GENERIC=5]"}
 
 
 def explained(comment: str, queue: dict[str, Any] | None = None) -> pending.Explanation:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from launcher.schedulers.pending import Why
-from launcher.schedulers.sge.capacity import QueueInstance
+from launcher.schedulers.sge.client import QueueInstance
 from launcher.schedulers.sge.pending import in_words, instance_lines, lines_of, messages_of, of_all, of_job
 from tests.unit.plans import sge_plan
 

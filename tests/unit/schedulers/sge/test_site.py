@@ -11,19 +11,20 @@ from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.findings import Finding
 from launcher.schedulers.sge import client, limits, script
-from launcher.schedulers.sge.capacity import (
+from launcher.schedulers.sge.client import (
     ClusterQueue,
     Complex,
     ParallelEnvironment,
     QueueInstance,
     attributes,
     environment_of,
+    hosts_of,
     parse_complexes,
     parse_hosts,
     parse_instances,
     queue_of,
+    records,
 )
-from launcher.schedulers.sge.client import hosts_of, records
 from launcher.schedulers.sge.limits import SGESite
 from tests.unit.plans import make_cluster, sge_plan
 
