@@ -7,7 +7,7 @@ import types
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from launcher.cli.commands import COMMANDS, Parser, configuration
+from launcher.cli.commands import COMMANDS, Parser, configuration, remote_profiles
 from launcher.cli.options import ACTIONS
 from launcher.errors import ConfigError
 from launcher.paths import GROUPS, choices, default_runs_dir
@@ -169,9 +169,9 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
     # Its metavar (RUN, SWEEP, ...) decides the kind
     name, text = str(action.metavar or ""), action.help or ""
     if name == "RUN":
-        return runs(word, sweeps="a sweep," in text)
+        return [*runs(word, sweeps="a sweep," in text), *_runs_of_clusters(word)]
     if name == "SWEEP":
-        return runs(word, sweeps=True, points=False)
+        return [*runs(word, sweeps=True, points=False), *_runs_of_clusters(word)]
     if name == "ACTION" or name == "fetch":
         return _starting(ACTIONS.get(command, ()), word)
     if name == "WHAT":
@@ -181,7 +181,7 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
         return [*_starting(COMMANDS, word), *keys]
     if name == "KEY=VALUE":
         return overrides(word, ("workload=program",) if command == "run" else ())
-    if name == "NAME" and command == "doctor":
+    if name == "NAME" and command in ("doctor", "prune"):
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":
         from launcher.spec import workload_hook
@@ -215,6 +215,16 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
         elif (folder / name / "sweep.json").exists():
             found += [*([name] if sweeps else []), *([f"{name}/"] if points else [])]
     return found
+
+
+def _runs_of_clusters(word: str) -> list[str]:
+    # Runs and sweeps that are known to be on clusters behind ssh, without asking there
+    if not remote_profiles():
+        return []
+    from launcher.remote.clusters import known_runs, remote_clusters
+
+    known = {run for cluster in remote_clusters().values() for run in known_runs(cluster) if run.startswith(word)}
+    return sorted(known, key=_timestamp, reverse=True)[:MAX_RUNS]
 
 
 def _names(folder: Path) -> Iterator[str]:

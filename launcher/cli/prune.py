@@ -20,6 +20,8 @@ _LINE = "{:>5}  {:9}  {}"  # lines are printed while runs are removed, so the la
 def run(arguments: Namespace) -> int:
     if arguments.older_than is None:
         raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
+    if arguments.cluster is not None:  # else `remote` has run this command there
+        raise ConfigError(f"--cluster {arguments.cluster}: it is no cluster behind ssh, or does not go with --runs-dir")
     folder: Path = arguments.runs_dir or default_runs_dir()
     before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
     freed, count = maintenance.finish(folder) if arguments.delete else 0, 0

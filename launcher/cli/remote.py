@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import importlib
+import io
+import json
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +21,7 @@ from launcher.errors import DONE, ConfigError, LauncherError
 from launcher.files import run_files
 from launcher.formatting import rough_size
 from launcher.remote import clusters, command, connection
-from launcher.remote.clusters import RemoteCluster
+from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.command import SentCode, call, profile_of
 from launcher.remote.connection import in_terminal
 
@@ -48,6 +51,14 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
         cluster = clusters.remote_clusters().get(arguments.cluster or profiles.default())
         more = ["--json"] if arguments.as_json else []
         return None if cluster is None else call(cluster, ["doctor", f"--cluster={profile_of(cluster)}", *more])
+    if command == "prune" and arguments.cluster is not None:
+        cluster = clusters.named(arguments.cluster)
+        skipped = iter(words)
+        rest = [
+            word for word in skipped
+            if not word.startswith("--cluster=") and not (word == "--cluster" and next(skipped))
+        ]  # fmt: skip
+        return call(cluster, [command, *rest])
     attributes = RUNS.get(command, ())
     names = [each for attribute in attributes for each in _listed(getattr(arguments, attribute))]
     places = {name: clusters.locate(name) for name in names}
@@ -56,25 +67,39 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
         groups.setdefault(places[name][0], []).append(name)
     if not any(groups):
         return None
-    if len(groups) > 1 and (command in ALIKE or getattr(arguments, "as_json", False)):
+    if len(groups) > 1 and command in ALIKE:
         raise ConfigError(f"{command}: {' and '.join(names)} are not on one cluster: name runs of one")
-    codes = []
+    one_list = len(groups) > 1 and getattr(arguments, "as_json", False)
+    codes, rows = list[int](), list[Any]()
     for cluster, mine in groups.items():
+        printed = io.StringIO()
         try:
-            if cluster is None:
-                arguments.names = mine
-                local = importlib.import_module(f"launcher.cli.{command.replace('-', '_')}")
-                codes.append(local.run(arguments))
-            else:
-                others = [each for each in names if each not in mine]
-                there = _renamed(words, {name: places[name][1] for name in mine}, others)
-                codes.append(_forward(cluster, command, arguments, there))
+            with contextlib.redirect_stdout(printed) if one_list else contextlib.nullcontext():
+                if cluster is None:
+                    arguments.names = mine
+                    local = importlib.import_module(f"launcher.cli.{command.replace('-', '_')}")
+                    codes.append(local.run(arguments))
+                else:
+                    others = [each for each in names if each not in mine]
+                    there = _renamed(words, {name: places[name][1] for name in mine}, others)
+                    codes.append(_forward(cluster, command, arguments, there))
+            rows += _rows(cluster, printed.getvalue() or "[]")
         except LauncherError as error:
             if len(groups) == 1:
                 raise
             print(f"launcher: {error}", file=sys.stderr)
             codes.append(error.exit_code)
+    if one_list:
+        print(json.dumps(rows, indent=1))
     return max(codes)
+
+
+def _rows(cluster: RemoteCluster | None, text: str) -> list[Any]:
+    try:
+        return list(json.loads(text))
+    except (ValueError, TypeError) as error:
+        where = "this machine" if cluster is None else cluster.name
+        raise Unreachable(f"{where}: its answer cannot be understood: {error}") from None
 
 
 def _listed(value: Any) -> list[str]:
@@ -142,11 +167,9 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Se
 
 def log_in(name: str | None) -> int:
     """Opens the connection to a cluster behind ssh, which may ask for a password; raises ConfigError."""
-    known = clusters.remote_clusters()
-    if name not in known:
-        raise ConfigError(f"`site login` needs the NAME of a cluster behind ssh; known: {', '.join(known) or 'none'}")
-    failed = connection.log_in(known[name]) != DONE
-    print(f"{known[name].host}: the login failed" if failed else f"logged in to {known[name].host}")
+    cluster = clusters.named(name or "")
+    failed = connection.log_in(cluster) != DONE
+    print(f"{cluster.host}: the login failed" if failed else f"logged in to {cluster.host}")
     return int(failed)
 
 

@@ -51,7 +51,8 @@ class RemoteRows:
     """The rows of `status` of all clusters behind ssh, asked at the same time, each at most every BETWEEN seconds."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        self._clusters = list(clusters.remote_clusters().values())
+        # Several profiles may lead to one launcher, which has the same runs for all.
+        self._clusters = list({each.place: each for each in clusters.remote_clusters().values()}.values())
         self._words = ["status", "--json", *options]
         self._asked: list[concurrent.futures.Future[Answer]] = []
         self._when = float("-inf")

@@ -44,6 +44,11 @@ class RemoteCluster:
     timeout: float = TIMEOUT  # seconds for an answer to `status`
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The host and the launcher there."""
+        return self.host, self.command
+
+    @property
     def folder(self) -> Path:
         """Where this machine keeps what it knows of the cluster."""
         return user_data_dir() / "remote" / self.name
@@ -57,6 +62,14 @@ def remote_clusters() -> dict[str, RemoteCluster]:
             if re.search(r"^ssh:", text := path.read_text(errors="replace"), re.MULTILINE):
                 found[path.stem] = parsed(path, text)
     return found
+
+
+def named(name: str) -> RemoteCluster:
+    """Returns a cluster behind ssh by the name of its profile; raises ConfigError: there is none."""
+    known = remote_clusters()
+    if name not in known:
+        raise ConfigError(f"{name!r} is no cluster behind ssh.{near(name, known)} Known: {', '.join(known) or 'none'}")
+    return known[name]
 
 
 def parsed(path: Path, text: str) -> RemoteCluster:
@@ -184,7 +197,8 @@ def locate(name: str) -> tuple[RemoteCluster | None, str]:
     if (slash and os.path.exists(os.path.expanduser(name))) or (here / base).exists():
         return None, name
     known = {name: known_runs(cluster) for name, cluster in clusters.items()}
-    exact = [clusters[each] for each, runs in known.items() if base in runs]
+    # Profiles that lead to one launcher (one for each partition, say) know the same runs.
+    exact = list({clusters[each].place: clusters[each] for each, runs in known.items() if base in runs}.values())
     if len(exact) > 1:
         several = ", ".join(f"{each.name}:{name}" for each in exact)
         raise ConfigError(f"{name!r} is a run of several clusters: write {several}")
@@ -192,7 +206,8 @@ def locate(name: str) -> tuple[RemoteCluster | None, str]:
         return exact[0], name
     if not base or (here.is_dir() and any(each.name.startswith(base) for each in here.iterdir())):
         return None, name
-    fits = [(clusters[each], run) for each, runs in known.items() for run in runs if run.startswith(base)]
+    found = [(clusters[each], run) for each, runs in known.items() for run in runs if run.startswith(base)]
+    fits = list({(cluster.place, run): (cluster, run) for cluster, run in found}.values())
     if len(fits) > 1:
         raise ConfigError(f"{name!r} fits {len(fits)} runs: {', '.join(run for _, run in fits[:5])}")
     return (fits[0][0], fits[0][1] + slash + point) if fits else (None, name)

@@ -434,7 +434,24 @@ def test_runs_of_two_clusters_are_cancelled_in_one_command(laptop: Laptop) -> No
     ended = (first, here, second)
     until(lambda: {rows(laptop)[name]["state"] for name in ended} == {"cancelled"}, "the end")
     assert laptop("report", first, here).returncode == 2
-    assert laptop("status", first, here, "--json").returncode == 2
+    done = laptop("status", first, here, second, "--json")
+    assert done.returncode == 0, done.stderr
+    assert sorted(row["run"] for row in json.loads(done.stdout)) == sorted(ended)
+    laptop.profile.with_name("down.yaml").write_text("ssh: nowhere.invalid\n")
+    done = laptop("status", first, "down:x", "--json")
+    assert ([row["run"] for row in json.loads(done.stdout)], done.returncode) == ([first], 1)
+
+
+def test_old_runs_there_are_removed(laptop: Laptop, node: LoginNode) -> None:
+    run = run_id(laptop("run", "train.py", "cluster=hpc", "wait=true").stdout)
+    assert run in laptop("prune", "--older-than", "0h", "--cluster", "hpc").stdout
+    assert (node.runs_dir / run).is_dir()
+    assert "removed: " in laptop("prune", "--older-than", "0h", "--cluster=hpc", "--delete").stdout
+    assert not (node.runs_dir / run).exists()
+    refused = laptop("prune", "--older-than", "0h", "--cluster", "hcp")
+    assert (refused.returncode, "Did you mean hpc?" in refused.stderr) == (2, True)
+    here = laptop("prune", "--older-than", "0h", "--cluster", "hpc", "--runs-dir", ".")
+    assert (here.returncode, "does not go with --runs-dir" in here.stderr) == (2, True)
 
 
 def test_a_cluster_that_is_down_does_not_keep_a_command_from_the_others(laptop: Laptop) -> None:

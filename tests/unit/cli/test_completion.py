@@ -18,6 +18,7 @@ from launcher.cli import commands, complete
 from launcher.cli.complete import candidates
 from launcher.errors import ConfigError
 from launcher.paths import PACKAGE
+from launcher.remote.clusters import note, remote_clusters
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +161,17 @@ def test_bash(line: str, offered: list[str]) -> None:
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}, timeout=60,
     )  # fmt: skip
     assert (done.stdout.split(), done.stderr) == (offered, "")
+
+
+def test_runs_that_were_submitted_to_clusters_behind_ssh_are_offered(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(runs.parent / "data"))
+    (runs.parent / "config/cluster/hpc.yaml").write_text("ssh: me@login\n")
+    note(remote_clusters()["hpc"], "mnist-20261128-120000-cccc")
+    assert candidates(["logs", "mnist"]) == ["mnist-20261120-120000-aaaa", "mnist-20261128-120000-cccc"]
+    assert candidates(["sweep", "status", "mnist-2026112"]) == ["mnist-20261128-120000-cccc"]
+    assert candidates(["prune", "--cluster", "h"]) == ["hpc"]
 
 
 def test_bash_puts_a_name_on_the_line_as_one_word(runs: Path) -> None:

@@ -115,6 +115,11 @@ def test_a_run_of_two_clusters_is_named_by_its_cluster(folder: Path) -> None:
     note(cluster("hpc1"), "same-2")
     with pytest.raises(ConfigError, match="'same' fits"):
         locate("same")
+    # Two profiles of one launcher, of which the other was only seen to have the run.
+    (folder / "config/cluster/hpc2.yaml").write_text("ssh: me@hpc1\nprofile: gpu\n")
+    assert [locate(name)[1] for name in ("same-1", "same-2", "same-1/0")] == ["same-1", "same-2", "same-1/0"]
+    save_seen(cluster("hpc2"), [{"run": "same-2"}])
+    assert locate("same-2")[1] == "same-2"
 
 
 def test_what_was_not_submitted_is_forgotten_and_damage_is_left_out(folder: Path) -> None:
