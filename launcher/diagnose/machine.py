@@ -32,7 +32,7 @@ from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, long_size
 from launcher.redaction import public, without_password
 from launcher.schedulers import run_command
-from launcher.schedulers.allocation import allocation
+from launcher.schedulers.registry import allocation
 
 MIB, GIB = 2**20, 2**30
 # Environment variables that change what the launcher, torch or a scheduler does. The report shows them.

@@ -48,7 +48,7 @@ from launcher.runs.events import (
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
 from launcher.schedulers.base import JOB_TIMEOUT, Ending, QueryError
-from launcher.schedulers.successor import submit_after
+from launcher.schedulers.run_command import submit_after
 from launcher.spec.plan import JobPlan
 from launcher.submission import race, render
 from launcher.submission.dependencies import update_followers

@@ -30,7 +30,7 @@ from launcher.runs.events import ConditionsMet, Fault, Submitting, every
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
-from launcher.schedulers.successor import submit_behind
+from launcher.schedulers.run_command import submit_behind
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import (
     Dependency,

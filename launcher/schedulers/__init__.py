@@ -4,22 +4,21 @@ This package may import environment, runs, spec and the layers below them. The s
 other.
 
 - `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs
-- `registry`: loads schedulers, task starters and function executors by name; finds those of this machine
+- `registry`: loads schedulers, task starters and function executors by name; the allocation of this shell
 - `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, what their jobs inherit
-- `run_command`: runs a scheduler's command with a timeout; submits a job exactly once
-- `successor`: submits the next job of a run, dependent on the end of the current one
+- `run_command`: runs a scheduler's command with a timeout; submits a job exactly once, and the next job of a run
+- `local`: this machine, and the allocation of this shell, as schedulers without a queue
 - `query_cache`: caches the list of the user's jobs for all commands on this machine
-- `executor`: base class of the submitit executors that submit runs and job arrays
+- `executor`: base class of the submitit executors that submit runs and job arrays; states of jobs; that of `local`
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options
 - `job_environment`: which of the user's environment variables a job inherits
 - `exports`: converts an environment to shell `export` lines; the job's driver reads them
 - `topology`: rank, world size and hosts from the variables of srun, mpiexec, torchrun and others; node lists
-- `allocation`: the allocation in which this shell runs (cluster=allocation)
 - `tasks`: the command that starts a job's tasks without srun, and ends them together: makes it, and is it
 - `pending`: the data that `why` prints; the matcher of pending reasons; notices in the output of a killed job
 - `site`: what schedulers share of `site init` and `doctor`
 
-The folders slurm, pbs, sge and local have the same modules (NAME/...), as far as each scheduler needs them:
+The folders slurm, pbs and sge have the same modules (NAME/...), as far as each scheduler needs them:
 
 - `NAME/settings`: the keys of `cluster` that only this scheduler has
 - `NAME/scheduler`: the scheduler's class, which says what it can do

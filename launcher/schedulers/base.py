@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.runs.directory import Run
-    from launcher.schedulers.allocation import Allocation
     from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.job_environment import Scrubbed
     from launcher.schedulers.pending import Explanation, Form, Waiting
@@ -209,6 +208,16 @@ class JobExecution:
     end: str = ""  # end, in the same form
     # peak memory in bytes, per task, node or job as in `Scheduler.memory`; None if not measured
     used: int | None = None
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of an interactive job."""
+
+    nodes: int  # number of nodes
+    starter: str  # command that starts tasks on the nodes: `srun`, or a key of registry.STARTERS
+    cpus: tuple[int, ...] = ()  # number of allocated CPUs on each node; empty if unknown
+    job: str = ""  # id of the interactive job
 
 
 class Scheduler(ABC):

@@ -11,7 +11,11 @@ import contextlib
 import dataclasses
 import os
 import re
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,12 +25,13 @@ from launcher import redaction
 from launcher.environment import secrets
 from launcher.errors import SubmissionError, UnavailableError
 from launcher.files.run_files import naming, write
-from launcher.files.shared_files import exists, unwrap
+from launcher.files.shared_files import exists, read_text, unwrap
+from launcher.processes import Process
 from launcher.runs.directory import Run
-from launcher.runs.events import Started, Submitted, Submitting, every, first
-from launcher.runs.history import journal_events
+from launcher.runs.events import ProcessStarted, Started, Submitted, Submitting, every, first
+from launcher.runs.history import journal_events, process_of
 from launcher.schedulers import registry
-from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, parts
+from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, SchedulerJob, parts
 from launcher.schedulers.exports import exports
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import submit_once
@@ -37,6 +42,93 @@ NOT_OVER = {
     JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.SUSPENDED: "RUNNING",
     JobState.UNKNOWN: "UNKNOWN",
 }  # fmt: skip
+
+
+# -- The states of jobs, as submitit sees them
+
+
+OVER = "OVER"  # state of an ended job with an outcome that has not been queried yet
+
+
+class JobWatcher(core.InfoWatcher):
+    """Reads the states of all jobs with one query, and then queries the records of the jobs that it does not list."""
+
+    def __init__(self, queries: Queries, delay_s: int = 60) -> None:
+        super().__init__(delay_s)
+        self._queries = queries
+        self._files: dict[str, Path] = {}
+        self._misses: dict[str, int] = {}
+
+    def register(self, job_id: str, file: Path) -> None:
+        """Watches a job, and the jobs that continue it, whose ids are appended to `file` (`resubmissions`)."""
+        self._files[job_id] = file
+        self.register_job(job_id)
+
+    def current(self, job_id: str) -> str:
+        """Returns the id of the latest job that continues this job, or `job_id`. Raises QueryError: unknown now."""
+        lines = read_now(self._files[job_id]).split() if job_id in self._files else []
+        return lines[-1] if lines else job_id
+
+    def update(self) -> None:
+        waiting = sorted(self._registered - self._finished)
+        if not waiting:
+            return
+        self._num_calls += 1
+        self._last_status_check = time.time()
+        try:
+            known = self._queries.jobs()
+            # Read after the query: a job that had ended by then has recorded its successor already.
+            now = {job_id: self.current(job_id) for job_id in waiting}
+            keys = {job_id: self._queries.key(now[job_id]) for job_id in waiting}
+            gone = [now[job_id] for job_id in waiting if keys[job_id] not in known]
+            ended = self._queries.ended_all(gone) if gone else {}
+        except QueryError:
+            return  # the known states stay
+        for job_id in waiting:
+            self._learn(job_id, known.get(keys[job_id]) or ended.get(keys[job_id]))
+        self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))
+
+    def _learn(self, job_id: str, job: SchedulerJob | None) -> None:
+        if job is None:  # ended and forgotten by the server; or the query was too early, so a second one is needed
+            self._misses[job_id] = self._misses.get(job_id, 0) + 1
+            if self._misses[job_id] < 2:
+                return
+            state, reason = OVER, ""
+        else:
+            self._misses.pop(job_id, None)
+            state = NOT_OVER.get(job.state) or (OVER if job.state is JobState.GONE else job.raw_state)
+            reason = job.reason
+        self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """Returns the first job's state in Slurm's names; FORGOTTEN: ended, no record. Mode `cache` queries nothing."""
+        info = self.get_info(job_id, mode)
+        if info.get("State") == OVER and mode != "cache":
+            try:
+                job = self._queries.ended(self.current(job_id))
+            except QueryError:
+                return "UNKNOWN"
+            info.update(State=job.raw_state if job else "FORGOTTEN", Reason=job.reason if job else "")
+        return info.get("State") or "UNKNOWN"
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        state = self.get_info(job_id, mode).get("State") or "UNKNOWN"
+        return state not in NOT_OVER.values()
+
+    def clear(self) -> None:
+        super().clear()
+        self._misses = {}
+
+
+def read_now(file: Path) -> str:
+    """Returns the text of a file, empty if there is none; raises QueryError if that is not known now."""
+    try:
+        return unwrap(read_text(file)) or ""
+    except UnavailableError as error:
+        raise QueryError(str(error)) from None
+
+
+# -- Submits runs and job arrays
 
 
 @contextlib.contextmanager
@@ -233,3 +325,66 @@ def begun(elements: Sequence[Run]) -> str | None:
     """Returns the id of a job array that started an element although its journal does not have the job; else None."""
     jobs = (job for job in map(begun_job, elements) if job and re.search(r"_\d+$", job))
     return next((job.rpartition("_")[0] for job in jobs), None)
+
+
+# -- Runs job scripts as processes of this machine: with simulated nodes, or inside an existing allocation
+
+
+class _NoWatcher(core.InfoWatcher):
+    # Without a query: a local job's state is read from its process
+
+    def update(self) -> None:
+        pass
+
+
+class LocalJob(core.Job[Any]):
+    """A submitit job that is a process group on this machine."""
+
+    watcher = _NoWatcher()
+
+    @property
+    def _process(self) -> Process | None:
+        return process_of(Run(Path(self.paths.folder).parent))
+
+    @property
+    def state(self) -> str:
+        """`RUNNING` while the job script's process exists, else `FINISHED`."""
+        process = self._process
+        return "RUNNING" if process and process.alive() else "FINISHED"
+
+    def done(self, force_check: bool = False) -> bool:
+        return self.state != "RUNNING"
+
+    def cancel(self, check: bool = True) -> None:
+        if process := self._process:
+            process.signal(signal.SIGTERM)
+
+
+class LocalExecutor(RunExecutor):
+    """Starts a plan's job script in a new session, so that it survives the end of the submitting process."""
+
+    job_class = LocalJob
+
+    def _send(self, script: Path, token: str, run: Run) -> str:
+        job_id = f"local-{token}"
+        environment = job_environment(os.environ, self.plan).environment
+        self._submitting()
+        output = os.open(run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(output, "wb") as log:
+            process = subprocess.Popen(
+                ["bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**environment, "LAUNCHER_JOB_ID": job_id},
+            )  # fmt: skip
+        started = Process.of(process.pid)
+        try:
+            run.journal(ProcessStarted(**asdict(started)))
+        except OSError:  # for instance a full disk: no later command could find the process
+            started.signal(signal.SIGKILL)
+            process.wait()
+            raise
+        return job_id
+
+    def _largest_array(self) -> int:
+        if self.throttle:
+            raise ValueError("jobs of this machine are not throttled: leave it out")
+        return 1  # each element is its own process group

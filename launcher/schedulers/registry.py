@@ -1,21 +1,23 @@
-"""Loads schedulers, task starters and function executors by name, and finds those of this machine."""
+"""Loads schedulers, task starters and function executors by name; finds those of this machine and of this shell."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
-from launcher.schedulers.base import Queue, Scheduler
+from launcher.schedulers.base import Allocation, Queue, Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from launcher.schedulers.functions.executor import FunctionExecutor
     from launcher.schedulers.tasks import TaskRequest
+    from launcher.spec.plan import JobPlan
 
 
 # The table of schedulers is launcher/config/scheduler_table.py.
@@ -110,3 +112,62 @@ def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
     may_be_here = (name for name, place in OURS.items() if place.command and shutil.which(place.command))
     wanted = dict.fromkeys((*may_be_here, *others))
     return {each.name: each for each in schedulers(wanted) if isinstance(each, Queue) and each.here()}
+
+
+# -- The allocation in which this shell runs (cluster=allocation)
+
+
+def known() -> list[Scheduler]:
+    """Returns the schedulers whose allocations can be used, in the order in which `allocation` tries them."""
+    return [each for each in schedulers() if each.allocation_variables]
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Returns the interactive job that the environment describes, or None; raises ConfigError as `read_nodes`."""
+    for each in known():
+        if all(map(environ.get, each.allocation_variables)):
+            return each.allocation(environ)
+    return None
+
+
+def read_nodes(environ: Mapping[str, str], variable: str) -> str:
+    """Returns the text of the node file whose path a variable has; raises ConfigError if it cannot be read."""
+    try:
+        return Path(environ[variable]).read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"cluster=allocation: the list of the allocation's nodes cannot be read ({variable}={environ[variable]}: "
+            f"{error.strerror}): start the launcher on the job's first node"
+        ) from None
+
+
+def require_room(held: Allocation, plan: JobPlan) -> None:
+    """Raises ConfigError if the allocation has fewer nodes, or CPUs on them, than a plan needs.
+
+    Without this check, srun in an allocation with GPUs (Slurm 24.05 and later) waits silently for the missing CPUs.
+    """
+    if plan.nodes > held.nodes:
+        raise ConfigError(
+            f"{plan.nodes_key}={plan.nodes}: the allocation that this shell is in holds {held.nodes}: "
+            f"use {plan.nodes_key}={held.nodes}"
+        )
+    wanted = plan.nodes if plan.min_nodes == plan.nodes else held.nodes  # an elastic run takes all nodes
+    if len(held.cpus) < wanted:
+        return
+    cpus = sorted(held.cpus, reverse=True)[wanted - 1]
+    if plan.cpus_per_node > cpus:
+        on = "node" if wanted == 1 else "nodes"
+        raise ConfigError(
+            f"procs_per_node={plan.procs_per_node} with cpus_per_proc={plan.cpus_per_proc} are "
+            f"{plan.cpus_per_node} CPUs on each of {wanted} {on}, and the allocation that this shell is in has {cpus}: "
+            f"use less of both, or get one with salloc --ntasks-per-node=1 --cpus-per-task={plan.cpus_per_node}"
+        )
+
+
+def nodes(environ: Mapping[str, str]) -> int:
+    """Returns the default of the key `nodes`: the allocation's number, or 1, which `Scheduler.held` reports."""
+    try:
+        held = allocation(environ)
+    except ConfigError:
+        held = None
+    return held.nodes if held else 1

@@ -1,4 +1,4 @@
-"""Runs a scheduler's command with a timeout, and submits a job exactly once."""
+"""Runs a scheduler's command with a timeout; submits a job exactly once, and the next job of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from launcher import bounds
 from launcher.errors import SubmissionError
 from launcher.files.shared_files import NOT_ON_PATH, backoff
 from launcher.formatting import long_size
+from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, QueryTimeout
+from launcher.spec.plan import JobPlan
 
 # -- Runs one scheduler command with a timeout and a limit on the size of its output
 
@@ -224,4 +226,30 @@ def submit_once(
             why = str(error) or type(error).__name__
     raise SubmissionError(
         f"the scheduler did not answer for {timeout:g} s, so it is unknown whether it accepted the job ({why})"
+    )
+
+
+# -- Submits a run's next job, which starts when earlier jobs have ended: how runs continue without a requeue
+
+
+def submit_after(
+    plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float
+) -> str:
+    """Resubmits the script of a run; the new job starts when the job with this id has ended, with any outcome.
+
+    If the scheduler supports no dependency on that job (see `Queue.can_be_waited_for`), the new job may start at once;
+    it then waits for the run's lease.
+    Raises SubmissionError: the scheduler refused the job, or did not answer.
+    """
+    jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
+    return submit_behind(plan, jobs, script, token, environment, timeout)
+
+
+def submit_behind(
+    plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float
+) -> str:
+    """Like `submit_after`, but starts when all `jobs` have ended; raises SubmissionError."""
+    asks = registry.queue(plan.cluster.scheduler).queries(timeout)
+    return submit_once(
+        lambda: asks.submit(script, environment, *asks.options(jobs, token)), lambda: asks.find(token, plan.name)
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from launcher.config import compose, hydra_setup
 from launcher.config.compose import Composed
-from launcher.schedulers import allocation
+from launcher.schedulers import registry
 
 
 def register() -> None:
@@ -28,4 +28,4 @@ def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 
 
 def _held_nodes() -> int:
-    return allocation.nodes(os.environ)
+    return registry.nodes(os.environ)

@@ -35,8 +35,7 @@ from launcher.runs.lease import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.run_command import SubmissionRefused
-from launcher.schedulers.successor import submit_after
+from launcher.schedulers.run_command import SubmissionRefused, submit_after
 from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared

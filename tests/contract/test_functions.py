@@ -19,7 +19,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from launcher.errors import SubmissionError
 from launcher.runs.directory import Run
-from launcher.schedulers.local.executor import LocalExecutor
+from launcher.schedulers.executor import LocalExecutor
 from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.sge.executor import SGERunExecutor
 from launcher.schedulers.slurm.executor import SlurmExecutor

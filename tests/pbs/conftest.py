@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.functions.executor import JobWatcher
+from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.executor import PBSJob
 from tests.launch import ROOT, Launcher

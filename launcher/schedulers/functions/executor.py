@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,18 +20,17 @@ from submitit.core import core, plugins, utils
 
 from launcher import __version__, paths
 from launcher.environment import secrets
-from launcher.errors import ConfigError, UnavailableError, near
+from launcher.errors import ConfigError, near
 from launcher.files import ownership, run_files
 from launcher.files.json_types import as_json
-from launcher.files.shared_files import read_text, unwrap
 from launcher.own_module import own_module
 from launcher.redaction import SECRETS
 from launcher.runs.directory import require_private
 from launcher.runs.job_file import FunctionFile
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers import registry, tasks, templates
-from launcher.schedulers.base import JobState, JobVariables, Queries, QueryError, SchedulerJob, parts
-from launcher.schedulers.executor import NOT_OVER
+from launcher.schedulers.base import JobVariables, QueryError, parts
+from launcher.schedulers.executor import JobWatcher, read_now
 from launcher.schedulers.exports import exports
 from launcher.schedulers.functions.task import FunctionEnvironment, link_as, resubmissions
 from launcher.schedulers.qsub import QsubScheduler, detect
@@ -269,79 +267,6 @@ def folder_of(folder: Path) -> Path:
 # This module and its imports need neither torch nor Hydra.
 
 
-OVER = "OVER"  # state of an ended job with an outcome that has not been queried yet
-
-
-class JobWatcher(core.InfoWatcher):
-    """Reads the states of all jobs with one query, and then queries the records of the jobs that it does not list."""
-
-    def __init__(self, queries: Queries, delay_s: int = 60) -> None:
-        super().__init__(delay_s)
-        self._queries = queries
-        self._files: dict[str, Path] = {}
-        self._misses: dict[str, int] = {}
-
-    def register(self, job_id: str, file: Path) -> None:
-        """Watches a job, and the jobs that continue it, whose ids are appended to `file` (`resubmissions`)."""
-        self._files[job_id] = file
-        self.register_job(job_id)
-
-    def current(self, job_id: str) -> str:
-        """Returns the id of the latest job that continues this job, or `job_id`. Raises QueryError: unknown now."""
-        lines = _read_optional(self._files[job_id]).split() if job_id in self._files else []
-        return lines[-1] if lines else job_id
-
-    def update(self) -> None:
-        waiting = sorted(self._registered - self._finished)
-        if not waiting:
-            return
-        self._num_calls += 1
-        self._last_status_check = time.time()
-        try:
-            known = self._queries.jobs()
-            # Read after the query: a job that had ended by then has recorded its successor already.
-            now = {job_id: self.current(job_id) for job_id in waiting}
-            keys = {job_id: self._queries.key(now[job_id]) for job_id in waiting}
-            gone = [now[job_id] for job_id in waiting if keys[job_id] not in known]
-            ended = self._queries.ended_all(gone) if gone else {}
-        except QueryError:
-            return  # the known states stay
-        for job_id in waiting:
-            self._learn(job_id, known.get(keys[job_id]) or ended.get(keys[job_id]))
-        self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))
-
-    def _learn(self, job_id: str, job: SchedulerJob | None) -> None:
-        if job is None:  # ended and forgotten by the server; or the query was too early, so a second one is needed
-            self._misses[job_id] = self._misses.get(job_id, 0) + 1
-            if self._misses[job_id] < 2:
-                return
-            state, reason = OVER, ""
-        else:
-            self._misses.pop(job_id, None)
-            state = NOT_OVER.get(job.state) or (OVER if job.state is JobState.GONE else job.raw_state)
-            reason = job.reason
-        self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
-
-    def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Returns the first job's state in Slurm's names; FORGOTTEN: ended, no record. Mode `cache` queries nothing."""
-        info = self.get_info(job_id, mode)
-        if info.get("State") == OVER and mode != "cache":
-            try:
-                job = self._queries.ended(self.current(job_id))
-            except QueryError:
-                return "UNKNOWN"
-            info.update(State=job.raw_state if job else "FORGOTTEN", Reason=job.reason if job else "")
-        return info.get("State") or "UNKNOWN"
-
-    def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        state = self.get_info(job_id, mode).get("State") or "UNKNOWN"
-        return state not in NOT_OVER.values()
-
-    def clear(self) -> None:
-        super().clear()
-        self._misses = {}
-
-
 class FunctionJob(core.Job[Any]):
     """A submitit job of PBS or Grid Engine that runs a function."""
 
@@ -509,7 +434,7 @@ class FunctionExecutor(core.PicklingExecutor):
             job_id = submit_once(
                 # A site's default -V would show secrets. The function's environment is in a file with mode 0600.
                 lambda: self._queries.submit(str(script), secrets.without(os.environ, SECRETS)),
-                lambda: _read_optional(id_file) or self._queries.find(f"launcher-{uid}", parameters.name),
+                lambda: read_now(id_file) or self._queries.find(f"launcher-{uid}", parameters.name),
             )
         except SubmissionRefused:
             _remove(script, job_file, *payloads)
@@ -551,13 +476,6 @@ class FunctionExecutor(core.PicklingExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         raise NotImplementedError
-
-
-def _read_optional(file: Path) -> str:
-    try:
-        return unwrap(read_text(file)) or ""
-    except UnavailableError as error:
-        raise QueryError(str(error)) from None
 
 
 def _remove(*paths: Path) -> None:

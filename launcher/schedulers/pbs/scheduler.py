@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.allocation import Allocation, read_nodes
-from launcher.schedulers.base import JobExecution
+from launcher.schedulers.base import Allocation, JobExecution
 from launcher.schedulers.pbs import client, script
 from launcher.schedulers.pbs.client import FORMS, PBS, SHELL, array_of, history, pbs_id
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.qsub import FIRST_JOB, TOKEN, QsubKind, QsubScheduler, detect
+from launcher.schedulers.registry import read_nodes
 from launcher.schedulers.topology import hosts_of
 
 if TYPE_CHECKING:

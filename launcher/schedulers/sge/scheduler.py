@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.allocation import Allocation, read_nodes
-from launcher.schedulers.base import JobExecution, QueryError
+from launcher.schedulers.base import Allocation, JobExecution, QueryError
 from launcher.schedulers.qsub import FIRST_JOB, TOKEN, QsubKind, QsubScheduler, detect
+from launcher.schedulers.registry import read_nodes
 from launcher.schedulers.sge import client, script
 from launcher.schedulers.sge.client import SGE, SHELL, array_of, history, hosts_of, sge_id
 

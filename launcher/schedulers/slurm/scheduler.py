@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
-from launcher.schedulers.allocation import Allocation
 from launcher.schedulers.base import (
     JOB_TIMEOUT,
+    Allocation,
     Ending,
     JobExecution,
     JobVariables,

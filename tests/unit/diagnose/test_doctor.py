@@ -23,7 +23,7 @@ from launcher.diagnose.doctor import DoctorCheck, run_all, start
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
-from launcher.schedulers.local.scheduler import LocalScheduler
+from launcher.schedulers.local import LocalScheduler
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 

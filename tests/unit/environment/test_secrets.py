@@ -128,7 +128,7 @@ class Submitted:
             stack.enter_context(mock.patch.object(PBS, "submit", taken))
             for kind in (Slurm, PBS):
                 stack.enter_context(mock.patch.object(kind, "max_array_size", lambda *_: None))
-            stack.enter_context(mock.patch("launcher.schedulers.local.executor.subprocess.Popen", begun))
+            stack.enter_context(mock.patch("launcher.schedulers.executor.subprocess.Popen", begun))
             stack.enter_context(mock.patch.dict(os.environ, environ))
             yield
 

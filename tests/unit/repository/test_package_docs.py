@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SCHEDULERS = ROOT / "launcher" / "schedulers"
-FOLDERS = ("slurm", "pbs", "sge", "local")
+FOLDERS = ("slurm", "pbs", "sge")
 FEW = 2  # modules of which a package's paragraph tells enough
 
 

@@ -21,7 +21,9 @@ def outside() -> list[Path]:
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if not any(path.is_relative_to(SCHEDULERS / folder) for folder in FOLDERS)
+        if not any(
+            path.is_relative_to(SCHEDULERS / folder) or path == SCHEDULERS / f"{folder}.py" for folder in FOLDERS
+        )
     ]
 
 
@@ -61,7 +63,7 @@ def _is_scheduler(module: str) -> bool:
         'if plan.scheduler == "slurm": pass', 'queued = name not in ("local", "allocation")', 'a = "pbs" != b',
         'match name:\n    case "pbs": pass', 'cls = {"slurm": 1, "pbs": 2}[name]',
         "from launcher.schedulers.pbs import commands", "from launcher.schedulers import slurm",
-        "def f():\n    import launcher.schedulers.local.executor",
+        "def f():\n    import launcher.schedulers.slurm.executor",
         "from launcher.schedulers.slurm.client import Slurm",
     ],
 )  # fmt: skip

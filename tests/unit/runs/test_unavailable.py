@@ -33,8 +33,7 @@ from launcher.runs.lookup import all_runs, find
 from launcher.runs.sweep_directory import Sweep, SweepManifest
 from launcher.schedulers import executor as executor_module
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
-from launcher.schedulers.executor import RunExecutor
-from launcher.schedulers.functions.executor import JobWatcher
+from launcher.schedulers.executor import JobWatcher, RunExecutor
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, render
 from launcher.sweeps import local_points

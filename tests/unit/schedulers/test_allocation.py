@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.schedulers.allocation import Allocation, allocation, require_room
+from launcher.schedulers.base import Allocation
+from launcher.schedulers.registry import allocation, require_room
 from tests.unit.plans import plan_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.successor import submit_after
+from launcher.schedulers.run_command import submit_after
 from tests.unit.plans import bare_plan
 
 

@@ -21,7 +21,8 @@ from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault
 from launcher.runs.history import first_fault
-from launcher.schedulers import allocation, tasks
+from launcher.schedulers import registry, tasks
+from launcher.schedulers.base import Allocation
 from launcher.schedulers.pbs import client, task_starters
 from launcher.schedulers.pbs import task_starters as pbs_task
 from launcher.schedulers.pbs.task_starters import SETTLE_TIME, PbsTask, TaskEnvironment, exports
@@ -88,30 +89,30 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
     ("environ", "found", "nodes"),
     [
         ({}, None, 1),
-        (SLURM, allocation.Allocation(3, "srun", job="1"), 3),
-        ({"SLURM_JOB_ID": "1"}, allocation.Allocation(1, "srun", job="1"), 1),
-        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(2, "pbsdsh", job="1.s"), 2),
-        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(3, "srun", job="1"), 3),
+        (SLURM, Allocation(3, "srun", job="1"), 3),
+        ({"SLURM_JOB_ID": "1"}, Allocation(1, "srun", job="1"), 1),
+        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, Allocation(2, "pbsdsh", job="1.s"), 2),
+        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, Allocation(3, "srun", job="1"), 3),
         ({"PBS_JOBID": "1.s"}, None, 1),
         ({"PBS_NODEFILE": "{file}"}, None, 1),
-        ({"JOB_ID": "7", "PE_HOSTFILE": "{file}"}, allocation.Allocation(2, "qrsh", job="7"), 2),
+        ({"JOB_ID": "7", "PE_HOSTFILE": "{file}"}, Allocation(2, "qrsh", job="7"), 2),
         ({"JOB_ID": "7"}, None, 1),
         ({"PE_HOSTFILE": "{file}"}, None, 1),
     ],
 )
 def test_who_holds_the_allocation(
-    tmp_path: Path, environ: dict[str, str], found: allocation.Allocation | None, nodes: int
+    tmp_path: Path, environ: dict[str, str], found: Allocation | None, nodes: int
 ) -> None:
     (tmp_path / "nodes").write_text("a\na\nb\n")
     environ = {name: value.format(file=tmp_path / "nodes") for name, value in environ.items()}
-    assert (allocation.allocation(environ), allocation.nodes(environ)) == (found, nodes)
+    assert (registry.allocation(environ), registry.nodes(environ)) == (found, nodes)
 
 
 def test_a_node_file_that_is_not_there_is_told_and_no_default(tmp_path: Path) -> None:
     environ = {"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "none")}
-    assert allocation.nodes(environ) == 1
+    assert registry.nodes(environ) == 1
     with pytest.raises(ConfigError, match="start the launcher on the job's first node"):
-        allocation.allocation(environ)
+        registry.allocation(environ)
 
 
 @pytest.mark.parametrize("on_path", [True, False])

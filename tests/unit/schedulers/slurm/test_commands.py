@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.schedulers.slurm.capacity import ResourceQueries
@@ -26,7 +27,6 @@ from launcher.schedulers.slurm.client import (
     parse_records,
     quiet_environment,
 )
-from launcher.schedulers.slurm.executor import SlurmInfoWatcher
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import plan_of
@@ -228,7 +228,7 @@ def test_no_sbatch_that_can_be_run_is_a_refusal(commands: Path) -> None:
 )  # fmt: skip
 def test_submitit_waits_for_a_job_that_slurm_still_lists(commands: Path, word: str, done: bool) -> None:
     put(commands, "squeue", f"echo '{columns('7', word, 'None', '').strip()}'")
-    watcher = SlurmInfoWatcher(slurm_commands=Slurm())
+    watcher = JobWatcher(Slurm())
     watcher.register_job("7")
     assert watcher.is_done("7", mode="force") is done
 

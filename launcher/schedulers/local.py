@@ -1,18 +1,45 @@
-"""The two schedulers without a queue: `local` (this machine) and `allocation` (the allocation of this shell)."""
+"""The two schedulers without a queue: `local` (this machine) and `allocation` (the allocation of this shell).
+
+A job is a process group of this machine. There are no commands, limits or pending reasons.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from launcher.config.schema import SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
-from launcher.schedulers.allocation import Allocation, allocation, known
-from launcher.schedulers.base import Ending, JobVariables, Scheduler
+from launcher.schedulers.base import Allocation, Ending, JobVariables, Scheduler
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.registry import allocation, known
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
+
+# -- The keys of `cluster` that only they have. Both ignore the keys of other schedulers
+
+
+@dataclass
+class LocalSettings(SchedulerSettings):
+    """The additional keys of a profile of this machine: none."""
+
+    IGNORES_OTHERS = True
+
+
+@dataclass
+class AllocationSettings(SchedulerSettings):
+    """The additional keys of a profile of an allocation."""
+
+    IGNORES_OTHERS = True
+
+    srun_args: list[str] = field(default_factory=list)  # extra arguments of srun, which starts the tasks on Slurm
+
+
+# -- The schedulers
+
 
 STARTED_BY_HAND = "${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"  # in an allocation of Slurm, say
 
@@ -23,7 +50,7 @@ class LocalScheduler(Scheduler):
     name = "local"
     title = "this machine"
     template = "local.sh.j2"
-    run_executor = "launcher.schedulers.local.executor:LocalExecutor"
+    run_executor = "launcher.schedulers.executor:LocalExecutor"
     shell = JobVariables(job_id=STARTED_BY_HAND)
     on_this_machine = True
 
