@@ -1,4 +1,4 @@
-"""Parses what users write: wall times, sizes and ranges of numbers. `formatting` formats them."""
+"""Parses what users write and schedulers print: times, sizes and ranges of numbers. `formatting` formats them."""
 
 from __future__ import annotations
 
@@ -67,6 +67,32 @@ def parse_memory(text: str) -> int:
     if re.fullmatch(r"[\d.]+", number := text.strip()):
         raise ValueError(f"{text!r} has no unit: write {number}G, or {number}M")
     return parse_size(text)
+
+
+def size_or_none(text: str) -> int | None:
+    """Like `parse_size`, for what a scheduler prints; None for zero and for any other text (`-`)."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        return None
+
+
+def time_or_none(text: str) -> int | None:
+    """Like `parse_time`, for what Slurm prints, and zero may be; None for any other text (UNLIMITED, NONE)."""
+    try:
+        return parse_time(text, zero=True)
+    except ValueError:
+        return None
+
+
+def seconds_or_none(text: str) -> int | None:
+    """Parses Grid Engine's `[[hours:]minutes:]seconds` to seconds; None for any other text (INFINITY)."""
+    if not re.fullmatch(r"(?=.*\d)\d*(:\d*){0,2}(\.\d+)?", text):
+        return None
+    total = 0
+    for part in text.partition(".")[0].split(":"):
+        total = 60 * total + int(part or 0)
+    return total
 
 
 def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:

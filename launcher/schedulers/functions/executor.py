@@ -61,47 +61,27 @@ GRACE = 8  # seconds between SIGTERM and SIGKILL of a job's tasks; PBS itself wa
 
 @dataclass(frozen=True)
 class Parameters(ABC):
-    """Parameters of an executor of functions. In submitit.AutoExecutor they have a prefix, such as `pbs_queue`.
+    """Parameters of an executor of functions. In submitit.AutoExecutor they have a prefix, such as `pbs_queue`."""
 
-    Attributes:
-        name: job name.
-        queue: qsub -q.
-        project: qsub -P.
-        account: qsub -A.
-        walltime: wall time in seconds; users give minutes, or a text such as 24:00:00.
-        nodes: number of nodes.
-        tasks_per_node: number of tasks on each node; every task calls the function.
-        cpus_per_task: CPUs of each task; None: the scheduler's default.
-        ngpus: GPUs of each node.
-        mem: memory of each node in bytes; users give a text such as 16G.
-        resources: further resources of the whole job by name.
-        directives: further qsub options by name; a list adds the option once per value.
-        array_parallelism: maximum number of array elements that run at once.
-        setup: shell lines before the tasks, on the first node.
-        teardown: shell lines after the tasks, on the first node, in a shell of their own.
-        stderr_to_stdout: whether a task's stdout and stderr share one log file.
-        signal_delay_s: seconds before the end of the wall time at which the function is checkpointed.
-        rerunnable: whether the scheduler may requeue the job after a preemption or a node failure.
-    """
-
-    name: str = "submitit"
-    queue: str | None = None
-    project: str | None = None
-    account: str | None = None
-    walltime: int = 300
-    nodes: int = 1
-    tasks_per_node: int = 1
-    cpus_per_task: int | None = None
-    ngpus: int = 0
-    mem: int | None = None
-    resources: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "submitit"  # job name
+    queue: str | None = None  # qsub -q
+    project: str | None = None  # qsub -P
+    account: str | None = None  # qsub -A
+    walltime: int = 300  # wall time in seconds; users give minutes, or a text such as 24:00:00
+    nodes: int = 1  # number of nodes
+    tasks_per_node: int = 1  # number of tasks on each node; every task calls the function
+    cpus_per_task: int | None = None  # CPUs of each task; None: the scheduler's default
+    ngpus: int = 0  # GPUs of each node
+    mem: int | None = None  # memory of each node in bytes; users give a text such as 16G
+    resources: Mapping[str, Any] = field(default_factory=dict)  # further resources of the whole job by name
+    # further qsub options by name; a list adds the option once per value
     directives: Mapping[str, Any] = field(default_factory=dict)
-    array_parallelism: int = 256
-    setup: Sequence[str] = ()
-    teardown: Sequence[str] = ()
-    stderr_to_stdout: bool = False
-    signal_delay_s: int = 90
-    rerunnable: bool = True
+    array_parallelism: int = 256  # maximum number of array elements that run at once
+    setup: Sequence[str] = ()  # shell lines before the tasks, on the first node
+    teardown: Sequence[str] = ()  # shell lines after the tasks, on the first node, in a shell of their own
+    stderr_to_stdout: bool = False  # whether a task's stdout and stderr share one log file
+    signal_delay_s: int = 90  # seconds before the end of the wall time at which the function is checkpointed
+    rerunnable: bool = True  # whether the scheduler may requeue the job after a preemption or a node failure
 
     # Set by each scheduler: its job script template, the script's shell expressions, and its key of registry.STARTERS.
     template: ClassVar[str]

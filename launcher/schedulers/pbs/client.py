@@ -31,7 +31,7 @@ from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand
 from launcher.spec.plan import JobPlan, settings_of
-from launcher.units import parse_size, parse_time
+from launcher.units import parse_size, parse_time, size_or_none
 
 # -- Finds the commands of PBS, on a login node and in a job
 
@@ -597,8 +597,7 @@ def parse(record: Mapping[str, Any]) -> JobExecution:
     by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
     used = record.get("resources_used")
     text = str(used.get("mem", "")) if isinstance(used, dict) else ""
-    size = parse_size(text) if re.fullmatch(r"[1-9]\d*[kmgt]?b", text) else None
-    return JobExecution("", by[1] if by else "", used=size)
+    return JobExecution("", by[1] if by else "", used=size_or_none(text))
 
 
 # -- The patterns of the notices that PBS's MoM writes into the output of a job that it kills

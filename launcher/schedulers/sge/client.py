@@ -28,6 +28,7 @@ from launcher.schedulers.base import (
 )
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand, query
+from launcher.units import seconds_or_none, size_or_none
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -337,10 +338,13 @@ def outcome(record: Mapping[str, str]) -> str:
         return "REQUEUED"
     if code == LIMIT:
         limits = dict(re.findall(r"(h_rt|h_vmem)=([^\s,]+)", record.get("category", "")))
-        ran, used = seconds(record.get("ru_wallclock", "").partition("s")[0]), size(record.get("maxvmem", ""))
-        if (ran or 0) >= (seconds(limits.get("h_rt", "")) or math.inf):
+        ran, used = (
+            seconds_or_none(record.get("ru_wallclock", "").partition("s")[0]),
+            size_or_none(record.get("maxvmem", "")),
+        )
+        if (ran or 0) >= (seconds_or_none(limits.get("h_rt", "")) or math.inf):
             return "TIMEOUT"
-        return "OUT_OF_MEMORY" if (used or 0) >= (size(limits.get("h_vmem", "")) or math.inf) else "FAILED"
+        return "OUT_OF_MEMORY" if (used or 0) >= (size_or_none(limits.get("h_vmem", "")) or math.inf) else "FAILED"
     if deleter(record):
         return "CANCELLED"
     if code != "0" or record.get("exit_status", "").split(" ")[0] != "0":
@@ -389,22 +393,6 @@ def parsed(text: str) -> Element:
 def jobs_of(root: Element) -> list[Element]:
     """Returns the XML element of each job in the output of `qstat -xml -j`."""
     return [each for each in root.iterfind("djob_info/*") if each.find("JB_job_number") is not None]
-
-
-def seconds(text: str) -> int | None:
-    """Parses Grid Engine's `[[hours:]minutes:]seconds` to seconds; None for any other text (INFINITY)."""
-    if not re.fullmatch(r"(?=.*\d)\d*(:\d*){0,2}(\.\d+)?", text):
-        return None
-    total = 0
-    for part in text.partition(".")[0].split(":"):
-        total = 60 * total + int(part or 0)
-    return total
-
-
-def size(text: str) -> int | None:
-    """Parses a size as qacct, qhost and qsub have it (`455.676MB`, `23.5G`) to bytes; None for any other text."""
-    match = re.fullmatch(r"([\d.]+)([KMGT]?)B?", text, re.IGNORECASE)
-    return round(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")) if match else None
 
 
 def _token(job: Element) -> str:
@@ -517,7 +505,7 @@ def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
 def queue_of(values: Mapping[str, str]) -> ClusterQueue:
     """Converts `qconf -sq`, whose values may differ by host group (`01:00:00,[@long=INFINITY]`), to what one has."""
     found = {key: [value.partition(",[")[0].strip(), *BY_HOST.findall(value)] for key, value in values.items()}
-    limits = [[seconds(each) for each in found.get(name, [])] for name in ("h_rt", "s_rt")]
+    limits = [[seconds_or_none(each) for each in found.get(name, [])] for name in ("h_rt", "s_rt")]
     longest = [max(each for each in limit if each is not None) for limit in limits if limit and None not in limit]
     names = re.split(r"[\s,]+", " ".join(found.get("pe_list", [])))
     return ClusterQueue(
@@ -545,7 +533,7 @@ def parse_hosts(text: str) -> list[Host]:
         if (name := each.get("name", "")) == "global":
             continue
         values = {value.get("name"): value.text or "" for value in each.iter("hostvalue")}
-        cpus, mem = values.get("num_proc", "-"), size(values.get("mem_total", "-"))
+        cpus, mem = values.get("num_proc", "-"), size_or_none(values.get("mem_total", "-"))
         consumables = {
             one.get("name", ""): _number(one.text or "")
             for one in each.iter("resourcevalue")
@@ -585,7 +573,7 @@ def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
     return [
         JobExecution(
             outcome(each), deleter(each), _moment(each.get("start_time", "")),
-            _moment(each.get("end_time", "")), size(each.get("maxvmem", "")) or None,
+            _moment(each.get("end_time", "")), size_or_none(each.get("maxvmem", "")),
         )
         for each in times
     ]  # fmt: skip

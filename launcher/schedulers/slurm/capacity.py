@@ -17,7 +17,7 @@ from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import Qos, Slurm, in_cluster, quiet_environment
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.plan import JobPlan, settings_of
-from launcher.units import parse_local_time, parse_time
+from launcher.units import parse_local_time, time_or_none
 
 # -- Queries one pending job, and the partitions, nodes and limits that it depends on: one command each, and pure
 # parsers Only formats that Slurm 20.11 to 24.11 share are parsed: scontrol's KEY=VALUE, and sinfo and sacctmgr with
@@ -201,7 +201,7 @@ def parse_pending(text: str) -> Pending:
         partition=values.get("Partition", ""),
         nodes=int(re.match(r"\d*", values.get("NumNodes", "1"))[0] or 1),  # type: ignore[index]  # 2-4: at least 2
         cpus=int(re.match(r"\d*", values.get("NumCPUs", "1"))[0] or 1),  # type: ignore[index]
-        time=limit_of(values.get("TimeLimit", "")),
+        time=time_or_none(values.get("TimeLimit", "")),
         qos=_text(values.get("QOS", "")),
         account=_text(values.get("Account", "")),
         features=_text(values.get("Features", "")),
@@ -225,7 +225,7 @@ def parse_partitions(text: str) -> list[PartitionFacts]:
                 name=values["PartitionName"],
                 default=values.get("Default") == "YES",
                 state=values.get("State", ""),
-                time=limit_of(values.get("MaxTime", "")),
+                time=time_or_none(values.get("MaxTime", "")),
                 max_nodes=int(most) if most.isdecimal() else None,
                 min_nodes=int(least) if least.isdecimal() else 0,
                 total=int(values.get("TotalNodes", "0")),
@@ -293,18 +293,14 @@ def parse_qos(text: str, *, enforced: bool) -> list[Qos]:
         found.append(
             Qos(
                 name, "PartitionTimeLimit" in flags, "PartitionMaxNodes" in flags,
-                limit_of(time) if enforced else None, int(most[1]) if enforced and most else None,
+                time_or_none(time) if enforced else None, int(most[1]) if enforced and most else None,
             )
         )  # fmt: skip
     return found
 
 
 def default_qos(text: str, account: str | None) -> set[str]:
-    """Returns the QOS that jobs which ask for none get, from sacctmgr's lines `Account
-
-    DefaultQOS
-    QOS`.
-    """
+    """Returns the QOS that jobs which ask for none get, from sacctmgr's lines `Account|DefaultQOS|QOS`."""
     rows = [(line.split("|") + [""] * 3)[:3] for line in text.splitlines()]
     mine = [row for row in rows if account is None or row[0].lower() == account.lower()]
     found = {default or (own if own and "," not in own else "normal") for _, default, own in mine} or {"normal"}
@@ -325,21 +321,9 @@ def parse_trial(text: str) -> StartTrial:
     """Parses the output of `sbatch --test-only`."""
     if match := re.search(r"Job \S+ to start at (\S+)", text):
         return StartTrial(parse_local_time(match[1]))
-    words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", _last_line(text))
+    *_, last = ["", *text.strip().splitlines()]
+    words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", last)
     return StartTrial(None, words or "sbatch did not say why")
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
-def limit_of(text: str) -> int | None:
-    """Parses a time limit of scontrol to seconds; None if unlimited or unknown."""
-    try:
-        return parse_time(text)
-    except ValueError:  # UNLIMITED, NONE, Partition_Limit
-        return None
 
 
 def _text(value: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +22,7 @@ from launcher.schedulers.base import (
 from launcher.schedulers.pending import Form
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.spec.limits import NodeGroup
-from launcher.spec.plan import JobPlan
-from launcher.units import parse_size, parse_time
+from launcher.units import parse_local_time, parse_time, size_or_none, time_or_none
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -212,10 +210,7 @@ class Slurm:
     def preempted(self, job_id: str) -> float | None:
         """Returns when the preemption of a live job started (since the epoch), or None."""
         text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
-        try:
-            return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-        except ValueError:  # N/A
-            return None
+        return parse_local_time(text)  # N/A: it has not
 
     def requeue(self, job_id: str) -> None:
         self.run("scontrol", "requeue", job_id)
@@ -342,9 +337,8 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Counts the jobs in `squeue --format=%P
+    """Counts the jobs in the output of `squeue --format=%P|%q` by partition, by QOS, and "" for all.
 
-    %q` by partition, QOS, and "" for all.
     A job counts once for each of its partitions, for its QOS, and for "". If a partition and a QOS have the same name,
     they share a key, and a job with both counts once.
     """
@@ -392,16 +386,8 @@ def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> 
     raised = re.match(r"RaisedSignal:(\d+)", reason)
     return SchedulerJob(
         job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, _nothing(comment),
-        _seconds(left), int(raised[1]) if raised else None,
+        time_or_none(left), int(raised[1]) if raised else None,
     )  # fmt: skip
-
-
-def _seconds(text: str) -> int | None:
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _nothing(text: str) -> str:
@@ -466,7 +452,7 @@ def parse(text: str) -> list[JobExecution]:
     for fields in lines:
         if "." not in fields[0]:
             groups.append((fields, []))
-        elif groups and (used := _size(fields[4])):
+        elif groups and (used := size_or_none(fields[4])):
             groups[-1][1].append(used)
     found = []
     for (_, state, begin, end, _), sizes in groups:
@@ -474,10 +460,6 @@ def parse(text: str) -> list[JobExecution]:
         by = words[2] if words[1:2] == ["by"] and len(words) > 2 else ""
         found.append(JobExecution(words[0] if words else "", by, begin, end, max(sizes, default=None)))
     return found
-
-
-def _size(text: str) -> int | None:
-    return parse_size(text) if re.fullmatch(r"[\d.]*[1-9][\d.]*[KMGTP]?", text) else None
 
 
 # -- The patterns of the notices that Slurm writes into the output of a job that it kills

@@ -194,7 +194,7 @@ def test_all_times_that_a_job_ran() -> None:
     assert [each.raw_state for each in past["21"]] == ["REQUEUED", "FAILED"]
     assert [each.raw_state for each in past["22"]] == ["TIMEOUT"]
     assert past["6_0"][0].begin == "2026-11-22T18:04:33"
-    assert past["6_0"][0].used == round(4.137 * 1024**2)
+    assert past["6_0"][0].used == int(4.137 * 1024**2)
 
 
 def site(*used: int) -> SGESite:
