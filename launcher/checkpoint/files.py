@@ -37,13 +37,16 @@ from torch.distributed.checkpoint.storage import WriteResult
 from launcher import torch_compat, torch_compat_dcp
 from launcher.checkpoint.format import (
     BLOCK,
+    MANIFEST,
     METADATA_FILE,
     CannotRead,
     CheckpointError,
     Damaged,
     File,
+    Manifest,
     Misfit,
     file_of,
+    wrong_sizes,
 )
 from launcher.checkpoint.reading import RetryingFile, size_of_file
 from launcher.checkpoint.state import Kind
@@ -189,6 +192,14 @@ def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
     """Writes a value like torch.save; returns when the file is on disk, and its size and checksums are in `files`."""
     with hashed_file(path, files) as stream:
         torch.save(value, cast(IO[bytes], stream))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes the manifest of a new checkpoint; raises CheckpointError if a file that it names has another size."""
+    if problems := wrong_sizes(folder, manifest):
+        raise CheckpointError("; ".join(problems))
+    with hashed_file(folder / MANIFEST, {}) as stream:
+        stream.write(manifest.text().encode())
 
 
 class _Task(threading.Thread):

@@ -26,14 +26,9 @@ from launcher.files.shared_files import TRANSIENT
 from launcher.runs.directory import RunError, require_private
 
 
-def age_of(manifest: Manifest) -> tuple[int, int]:
-    """Returns the sort key of a checkpoint by its publication. Checkpoints without a sequence (format 1) come first."""
-    return manifest.sequence, manifest.step
-
-
 def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
     """Returns the manifests in the order of publication, newest first."""
-    return sorted(manifests, key=age_of, reverse=True)
+    return sorted(manifests, key=lambda manifest: manifest.age, reverse=True)
 
 
 def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
@@ -42,9 +37,7 @@ def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max
         return None
     sign = 1 if best_is == "max" else -1
     rated = [
-        (sign * value, age_of(each), each)
-        for each in manifests
-        if (value := _number(each.metrics.get(best))) is not None
+        (sign * value, each.age, each) for each in manifests if (value := _number(each.metrics.get(best))) is not None
     ]
     return max(rated, key=lambda entry: entry[:2])[2] if rated else None
 
@@ -173,7 +166,7 @@ class CheckpointFolder:
         if wrong:  # leave out what a training has removed meanwhile
             there = reading.entries(self.path, self._timeout)
             wrong = {path: why for path, why in wrong.items() if path.name in there}
-        known.sort(key=lambda each: age_of(each[1]), reverse=True)
+        known.sort(key=lambda each: each[1].age, reverse=True)
         self._sequence = max((manifest.sequence for _, manifest in known), default=0)
         return known, wrong
 

@@ -96,6 +96,11 @@ class Manifest:
         """Bytes of all files, without the manifest."""
         return sum(file.size for file in self.files.values())
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sort key by publication, the newest last. Checkpoints without a sequence (format 1) come first."""
+        return self.sequence, self.step
+
     def text(self) -> str:
         """Returns the manifest as JSON, with a checksum of itself; raises CheckpointError if it could not be read."""
         values = asdict(self)
@@ -196,7 +201,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
         raise Damaged(f"{path / MANIFEST} is not the manifest of a checkpoint")
     if values["format"] > FORMAT:
         raise Misfit(
-            f"{path} has format {values['format']}, and this launcher ({_version()}) knows formats up to {FORMAT}: "
+            f"{path} has format {values['format']}, and this launcher ({__version__}) knows formats up to {FORMAT}: "
             f"use the launcher that wrote it ({values.get('launcher', 'unknown')}) or a newer one"
         )
     checksum = values.pop("crc32", None)
@@ -230,10 +235,6 @@ def are_metrics(metrics: object) -> bool:
 
 def _own_checksum(values: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())
-
-
-def _version() -> str:
-    return __version__
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -382,7 +383,7 @@ def sound(folder: Path) -> dict[Path, Manifest]:
             manifest = read(path)
             if not wrong_sizes(path, manifest):
                 found[path] = manifest
-    return dict(sorted(found.items(), key=lambda item: (item[1].sequence, item[1].step), reverse=True))
+    return dict(sorted(found.items(), key=lambda item: item[1].age, reverse=True))
 
 
 def newest_step(folder: Path) -> int | None:
@@ -392,7 +393,7 @@ def newest_step(folder: Path) -> int | None:
         try:
             manifest = read(path)
             if not wrong_sizes(path, manifest):
-                known.append((manifest.sequence, manifest.step))
+                known.append(manifest.age)
         except CannotRead:
             raise
         except CheckpointError:

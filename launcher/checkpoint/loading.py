@@ -265,8 +265,8 @@ class Opened:
         self.values: dict[Any, Any] = {}
         self.rank_state: dict[str, Any] | None = None
 
-    def open(self) -> list[str]:
-        """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged, CannotRead; []."""
+    def open(self) -> None:
+        """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged or CannotRead."""
         path, rank = self._path, self._peers.rank
         same = self._manifest.world_size == self._peers.world_size
         if self._manifest.kind == SINGLE:
@@ -291,7 +291,6 @@ class Opened:
             except (KeyError, TypeError, AttributeError) as error:
                 raise Damaged(f"{path} holds no state: {error}") from None
         self._choose(rest, saved)
-        return []
 
     def _choose(self, rest: Mapping[str, Any], saved: Mapping[str, Kind]) -> None:
         # rest: `values`, `paths` and `lists` of a `Content`; saved: type and shape of each tensor
@@ -311,8 +310,8 @@ class Opened:
             self.rank_state, manifest.world_size, named_part(self.values, self._wanted.only), tuple(passed_over),
         )  # fmt: skip
 
-    def require_fit(self, everyone: Collection[str]) -> list[str]:
-        """Raises Misfit, which lists all that would not be restored; returns [].
+    def require_fit(self, everyone: Collection[str]) -> None:
+        """Raises Misfit, which lists all that would not be restored.
 
         everyone: names of the tensors that all ranks fill, and the top-level keys of all ranks' states.
         """
@@ -328,7 +327,6 @@ class Opened:
                 *(f"{name}: {files.PICKLED}" for name in pickled),
             ],
         )
-        return []
 
     def read(self) -> list[str]:
         """Fills the tensors, after `require_fit`; returns []; raises Damaged (they don't match) or CannotRead."""

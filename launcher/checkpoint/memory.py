@@ -514,7 +514,7 @@ class InMemory(Opened):
         self._index: dict[str, Any] = {}
         self._there: dict[str, Tensor] = {}
 
-    def open(self) -> list[str]:
+    def open(self) -> None:
         source, rank = self._source, self._peers.rank
         same = source.world_size == self._peers.world_size
         if source.mode == copies.WHOLE:
@@ -529,7 +529,6 @@ class InMemory(Opened):
         self._manifest = replace(self._manifest, extra=self._index["extra"], metrics=self._index["metrics"])
         kinds = {name: (dtype, shape) for name, (_, dtype, _, shape, _) in self._index["where"].items()}
         self._choose(self._index, kinds)
-        return []
 
     def read(self) -> list[str]:
         source = self._source

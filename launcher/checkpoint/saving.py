@@ -22,7 +22,6 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.folder import CheckpointFolder, fsync_folder
 from launcher.checkpoint.format import (
-    MANIFEST,
     RANKS_FILE,
     SHARDED,
     SINGLE,
@@ -431,11 +430,7 @@ class Writer:
                 torch=torch.__version__, launcher=__version__,
             )
         )  # fmt: skip
-        problems = checkpoints.wrong_sizes(temporary, manifest)
-        if problems:
-            raise CheckpointError("; ".join(problems))
-        with files.hashed_file(temporary / MANIFEST, {}) as stream:
-            stream.write(manifest.text().encode())
+        files.write_manifest(temporary, manifest)
         if early is not None:
             early.close()
         fsync_folder(temporary)

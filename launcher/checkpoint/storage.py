@@ -134,10 +134,7 @@ class LauncherWriter(FileSystemWriter):
                 extra=self._extra, metrics=self._metrics, files=written, torch=torch.__version__, launcher=__version__,
             )
         )  # fmt: skip
-        if problems := checkpoints.wrong_sizes(temporary, manifest):
-            raise CheckpointError("; ".join(problems))
-        with files.hashed_file(temporary / MANIFEST, {}) as stream:
-            stream.write(manifest.text().encode())
+        files.write_manifest(temporary, manifest)
         fsync_folder(temporary)
         if self._fence is not None:
             self._fence()

@@ -308,10 +308,8 @@ def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments:
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     _require_private(path)
     if plain:
-        from launcher.checkpoint import inspect
-
-        tensors = inspect.flat_tensors(checkpoint_read.whole(path, manifest, arguments.keys))
-        inspect.save_safetensors(output, tensors, {"format": "pt", "step": str(manifest.step)})
+        tensors = checkpoint_read.flat_tensors(checkpoint_read.whole(path, manifest, arguments.keys))
+        checkpoint_read.save_safetensors(output, tensors, {"format": "pt", "step": str(manifest.step)})
         print(f"{output}: {long_size(output.stat().st_size)}; {len(tensors)} tensors, by their dotted names")
         return 0
     if shard is None:

@@ -305,7 +305,7 @@ def missing(before: Mapping[Path, Manifest], after: Mapping[Path, Manifest], dam
     if not before:
         return []
     known = {**before, **after}
-    last = max(known.values(), key=folder.age_of)
+    last = max(known.values(), key=lambda manifest: manifest.age)
     may_go = folder.surplus_checkpoints(known, last, KEEP)
     return sorted(
         path.name
