@@ -424,12 +424,14 @@ class _Agent:
             enough = len(before.members) + len(before.spares) - 1 >= self._limits.least  # without this agent
             if enough and self._continued_by_others(history.round, wait=True):
                 return self._control.join()
-            ours = not error.from_leader
+            if ours := not error.from_leader:
+                self._events(error.fault)
             raise AttemptFailed(error.fault, errors.RESUME, ours=ours, decides=ours) from None
         except AskedToStop as request:
             if history.preflight:
                 raise
             fault = stopped_early(self.own.host, request, AgentPhase.BETWEEN_ROUNDS)
+            self._events(fault)
             raise AttemptFailed(fault, errors.RESUME, decides=True) from None
         return self._control.join()
 

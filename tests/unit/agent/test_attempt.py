@@ -330,6 +330,13 @@ def test_the_fault_of_a_rendezvous_is_an_event(script: Script, tmp_path: Path) -
     assert [(each.code, each.accused) for each in faults(tmp_path)] == [(FaultCode.RENDEZVOUS_TIMEOUT, accused)]
 
 
+@pytest.mark.parametrize(("end", "code"), [(unmet(), FaultCode.TOO_FEW), (STOP, FaultCode.STOPPED_EARLY)])
+def test_an_end_between_two_rounds_is_an_event(script: Script, tmp_path: Path, end: Any, code: FaultCode) -> None:
+    script.steps.update(supervise=list(AGAIN), next=[end])
+    assert ended(tmp_path) == errors.RESUME
+    assert [each.code for each in faults(tmp_path)] == [code]
+
+
 @pytest.mark.parametrize(
     ("elastic", "leads", "restarts", "decides"),
     [
