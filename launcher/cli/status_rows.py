@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +131,14 @@ class View:
     rows: list[dict[str, Any]]  # the row of each run, sweep and orphaned job
     seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
     older: int  # number of older runs that are not shown
-    notes: tuple[str, ...] = ()  # a line about each cluster behind ssh that did not answer
+    silent: Mapping[str, str] = field(
+        default_factory=dict
+    )  # clusters behind ssh that did not answer, and a line on each
 
     @property
     def over(self) -> bool:
-        """Whether all runs and sweeps are over."""
-        return all(row["over"] for row in self.rows)
+        """Whether all runs and sweeps are over, as far as all clusters have answered."""
+        return not self.silent and all(row["over"] for row in self.rows)
 
     @property
     def unanswered(self) -> dict[str, RunStatus]:
@@ -209,8 +211,8 @@ class Rows:
         shown_rows = [*map(_orphaned, orphans), *(rows[each.path] for each in wanted)]
         answers = [] if self._remote is None else self._remote.answers()
         shown_rows += [{**dict.fromkeys(KEYS), **row} for each in answers for row in each.rows if self.filter.fits(row)]
-        notes = tuple(each.text for each in answers if each.problem)
-        return View(shown_rows, seen, all_of_them - len(wanted), notes)
+        silent = {each.cluster.name: each.text for each in answers if each.problem}
+        return View(shown_rows, seen, all_of_them - len(wanted), silent)
 
     def _options(self) -> list[str]:
         # The options of `status` on another cluster, whose clock and time zone may differ

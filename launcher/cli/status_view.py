@@ -53,14 +53,14 @@ def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
     if names and len(damaged) == len(view.rows):
         raise RunError("\n".join(row["cause"] for row in damaged))
     if arguments.as_json:
-        for line in view.notes:
+        for line in view.silent.values():
             print(line, file=sys.stderr)
         results = {each.run.id: each.run.result() for each in view.seen} if names else {}
         print(json.dumps([{**plain(row), "metrics": results.get(row["run"])} for row in view.rows], indent=1))
         return 0
     if not view.rows:
         print(f"no runs in {folder}" + (" that match" if rows.filter.filters else ""))
-        for line in view.notes:
+        for line in view.silent.values():
             print(line)
         return 0
     for line in runs_table(view.rows, _width()):
@@ -72,7 +72,7 @@ def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
         _print_details(each, heading=len(view.rows) > 1)
     for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
         print(f"\n{one_line(row['run'])}: {row['cause']}")
-    for number, line in enumerate([*unanswered(view), *view.notes]):
+    for number, line in enumerate([*unanswered(view), *view.silent.values()]):
         print(line if number else f"\n{line}")
     if view.older:
         print(f"... and {view.older} older; --all shows them")

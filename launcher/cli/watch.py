@@ -59,12 +59,14 @@ def _plain(rows: Rows) -> int:
             if before.get(row["run"]) != now:
                 before[row["run"]] = now
                 print(line(row), flush=True)
-        for scheduler, seen in view.unanswered.items():
-            if scheduler not in problems:
-                print(f"{scheduler} does not answer ({seen.job.problem})", flush=True)
-        if problems - set(view.unanswered):
-            print(f"{', '.join(sorted(problems - set(view.unanswered)))} answers again", flush=True)
-        problems = set(view.unanswered)
+        now_silent = {name: f"{name} does not answer ({seen.job.problem})" for name, seen in view.unanswered.items()}
+        now_silent |= view.silent
+        for name, text in now_silent.items():
+            if name not in problems:
+                print(text, flush=True)
+        if problems - set(now_silent):
+            print(f"{', '.join(sorted(problems - set(now_silent)))} answers again", flush=True)
+        problems = set(now_silent)
     return 0
 
 
@@ -87,7 +89,7 @@ def line(row: Mapping[str, Any]) -> str:
     if row["needs"] is not None:
         words.append(f"needs {brief(row['needs'])}")
     why = None if row["state"] == "running" else row["cause"] or row["reason"]
-    return f"{time.strftime('%H:%M:%S')}  {row['run']}  {', '.join(words)}" + (f": {why}" if why else "")
+    return one_line(f"{time.strftime('%H:%M:%S')}  {row['run']}  {', '.join(words)}" + (f": {why}" if why else ""))
 
 
 # -- a terminal
@@ -132,6 +134,7 @@ def layout(view: View, console: Console) -> RenderableType:
         known = any(row["unanswered"] == scheduler and row["before"] for row in view.rows)
         brackets = f"; the state of {brief(seen.age)} ago is in brackets" if known else ""
         lines.append(f"{scheduler} does not answer ({seen.job.problem}){brackets}")
+    lines += view.silent.values()
     return Group(table, *(Text(one_line(each), "yellow") for each in lines))
 
 

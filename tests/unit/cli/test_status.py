@@ -721,6 +721,20 @@ def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
     ]  # fmt: skip
 
 
+def test_a_cluster_that_does_not_answer_is_told_once_and_is_not_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [{"hpc": "This is incomplete: no answer; as of 4s ago."}, {"hpc": "the same; as of 19s ago."}, {}]
+    views = [status_rows.View([], [], 0, each) for each in silent]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(watch.layout(views[0], console))
+    assert "This is incomplete" in console.file.getvalue()  # type: ignore[attr-defined]
+    monkeypatch.setattr(Rows, "look", lambda self: views.pop(0))
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
+    assert watch.show(Rows([], tmp_path, False)) == 0
+    assert capsys.readouterr().out.splitlines() == [silent[0]["hpc"], "hpc answers again"]
+
+
 def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
