@@ -222,7 +222,11 @@ def memory_file(name: str) -> int:
         except OSError as error:
             if error.errno != errno.ENOSYS:
                 raise
-    folder = _IN_MEMORY if os.path.isdir(_IN_MEMORY) else os.environ.get("TMPDIR", "/tmp")  # noqa: S108
+    folder = _IN_MEMORY
+    if not os.path.isdir(folder):
+        import tempfile  # it loads random and shutil, for few machines
+
+        folder = tempfile.gettempdir()
     path = f"{folder}/{name}-{os.urandom(8).hex()}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.unlink(path)

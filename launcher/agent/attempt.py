@@ -449,6 +449,7 @@ class _Agent:
                 self._events(fault)
             raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
         if self.own.index in verdict.lost:
+            self._control.left_out = True
             raise _LeftOut
         return NextRound(replace(history, round=history.round + 1), verdict.lost)
 

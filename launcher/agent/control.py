@@ -94,6 +94,7 @@ class Control:
         self._loopback = len(set(hosts)) == 1
         self._store_listener: socket.socket | None = None
         self._round = 0
+        self.left_out = False  # whether a preflight has left this agent out: the others go on without it
         self._spare = False  # whether this agent waits until another one is lost
 
     @property
@@ -149,7 +150,7 @@ class Control:
                 self.coordinator.refuse_waiting(fault)
                 self._deliver()
             verdict, waiting = self.coordinator.verdict, self.coordinator.waiting
-            if verdict is not None and verdict.restarts:  # the others go on, and may need the spare nodes
+            if self.left_out or (verdict is not None and verdict.restarts):  # the others may need the spare nodes
                 waiting = []
             self._hub.broadcast(waiting, {"type": "over", "final": True})
             # The connection of a lost member may be half-open: the other end would never close it.

@@ -98,6 +98,7 @@ class Coordinator:
         self._now = 0.0  # when something happened last
         self._silent: dict[int, Member] = {}  # those that have sent nothing for launch.heartbeat
         self._outbox: list[tuple[tuple[int, ...], Message]] = []
+        self._told_spares: list[int] = []  # the waiting agents when the round began
         self._announced: set[str] = set()  # of stop, warning, regroup: those that were broadcast
         self._watch = self._new_watch(())
         self._watching = self._over = False
@@ -170,6 +171,9 @@ class Coordinator:
     def watch(self, now: float) -> None:
         """Starts watching the members of the round for failures. Call it when their ranks are being started."""
         self._watching = True
+        if self.limits.most is not None and self.waiting != self._told_spares:  # since the round began
+            self._send([index for index in self.waiting if index not in self._told_spares], {"type": "spare"})
+            self._tell_spares()
         self._found(self._watch.start(now))
 
     def _begin(self, arrivals: Arrivals, now: float) -> None:
@@ -194,6 +198,7 @@ class Coordinator:
         self.reports.clear()
         rows = [member.row() for member in members]
         begin = {"type": "begin", "round": self.history.round, "port": port, "history": asdict(self.history)}
+        self._told_spares = self.waiting
         self.broadcast({**begin, "members": rows, "spares": self.waiting})
         self._send(self.waiting, {"type": "spare"})
 

@@ -315,10 +315,11 @@ class Preflight:
                 index: None if checks is None else [from_json(each, NodeCheck) for each in checks]
                 for index, checks in values.items()
             }
-            cluster = self._plan.cluster
+            cluster, coordinator = self._plan.cluster, self._control.coordinator
+            assert coordinator is not None
             verdict = decide(
                 self._nodes, reports, least=self._plan.min_nodes * self._plan.tasks_per_node,
-                spares=len(self._rendezvous.spares),
+                spares=len(coordinator.spares()),  # some may have come or gone during the checks
                 scheduler=cluster.scheduler, settings=cluster.settings, timeout=timeout,
             )  # fmt: skip
             self._control.publish(part, asdict(verdict))

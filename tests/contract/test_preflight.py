@@ -37,11 +37,12 @@ def test_the_run_goes_on_without_the_node_that_has_the_store(launcher: Launcher,
 
 
 @local
-def test_a_spare_node_replaces_a_bad_one_and_is_checked(launcher: Launcher, tmp_path: Path) -> None:
-    bad = without_tmpdir(tmp_path / "site", "LAUNCHER_NODE", "1")
+@pytest.mark.parametrize("node", [0, 1])  # the leader's, and another
+def test_a_spare_node_replaces_a_bad_one_and_is_checked(launcher: Launcher, tmp_path: Path, node: int) -> None:
+    bad = without_tmpdir(tmp_path / "site", "LAUNCHER_NODE", str(node))
     result = launcher.run(*FINE, "nodes=2", "spares=1", bad)
     assert result.code == 0, result.output
     assert result.metrics["world_size"] == 2
     events = result.run.attempts()[-1].events()
     checked = [(event["round"], event["node"]) for event in events if event["event"] == "preflight"]
-    assert sorted(checked) == [(0, 0), (0, 1), (1, 0), (1, 2)]
+    assert sorted(checked) == [(0, 0), (0, 1), (1, 1 - node), (1, 2)]

@@ -1176,6 +1176,22 @@ def test_a_spare_that_speaks_only_while_a_round_is_gathered_takes_part() -> None
     cluster.one("begin", to=[0, 3, 2])
 
 
+def test_spares_that_come_or_go_during_a_preflight_are_told_when_the_ranks_start() -> None:
+    cluster = Cluster(5, least=2, most=3)
+    cluster.gather()
+    cluster.hello(1, 2, 3)
+    cluster.tick(61)
+    assert cluster.one("begin", to=[0, 1, 2])["spares"] == [3]
+    cluster.one("spare", to=[3])
+    cluster.lose(3)
+    cluster.hello(4)
+    cluster.none("spare", "spares")
+    assert cluster.coordinator.spares() == [4]
+    cluster.coordinator.watch(cluster.now)
+    cluster.one("spare", to=[4])
+    assert cluster.one("spares", to=[0, 1, 2])["indices"] == [4]
+
+
 def test_members_know_which_spares_there_are_now() -> None:
     cluster = spares_at_work()
     cluster.lose(3)
