@@ -7,10 +7,11 @@ import types
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from launcher.cli.commands import COMMANDS, Parser, configuration, remote_profiles
+from launcher.cli.commands import COMMANDS, Parser, configuration
 from launcher.cli.options import ACTIONS
 from launcher.errors import ConfigError
 from launcher.paths import GROUPS, choices, default_runs_dir
+from launcher.remote.clusters import RemoteCluster, known_runs, remote_clusters
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace
@@ -181,7 +182,9 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
         return [*_starting(COMMANDS, word), *keys]
     if name == "KEY=VALUE":
         return overrides(word, ("workload=program",) if command == "run" else ())
-    if name == "NAME" and command in ("doctor", "prune"):
+    if name == "NAME" and command == "prune":
+        return _starting(_clusters(), word)
+    if name == "NAME" and command == "doctor":
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":
         from launcher.spec import workload_hook
@@ -219,12 +222,15 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
 
 def _runs_of_clusters(word: str) -> list[str]:
     # Runs and sweeps that are known to be on clusters behind ssh, without asking there
-    if not remote_profiles():
-        return []
-    from launcher.remote.clusters import known_runs, remote_clusters
-
-    known = {run for cluster in remote_clusters().values() for run in known_runs(cluster) if run.startswith(word)}
+    known = {run for cluster in _clusters().values() for run in known_runs(cluster) if run.startswith(word)}
     return sorted(known, key=_timestamp, reverse=True)[:MAX_RUNS]
+
+
+def _clusters() -> dict[str, RemoteCluster]:
+    try:
+        return remote_clusters()
+    except ConfigError:  # a profile is wrong: the commands say so
+        return {}
 
 
 def _names(folder: Path) -> Iterator[str]:

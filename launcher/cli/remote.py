@@ -96,7 +96,8 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
 
 def _rows(cluster: RemoteCluster | None, text: str) -> list[Any]:
     try:
-        return list(json.loads(text))
+        found = json.loads(text)
+        return found if isinstance(found, list) else [dict(found)]  # of one sweep, it is an object
     except (ValueError, TypeError) as error:
         where = "this machine" if cluster is None else cluster.name
         raise Unreachable(f"{where}: its answer cannot be understood: {error}") from None

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from launcher.cli import remote
 from launcher.cli.commands import remote_profiles
 from launcher.cli.confirm import YES, confirm
-from launcher.cli.text import cause, plan_table, print_commands, program
+from launcher.cli.text import plan_table, print_commands, program
 from launcher.config import compose
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from launcher.cli.multirun import Multirun
     from launcher.config.compose import Composed
     from launcher.runs.output import Stream
+    from launcher.spec.plan import JobPlan
     from launcher.submission.prepare import Prepared
     from launcher.submission.resume import Ready
     from launcher.submission.submit import SubmittedRun
@@ -221,8 +222,8 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
         return 0
     _print_submitted(prepared, submitted, waits=bool(wait))
     if not wait:
-        if prepared.plan.queued and sys.stdin.isatty():
-            _print_start(submitted.run)
+        if prepared.plan.queued and not prepared.plan.race and sys.stdin is not None and sys.stdin.isatty():
+            _print_start(prepared.plan, submitted)
         return 0
     return follow_to_end(submitted.run, foreground=False, stream=output)
 
@@ -255,11 +256,12 @@ def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool
         print(f"{'' if number else 'next':<11}{program()} {command}")
 
 
-def _print_start(run: Run) -> None:
-    # For a person only: the queries take a moment, and a script has no use for them
+def _print_start(plan: JobPlan, submitted: SubmittedRun) -> None:
+    # For a person only: the queries take a moment, and a script has no use for them. On stderr, as a remark
     from launcher.cli.why import start_lines
-    from launcher.diagnose.why import explain
+    from launcher.diagnose.why import estimate
 
-    with contextlib.suppress(LauncherError):  # it is submitted, whatever the scheduler answers now; `why` says more
-        for line in start_lines(explain(run, program(), cause, ESTIMATE_TIMEOUT), time.time()):
-            print(line, flush=True)
+    with contextlib.suppress(Exception):  # it is submitted, whatever the scheduler answers now; `why` says more
+        found = estimate(submitted.run, plan, submitted.job_id, program(), ESTIMATE_TIMEOUT)
+        for line in start_lines(found, time.time()) if found else ():
+            print(line, file=sys.stderr, flush=True)

@@ -60,10 +60,13 @@ def shown(found: Explanation, now: float) -> str:
 
 def start_lines(found: Explanation, now: float) -> list[str]:
     """Returns when a run that was just submitted is estimated to start, and what would start sooner; [] if unknown."""
-    starts = found.starts or (found.tried[0].starts if found.tried else None)
-    if found.state != "queued" or (starts is None and not found.options):
+    if found.state != "queued":
         return []
-    lines = [f"start      {moment(starts, now) if starts else 'not as it is'}, estimates the scheduler"]
+    lines = []
+    if found.starts:
+        lines.append(f"start      {moment(found.starts, now)}, says the scheduler")
+    elif found.tried and found.tried[0].starts:
+        lines.append(f"start      {moment(found.tried[0].starts, now)}, as the queue is now")
     if found.options:
         best = found.options[0]
         change = f"{_start(best, now)} with {' '.join(best.overrides)}"

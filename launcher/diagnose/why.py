@@ -24,8 +24,8 @@ from launcher.submission.dependencies import StartDecision, conditions_met, deci
 TIMEOUT = 10.0  # seconds for one query to the scheduler
 
 
-def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None], timeout: float = TIMEOUT) -> Explanation:
-    """Returns the explanation of a run's state. timeout: seconds for one query to the scheduler.
+def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
+    """Returns the explanation of a run's state.
 
     | state of the run | explanation |
     |---|---|
@@ -46,18 +46,31 @@ def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None], ti
         return _not_begun(run, state, program)
     seen = status_of(run, live := JobMonitor())
     if seen.state is RunState.QUEUED:
-        found = _queued(seen, program, timeout)
+        found = _queued(seen, program)
         return replace(found, notes=(*(f"race: {line}" for line in of_race(seen, live)), *found.notes))
     return _other(seen, program, cause)
 
 
-def _queued(seen: RunStatus, program: str, timeout: float) -> Explanation:
+def estimate(run: Run, plan: JobPlan, job_id: str, program: str, timeout: float) -> Explanation | None:
+    """Returns what a scheduler says of a job that was just submitted; None: nothing. Raises QueryError, RunError.
+
+    timeout: seconds for one query.
+    """
+    waiting = replace(_waiting(run, plan, job_id, program), just_submitted=True)
+    return registry.scheduler(plan.cluster.scheduler).explain(waiting, timeout)
+
+
+def _waiting(run: Run, plan: JobPlan, job_id: str, program: str) -> Waiting:
+    fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in run.record().get("overrides", []))
+    return Waiting(run.id, job_id, plan, program, fixed)
+
+
+def _queued(seen: RunStatus, program: str) -> Explanation:
     plan, job_id = seen.plan, str(seen.history.job_id)
-    fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in seen.run.record().get("overrides", []))
-    scheduler, waiting = registry.scheduler(plan.cluster.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
+    scheduler, waiting = registry.scheduler(plan.cluster.scheduler), _waiting(seen.run, plan, job_id, program)
     unexplained = Explanation(seen.run.id, "queued", Why.UNKNOWN, job_id, _facts(seen))
     try:
-        found = scheduler.explain(waiting, min(timeout, plan.cluster.submit_timeout))
+        found = scheduler.explain(waiting, min(TIMEOUT, plan.cluster.submit_timeout))
     except QueryError as error:
         return replace(unexplained, notes=(f"not answered: {error}",))
     if found is None:

@@ -197,20 +197,27 @@ def locate(name: str) -> tuple[RemoteCluster | None, str]:
     if (slash and os.path.exists(os.path.expanduser(name))) or (here / base).exists():
         return None, name
     known = {name: known_runs(cluster) for name, cluster in clusters.items()}
-    # Profiles that lead to one launcher (one for each partition, say) know the same runs.
-    exact = list({clusters[each].place: clusters[each] for each, runs in known.items() if base in runs}.values())
+    exact = _one_of_each_place([(clusters[each], base) for each, runs in known.items() if base in runs])
     if len(exact) > 1:
-        several = ", ".join(f"{each.name}:{name}" for each in exact)
+        several = ", ".join(f"{each.name}:{name}" for each, _ in exact)
         raise ConfigError(f"{name!r} is a run of several clusters: write {several}")
     if exact:
-        return exact[0], name
+        return exact[0][0], name
     if not base or (here.is_dir() and any(each.name.startswith(base) for each in here.iterdir())):
         return None, name
-    found = [(clusters[each], run) for each, runs in known.items() for run in runs if run.startswith(base)]
-    fits = list({(cluster.place, run): (cluster, run) for cluster, run in found}.values())
+    fits = _one_of_each_place([
+        (clusters[each], run) for each, runs in known.items() for run in runs if run.startswith(base)
+    ])  # fmt: skip
     if len(fits) > 1:
         raise ConfigError(f"{name!r} fits {len(fits)} runs: {', '.join(run for _, run in fits[:5])}")
     return (fits[0][0], fits[0][1] + slash + point) if fits else (None, name)
+
+
+def _one_of_each_place(found: Sequence[tuple[RemoteCluster, str]]) -> list[tuple[RemoteCluster, str]]:
+    # Profiles that lead to one launcher (one for each partition, say) see the same runs: the one that submitted a run
+    # from here has its secrets
+    by_noted = sorted(found, key=lambda each: each[1] in noted(each[0]))
+    return list({(cluster.place, run): (cluster, run) for cluster, run in by_noted}.values())
 
 
 class Unreachable(LauncherError):

@@ -31,6 +31,7 @@ from launcher.submission import configs, race
 from launcher.submission.prepare import Prepared, check_capacity, prepare
 from launcher.submission.submit import (
     SubmittedRun,
+    different_keys,
     interrupted,
     redacted_record,
     refusals_of_the_system,
@@ -65,7 +66,7 @@ def _resume(
     require_commands(plan)
     with only_submitter(run.path):
         before = run.plan()
-        if (plan.workload.entry, plan.workload.kind) != (before.workload.entry, before.workload.kind):
+        if {"workload.entry", "workload.kind"} & {*different_keys(plan, before)}:
             raise ConfigError(
                 f"{run.id} is a run of workload={before.workload.name}: for workload={plan.workload.name} "
                 "start another run"

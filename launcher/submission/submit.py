@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
 
 # Fields of a plan that may differ between two submissions of one run.
-OF_THE_COMMAND = ("workdir", "umask", "python", "queued", "code.repository", "code.path", "secrets_dir")
+OF_THE_COMMAND = (
+    "workdir", "umask", "python", "queued", "code.repository", "code.path", "secrets_dir", "workload.hook"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -266,13 +268,21 @@ def require_commands(plan: JobPlan) -> None:
 
 def require_same(run: Run, plan: JobPlan) -> None:
     """Raises ConfigError, with the keys, if an existing run has another plan, apart from OF_THE_COMMAND."""
-    mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, run.first_plan()))
-    different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]
-    if different:
+    if different := [key for key in different_keys(plan, run.first_plan()) if key not in OF_THE_COMMAND]:
         raise ConfigError(
             f"{plan.run_id} is there already with other values of {', '.join(different)}: choose another "
             + ("sweep.id" if run.is_point else "run_id")
         )
+
+
+def different_keys(plan: JobPlan, other: JobPlan) -> list[str]:
+    """Returns the keys with different values in two plans, of which another version may have made one.
+
+    The entry of a program is the launcher's own, whatever its name in that version.
+    """
+    mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, other))
+    program = plan.workload.kind == other.workload.kind == "Program"
+    return [key for key in mine if mine[key] != theirs.get(key) and not (program and key == "workload.entry")]
 
 
 # -- Ctrl-C during a submission: it is delayed until the scheduler has answered, so that no job is left unrecorded

@@ -91,7 +91,7 @@ def test_at_a_terminal_a_submission_says_when_the_job_would_start(launcher: Laun
     terminal = Terminal([PYTHON, "-m", "launcher", *RUN, *launcher.overrides], launcher.environ, ROOT)
     try:
         terminal.expect("start      ")
-        assert "min)" in terminal.expect(", estimates the scheduler")
+        assert "min)" in terminal.expect(", as the queue is now")
         terminal.expect("sooner     now with nodes=1: ")
         assert terminal.end() == 0
     finally:

@@ -55,12 +55,12 @@ def test_a_submission_says_when_it_starts_and_what_would_start_sooner(monkeypatc
     fewer = Option(("nodes=2",), NOW)
     known = replace(LONG, options=(fewer,))
     assert start_lines(known, NOW) == [
-        "start      21:10 (in 10 min), estimates the scheduler",
+        "start      21:10 (in 10 min), says the scheduler",
         f"sooner     now with nodes=2: launcher why {LONG.run}",
     ]
-    assert start_lines(replace(LONG, starts=None), NOW) == ["start      21:10 (in 10 min), estimates the scheduler"]
-    never = replace(known, starts=None, tried=(Option((), None, "never"), fewer))
-    assert start_lines(never, NOW)[0] == "start      not as it is, estimates the scheduler"
+    assert start_lines(replace(LONG, starts=None), NOW) == ["start      21:10 (in 10 min), as the queue is now"]
+    unknown = replace(known, starts=None, tried=(Option((), None), fewer))  # PBS without estimates
+    assert start_lines(unknown, NOW) == [f"sooner     now with nodes=2: launcher why {LONG.run}"]
     assert start_lines(Explanation("r", "queued", Why.UNKNOWN), NOW) == []
     assert start_lines(replace(known, state="running"), NOW) == []
 

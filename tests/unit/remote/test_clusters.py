@@ -119,7 +119,7 @@ def test_a_run_of_two_clusters_is_named_by_its_cluster(folder: Path) -> None:
     (folder / "config/cluster/hpc2.yaml").write_text("ssh: me@hpc1\nprofile: gpu\n")
     assert [locate(name)[1] for name in ("same-1", "same-2", "same-1/0")] == ["same-1", "same-2", "same-1/0"]
     save_seen(cluster("hpc2"), [{"run": "same-2"}])
-    assert locate("same-2")[1] == "same-2"
+    assert locate("same-2") == (cluster("hpc1"), "same-2"), "the one that submitted it"
 
 
 def test_what_was_not_submitted_is_forgotten_and_damage_is_left_out(folder: Path) -> None:

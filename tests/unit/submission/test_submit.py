@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from launcher.submission.prepare import prepare
 from launcher.submission.submit import SubmittedRun, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
-from tests.unit.plans import make_config
+from tests.unit.plans import bare_plan, make_config
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 
@@ -127,6 +128,24 @@ def test_a_run_that_another_process_has_submitted_meanwhile_is_not_removed(
         handed_over(tmp_path)
     assert handed_over(tmp_path).job_id == "100"
     assert len(stand_in.jobs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "different"),
+    [
+        ("Program", "launcher.worker.program:main", []),  # the launcher's own, as an older version called it
+        ("Program", "launcher.worker.main:run_rank", []),
+        ("DdpMnist", "workloads.other:main", ["workload.entry"]),
+    ],
+)
+def test_names_of_an_older_version_are_no_other_values(kind: str, entry: str, different: list[str]) -> None:
+    plan = bare_plan()
+    entry_now = "launcher.worker.main:run_rank"
+    work = replace(plan.workload, kind=kind, entry=entry_now, params={"entry": entry_now, "hook": "new:Hook"})
+    params = {**work.params, "entry": entry, "hook": "workloads.hooks.ddp_mnist:Hook"}
+    older = replace(work, entry=entry, params=params)
+    found = submission.different_keys(replace(plan, workload=work), replace(plan, workload=older))
+    assert [key for key in found if key not in submission.OF_THE_COMMAND] == different
 
 
 @pytest.mark.parametrize("event", ["process", "submitted"])
