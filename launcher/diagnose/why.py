@@ -22,6 +22,7 @@ from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import StartDecision, conditions_met, decide, read_dependencies
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
+TRIED_AT_ONCE = 3  # changes that are tried for a run that was just submitted: another size, time or queue
 
 
 def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
@@ -56,7 +57,7 @@ def estimate(run: Run, plan: JobPlan, job_id: str, program: str, timeout: float)
 
     timeout: seconds for one query.
     """
-    waiting = replace(_waiting(run, plan, job_id, program), just_submitted=True)
+    waiting = replace(_waiting(run, plan, job_id, program), most=TRIED_AT_ONCE)
     return registry.scheduler(plan.cluster.scheduler).explain(waiting, timeout)
 
 

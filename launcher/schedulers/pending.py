@@ -30,7 +30,7 @@ class Waiting:
     plan: JobPlan  # the run's plan
     program: str  # how the launcher was called (`python -m launcher`), for commands that users can copy
     fixed_nodes: bool = False  # whether the user has set min_nodes
-    just_submitted: bool = False  # then only one change is tried, since each trial is work for the scheduler
+    most: int | None = None  # most changes to try, since each trial is work for the scheduler; None: no limit
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         changes = capacity.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
         if reason.kind is Why.RESERVATION:  # no other change helps
             changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
-        tried = _trials(plan, changes[:1] if waiting.just_submitted else changes, resources, queries, began + TRIALS)
+        tried = _trials(plan, changes[: waiting.most], resources, queries, began + TRIALS)
         tried = corrected(tried, job, partitions, windows, now)
         if reason.never and tried:
             tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
