@@ -11,12 +11,13 @@ from launcher.cli.commands import COMMANDS, Parser, configuration
 from launcher.cli.options import ACTIONS
 from launcher.errors import ConfigError
 from launcher.paths import GROUPS, choices, default_runs_dir
-from launcher.remote.clusters import RemoteCluster, known_runs, remote_clusters
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from launcher.remote.clusters import RemoteCluster
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -222,11 +223,15 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
 
 def _runs_of_clusters(word: str) -> list[str]:
     # Runs and sweeps that are known to be on clusters behind ssh, without asking there
+    from launcher.remote.clusters import known_runs
+
     known = {run for cluster in _clusters().values() for run in known_runs(cluster) if run.startswith(word)}
     return sorted(known, key=_timestamp, reverse=True)[:MAX_RUNS]
 
 
 def _clusters() -> dict[str, RemoteCluster]:
+    from launcher.remote.clusters import remote_clusters
+
     try:
         return remote_clusters()
     except ConfigError:  # a profile is wrong: the commands say so
