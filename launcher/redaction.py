@@ -35,6 +35,12 @@ def secrets_in(environ: Mapping[str, str | None], patterns: Iterable[str]) -> di
     return {name: value for name, value in environ.items() if value is not None and is_secret(name, patterns)}
 
 
+def without_secrets(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """Returns an environment without the variables that hold secrets."""
+    hidden = secrets_in(environ, patterns)
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
 def public(name: str, value: str) -> str:
     """Returns the value of a key or variable as others may see it: a secret is replaced, a URL loses its password."""
     if is_secret(name):

@@ -115,12 +115,6 @@ FILE = "LAUNCHER_SECRETS_FILE"  # variable of a PBS job: the file with the value
 FOLDER = "LAUNCHER_SECRETS_DIR"  # variable of the user: the folder of such files
 
 
-def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """Returns an environment without the variables whose names match the patterns of secrets."""
-    hidden = redaction.secrets_in(environ, patterns)
-    return {name: value for name, value in environ.items() if name not in hidden}
-
-
 # -- submission
 
 

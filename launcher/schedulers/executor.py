@@ -208,11 +208,11 @@ class RunExecutor(core.PicklingExecutor):
             return environment
         patterns = self.plan.env.secrets
         hidden = redaction.secrets_in(environment, patterns)
-        public = exports(secrets.without(environment, patterns))
+        public = exports(redaction.without_secrets(environment, patterns))
         run.write_environment(public + "".join(f"# not here: {name}\n" for name in hidden))
         folder = self.plan.secrets_dir or str(secrets.folder())
         secrets.hand_over([str(each.path) for each in self._handed or [run]], hidden, exports(hidden), folder)
-        return secrets.without(os.environ, patterns)
+        return redaction.without_secrets(os.environ, patterns)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         # Submits a job unless it exists, and returns its id.

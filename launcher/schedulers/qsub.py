@@ -16,9 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from launcher.environment import secrets
 from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
+from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
 from launcher.schedulers.base import Queries, Queue
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
@@ -259,7 +259,7 @@ class QsubScheduler(Queue):
             shutil.copy(run.path.parent / "environment.sh", run.path)
         if qsub := self.find("qsub"):
             os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
-        return secrets.without(os.environ, plan.env.secrets)
+        return without_secrets(os.environ, plan.env.secrets)
 
     def problem(self) -> str | None:
         return detect().problem(self.kind)

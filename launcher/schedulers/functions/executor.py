@@ -19,12 +19,11 @@ from typing import Any, ClassVar, TypeVar
 from submitit.core import core, plugins, utils
 
 from launcher import __version__, paths
-from launcher.environment import secrets
 from launcher.errors import ConfigError, near
 from launcher.files import ownership, run_files
 from launcher.files.json_types import as_json
 from launcher.own_module import own_module
-from launcher.redaction import SECRETS
+from launcher.redaction import SECRETS, without_secrets
 from launcher.runs.directory import require_private
 from launcher.runs.job_file import FunctionFile
 from launcher.runs.sweep_directory import element_id
@@ -413,7 +412,7 @@ class FunctionExecutor(core.PicklingExecutor):
         try:
             job_id = submit_once(
                 # A site's default -V would show secrets. The function's environment is in a file with mode 0600.
-                lambda: self._queries.submit(str(script), secrets.without(os.environ, SECRETS)),
+                lambda: self._queries.submit(str(script), without_secrets(os.environ, SECRETS)),
                 lambda: read_now(id_file) or self._queries.find(f"launcher-{uid}", parameters.name),
             )
         except SubmissionRefused:

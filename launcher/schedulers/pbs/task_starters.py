@@ -129,7 +129,7 @@ def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironme
     patterns = os.environ.get(secrets.PATTERNS, ",".join(SECRETS)).split(",")
     hidden = redaction.secrets_in(environ, patterns)
     shared, private = folder / "environment.sh", secrets.file_of(f"{folder}/tasks", str(secrets.folder()))
-    shared.write_bytes(os.fsencode(exports(secrets.without(environ, patterns))))
+    shared.write_bytes(os.fsencode(exports(redaction.without_secrets(environ, patterns))))
     lines, written = [f". {shlex.quote(str(shared))}"], None
     if hidden:
         attempt = current_attempt()

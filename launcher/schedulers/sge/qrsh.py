@@ -128,7 +128,7 @@ def run(request: spawn.TaskRequest) -> int:
     patterns = os.environ.get(secrets.PATTERNS, ",".join(redaction.SECRETS)).split(",")
     common = request.folder / "request"
     common.write_bytes(node.encode({
-        "environment": {**secrets.without(os.environ, patterns), **shared}, "cwd": os.getcwd(),
+        "environment": {**redaction.without_secrets(os.environ, patterns), **shared}, "cwd": os.getcwd(),
         "command": list(request.command), "grace": request.grace, "keep_going": request.keep_going,
     }))  # fmt: skip
     starts = [sys.executable, node.__file__]
