@@ -131,9 +131,8 @@ class View:
     rows: list[dict[str, Any]]  # the row of each run, sweep and orphaned job
     seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
     older: int  # number of older runs that are not shown
-    silent: Mapping[str, str] = field(
-        default_factory=dict
-    )  # clusters behind ssh that did not answer, and a line on each
+    # by name: a line about each cluster behind ssh that did not answer
+    silent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:

@@ -216,7 +216,8 @@ def locate(name: str) -> tuple[RemoteCluster | None, str]:
 def _one_of_each_place(found: Sequence[tuple[RemoteCluster, str]]) -> list[tuple[RemoteCluster, str]]:
     # Profiles that lead to one launcher (one for each partition, say) see the same runs: the one that submitted a run
     # from here has its secrets
-    by_noted = sorted(found, key=lambda each: each[1] in noted(each[0]))
+    submitted = {cluster: noted(cluster) for cluster in {cluster for cluster, _ in found}}
+    by_noted = sorted(found, key=lambda each: each[1] in submitted[each[0]])
     return list({(cluster.place, run): (cluster, run) for cluster, run in by_noted}.values())
 
 
