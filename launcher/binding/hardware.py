@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -374,8 +373,7 @@ def parent_of_slice(uuid: str) -> str | None:
 FOLDER = Path(__file__).parent / "nodes"
 
 
-@dataclass(frozen=True)
-class NodeType:
+class NodeType(Struct):
     """A type of node."""
 
     name: str  # name of its file, without `.json`
@@ -443,8 +441,7 @@ def _distances_of_type(about: Mapping[str, Any]) -> dict[tuple[int, int], int]:
 ROOT = Path("/")
 
 
-@dataclass(frozen=True)
-class MemoryCgroup:
+class MemoryCgroup(Struct):
     """Memory of the cgroup that limits this process."""
 
     limit: int | None  # memory limit in bytes; None: no limit
@@ -454,8 +451,7 @@ class MemoryCgroup:
     kills: int
 
 
-@dataclass(frozen=True)
-class _CgroupFiles:
+class _CgroupFiles(Struct):
     # Names of a cgroup's files, and the entry of memory.stat with the file cache that can be dropped
     limit: str
     peak: str
