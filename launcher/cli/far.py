@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from launcher import __version__
-from launcher.environment.snapshot import SENT
+from launcher.environment.repository import SENT
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError
 from launcher.files.shared_files import explain
 from launcher.paths import default_runs_dir

@@ -2,6 +2,7 @@
 
 It may import runs, spec and what is below them.
 
+- `repository`: the files of the user's code: those of a git repository, or those that were sent from another machine
 - `snapshot`: copies the user's code into the run directory (env.snapshot), and maps paths into the copy
 - `unpack_on_node`: archives of environments: makes and checks them; unpacks one on a node's own disk, and removes it
 - `container_command`: checks env.container, makes the script's commands for it, and starts it on a node

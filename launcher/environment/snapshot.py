@@ -7,25 +7,20 @@ folder, with uncommitted changes. Files that .gitignore names (data, checkpoints
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from launcher import __version__, bounds
+from launcher import __version__
 from launcher.config.schema import Config, Function, Program
 from launcher.environment import programs
+from launcher.environment.repository import Tree, check, tree, within
 from launcher.errors import ConfigError, RunError
-from launcher.files import run_files
-from launcher.files.shared_files import NOT_ON_PATH
-from launcher.formatting import format_size, plural, rough_size
-from launcher.paths import PACKAGE, user_cache_dir
+from launcher.paths import PACKAGE
 from launcher.runs.directory import Run
 from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
@@ -287,144 +282,3 @@ def facts(plan: JobPlan) -> dict[str, object]:
         path.lstat().st_size for path in Path(plan.code.snapshot).rglob("*") if path.is_symlink() or path.is_file()
     ]
     return {"snapshot": {"files": len(sizes), "bytes": sum(sizes), "of": plan.code.repository}}
-
-
-# -- The files of a repository that a copy of its code has: those that git tracks or would add, as they are now
-
-
-SNAPSHOT = "env.snapshot=true"
-SHOWN = 5  # files that are named when a copy is too large
-# In a folder whose files were sent from another machine: it lists them, in the place of git.
-SENT = ".launcher-code.json"
-TIMEOUT = 60.0  # seconds for one git command
-
-
-@dataclass(frozen=True)
-class Tree:
-    """The files of a snapshot."""
-
-    root: Path  # folder of the repository
-    files: dict[str, int]  # size of each file in bytes, by its path relative to `root`
-
-    @property
-    def size(self) -> int:
-        return sum(self.files.values())
-
-
-def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
-    """Returns the files, but for folders of runs, that a copy of a repository would have.
-
-    key: the setting that asks for the copy, for errors. Raises ConfigError.
-    """
-    if (sent := sent_tree(folder)) is not None:
-        return sent.tree
-    root = Path(_git(key, folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
-    inner = [each for each in map(os.path.realpath, without) if within(each, str(root)) and each != str(root)]
-    left_out = tuple(each + os.sep for each in inner)
-    files = {}
-    for name in _names(key, root, ""):
-        path = root / name
-        try:
-            status = path.lstat()
-        except OSError:  # deleted, but still in git's index
-            continue
-        where = os.path.join(os.path.realpath(path.parent), path.name)
-        if (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)) and not where.startswith(left_out):
-            files[name] = status.st_size
-    return Tree(root, files)
-
-
-def sent_folder() -> Path:
-    """Returns the folder of all code that was sent to this machine. Runs have copies of it, so it is a cache."""
-    return user_cache_dir() / "code"
-
-
-@dataclass(frozen=True)
-class SentTree:
-    """Files that were sent from another machine, by the list that came with them."""
-
-    tree: Tree
-    digest: str  # of the list
-    commit: str | None  # the git commit there, as `commit_of` returns it
-
-
-def sent_tree(folder: str) -> SentTree | None:
-    """Returns the files that were sent with a folder; None: it was not sent. Raises RunError: its list is damaged."""
-    trees, here = os.path.realpath(sent_folder()), os.path.realpath(folder)
-    if here == trees or not within(here, trees):
-        return None
-    root = Path(trees, os.path.relpath(here, trees).partition(os.sep)[0])
-    try:
-        facts: dict[str, Any] = json.loads(run_files.read_whole(root / SENT, bounds.CODE_LIST_BYTES))
-        files = {name: entry[1] for name, entry in facts["files"].items()}
-        return SentTree(Tree(root, {**files, SENT: 0}), facts["digest"], facts["commit"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{root / SENT} cannot be read ({error}): remove {root}, and submit again") from None
-
-
-def _names(key: str, root: Path, prefix: str) -> Iterator[str]:
-    listed = _git(key, str(root / prefix), "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
-    for name in dict.fromkeys(filter(None, listed)):
-        inner = os.path.join(prefix, name)
-        path = root / inner
-        if not path.is_dir() or path.is_symlink():
-            yield inner
-        elif (path / ".git").exists():  # else a submodule that was never fetched
-            yield from _names(key, root, os.path.normpath(inner))
-
-
-def _git(key: str, folder: str, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="surrogateescape",
-            timeout=TIMEOUT, check=False,
-        )  # fmt: skip
-    except NOT_ON_PATH:
-        raise ConfigError(f"{key} asks git for the files to copy, and git is not on this machine's PATH") from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{key}: git {arguments[0]} in {folder} did not end within {TIMEOUT:g} s") from None
-    if done.returncode == 0:
-        return done.stdout
-    if "not a git repository" in done.stderr:
-        raise ConfigError(
-            f"{key}: {folder} is in no git repository: `git init` there (what .gitignore names is not copied)"
-            + (", or leave env.snapshot out" if key == SNAPSHOT else "")
-        )
-    raise ConfigError(f"{key}: git {arguments[0]} in {folder} failed: {done.stderr.strip()}")
-
-
-def check(found: Tree, limit: int, key: str = SNAPSHOT) -> None:
-    """Raises ConfigError, with the largest files, if a snapshot would be larger than `limit` bytes."""
-    if found.size <= limit:
-        return
-    largest = sorted(found.files, key=lambda name: -found.files[name])[:SHOWN]
-    lines = "\n".join(f"  {rough_size(found.files[name]):>8}  {name}" for name in largest)
-    raise ConfigError(
-        f"{key}: the code in {found.root} is {rough_size(found.size)} ({plural(len(found.files), 'file')}),"
-        f" and env.snapshot_limit={format_size(limit)}. The largest:\n{lines}\n"
-        "Add what is no code to .gitignore (and `git rm --cached` what is tracked), or raise env.snapshot_limit"
-    )
-
-
-def within(path: str, folder: str) -> bool:
-    """Returns whether a path is the folder itself or within it."""
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-def commit_of(folder: str) -> str | None:
-    """Returns the git commit of a folder, with a `+` if files have changed since; None: not known."""
-    if (sent := sent_tree(folder)) is not None:
-        return sent.commit
-    head = Path(folder)
-    while not (head / ".git").exists():
-        if head == head.parent:
-            return None
-        head = head.parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"], cwd=folder, capture_output=True,
-            text=True, timeout=5, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None

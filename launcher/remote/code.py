@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher import bounds
-from launcher.environment.snapshot import SENT, Tree, sent_folder, within
+from launcher.environment.repository import SENT, Tree, sent_folder, within
 from launcher.errors import ConfigError, RunError
 
 KEPT = 10  # newest folders of code, whose files need not be sent again

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.config.hydra_text import key_of
-from launcher.environment.snapshot import Tree, check, commit_of, tree
+from launcher.environment.repository import Tree, check, commit_of, tree
 from launcher.errors import ConfigError
 from launcher.files import run_files
 from launcher.formatting import plural, rough_size

@@ -36,7 +36,7 @@ from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
 
 if TYPE_CHECKING:
-    from launcher.environment.snapshot import Tree
+    from launcher.environment.repository import Tree
     from launcher.spec.sections import Archive
 
 

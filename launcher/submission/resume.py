@@ -13,7 +13,7 @@ from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import opened
 from launcher.environment import secrets, snapshot
-from launcher.environment.snapshot import sent_tree
+from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
 from launcher.monitoring.packed import rerun

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, redaction
 from launcher.agent import payload
+from launcher.environment import repository, snapshot
 from launcher.environment import secrets as secret
-from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.shared_files import explain
 from launcher.formatting import clean
@@ -207,7 +207,7 @@ def facts_of_here(folder: str) -> dict[str, Any]:
 
     return {
         "launcher": __version__, "python": platform.python_version(), "hydra": version("hydra-core"),
-        "submitit": version("submitit"), "host": platform.node(), "commit": snapshot.commit_of(folder),
+        "submitit": version("submitit"), "host": platform.node(), "commit": repository.commit_of(folder),
     }  # fmt: skip
 
 

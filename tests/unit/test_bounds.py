@@ -26,7 +26,7 @@ from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.reading import Damaged
 from launcher.config.points import space_of
-from launcher.environment.snapshot import SENT, Tree, sent_tree
+from launcher.environment.repository import SENT, Tree, sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.remote import clusters, code

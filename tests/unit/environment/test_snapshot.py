@@ -14,7 +14,7 @@ import pytest
 
 from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
-from launcher.environment.snapshot import tree
+from launcher.environment.repository import tree
 from launcher.errors import ConfigError, RunError
 from launcher.runs.directory import Run
 from launcher.spec.build import PlanFacts

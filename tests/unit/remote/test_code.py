@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment.snapshot import SENT, Tree, commit_of, sent_tree, tree
+from launcher.environment.repository import SENT, Tree, commit_of, sent_tree, tree
 from launcher.errors import ConfigError, RunError
 from launcher.remote import code
 
