@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
+import functools
 import os
 import resource
 import signal
@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from launcher.structs import Struct
 
@@ -67,17 +67,23 @@ def namespace() -> str:
 
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-_LIBC = ctypes.CDLL(None)
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes  # each job's driver loads this module, and has no use for it
+
+    return ctypes.CDLL(None)
 
 
 def adopt() -> None:
     """Makes this process the new parent of its descendants that lose their parent (prctl: a child subreaper)."""
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
     """Makes the kernel kill this process (a fork) when its parent ends; exits with 1 if it has."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

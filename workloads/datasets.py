@@ -20,7 +20,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, near
 from launcher.files import run_files
-from launcher.files.run_files import digest_of
+from launcher.files.checksum import digest_of
 from launcher.own_module import program
 
 AUTO = "auto"

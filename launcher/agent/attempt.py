@@ -36,10 +36,10 @@ from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere
 from launcher.attach.node_session import RequestHandler
 from launcher.binding import hardware, masks
-from launcher.binding.hardware import Node, Unbound
+from launcher.binding.hardware import Node
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices
 from launcher.config.schema import Backend, Device, LaunchMode
-from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, UnboundReason
+from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, Unbound, UnboundReason
 from launcher.files.shared_files import is_transient
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Any
 
 from launcher.errors import ConfigError, near
-from launcher.failures.codes import UnboundReason
+from launcher.failures.codes import Unbound, UnboundReason
 from launcher.formatting import plural
-from launcher.structs import Open, Struct
+from launcher.structs import Struct
 from launcher.units import parse_ranges
 
 CPUS = "/sys/devices/system/cpu"
@@ -62,17 +62,6 @@ class Nic(Struct):
     address: str = ""  # PCI address
     numa: int | None = None  # the nearest NUMA node; None: unknown
     speed: int = 0  # speed in Gb/s; 0: unknown
-
-
-class Unbound(Open):
-    """Why the ranks of a node are not bound to cores."""
-
-    reason: UnboundReason
-    text: str = ""  # the reason as part of a line; empty: an older version has written it
-
-    @property
-    def words(self) -> str:
-        return self.text or self.reason.value.replace("_", " ")
 
 
 def no_topology(path: str) -> Unbound:

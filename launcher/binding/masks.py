@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound, no_topology
+from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
 from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
-from launcher.failures.codes import UnboundReason
+from launcher.failures.codes import Unbound, UnboundReason
 from launcher.formatting import plural, ranges
 from launcher.units import parse_ranges
 

@@ -17,8 +17,10 @@ from launcher.errors import ConfigError, near
 from launcher.own_module import program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
+
+    from launcher.remote.clusters import RemoteCluster
 
 # Each command's name, which is also the name of its module (with `_` for `-`), and its line in the list of commands.
 COMMANDS = {
@@ -126,15 +128,18 @@ def main(arguments: list[str]) -> int:
     return done
 
 
-def remote_profiles() -> bool:
-    """Returns whether the user has a profile of a cluster behind ssh; without one, `remote` is not imported."""
+def remote_profiles() -> Mapping[str, RemoteCluster]:
+    """Returns the user's profiles of clusters behind ssh, by name; without any, `remote` is not imported.
+
+    Raises ConfigError: one is wrong.
+    """
     from launcher.paths import user_config_dir
 
     if not os.path.isdir(user_config_dir() / "cluster"):
-        return False
+        return {}
     from launcher.remote.clusters import remote_clusters
 
-    return bool(remote_clusters())
+    return remote_clusters()
 
 
 def configuration(name: str) -> Callable[[Parser], None]:

@@ -7,7 +7,7 @@ import types
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from launcher.cli.commands import COMMANDS, Parser, configuration
+from launcher.cli.commands import COMMANDS, Parser, configuration, remote_profiles
 from launcher.cli.options import ACTIONS
 from launcher.errors import ConfigError
 from launcher.paths import GROUPS, choices, default_runs_dir
@@ -223,17 +223,17 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
 
 def _runs_of_clusters(word: str) -> list[str]:
     # Runs and sweeps that are known to be on clusters behind ssh, without asking there
+    if not (clusters := _clusters()):
+        return []
     from launcher.remote.clusters import known_runs
 
-    known = {run for cluster in _clusters().values() for run in known_runs(cluster) if run.startswith(word)}
+    known = {run for cluster in clusters.values() for run in known_runs(cluster) if run.startswith(word)}
     return sorted(known, key=_timestamp, reverse=True)[:MAX_RUNS]
 
 
-def _clusters() -> dict[str, RemoteCluster]:
-    from launcher.remote.clusters import remote_clusters
-
+def _clusters() -> Mapping[str, RemoteCluster]:
     try:
-        return remote_clusters()
+        return remote_profiles()
     except ConfigError:  # a profile is wrong: the commands say so
         return {}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import require_action
-from launcher.environment import unpack_on_node
+from launcher.environment import archives
 from launcher.errors import ConfigError
 from launcher.formatting import rough_size
 
@@ -21,8 +21,8 @@ def run(arguments: Namespace) -> int:
     *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)
     if name.exists() and not arguments.force:
         raise ConfigError(f"{name} exists already: --force replaces it")
-    source = folder[0] if folder else unpack_on_node.default_folder()
-    packed = unpack_on_node.pack(source, name)
+    source = folder[0] if folder else archives.default_folder()
+    packed = archives.pack(source, name)
     print(f"{name}: {rough_size(packed['bytes'])} of {source}")
     print(f"torch was imported from {source} in {packed['import_seconds']:.1f} s")
     print(f"use it with env.archive={name}")

@@ -18,7 +18,7 @@ def run(arguments: Namespace) -> int:
     folder = arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
-    apart = not arguments.names and arguments.runs_dir is None and remote_profiles()
+    apart = not arguments.names and arguments.runs_dir is None and bool(remote_profiles())
     if not arguments.names and not apart and lookup.is_empty(folder) and not queues_here():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0

@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from launcher.structs import Open
+
 
 class Code(str, Enum):
     """Base class of the enums below. Each has the member UNKNOWN, which stands for any string that it does not know."""
@@ -211,6 +213,17 @@ class UnboundReason(Code):
     MIG_SLICE = "mig_slice"  # a MIG slice, of which only NVIDIA's library knows the GPU
     NOT_VISIBLE = "not_visible"  # a GPU that is gone, or not this job's
     UNKNOWN = "unknown"
+
+
+class Unbound(Open):
+    """Why the ranks of a node are not bound to cores."""
+
+    reason: UnboundReason
+    text: str = ""  # the reason as part of a line; empty: an older version has written it
+
+    @property
+    def words(self) -> str:
+        return self.text or self.reason.value.replace("_", " ")
 
 
 class SetupPart(Code):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -155,15 +154,6 @@ def require_json_bounds(value: Any) -> None:
             return
         level = inside
     raise ValueError(f"it is nested more than {bounds.JSON_LEVELS} levels deep")
-
-
-def digest_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()  # not hashlib.file_digest, which is new in Python 3.11
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _read(file: IO[bytes], most: int) -> bytes:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from launcher.binding.hardware import Unbound
 from launcher.failures import codes
+from launcher.failures.codes import Unbound
 from launcher.files.json_types import as_json, from_json
 from launcher.structs import Open, dataclass_transform
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.binding import masks
-from launcher.binding.hardware import Node, Unbound
-from launcher.failures.codes import PreflightThen
+from launcher.binding.hardware import Node
+from launcher.failures.codes import PreflightThen, Unbound
 from launcher.failures.text import of_unused_gpus
 from launcher.formatting import name_ranks, plural, ranges
 from launcher.runs import events

@@ -154,7 +154,7 @@ class PlanFacts:
     starter: str | None = None
     after: tuple[str, ...] = ()  # dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py
     code: SnapshotCode = field(default_factory=SnapshotCode)  # see launcher/environment/snapshot.py
-    archive: Archive = field(default_factory=Archive)  # facts about env.archive; see environment/unpack_on_node.py
+    archive: Archive = field(default_factory=Archive)  # facts about env.archive; see launcher/environment/archives.py
     # folder with the files of secrets, for schedulers that need one (PBS); see launcher/environment/secrets.py
     secrets_dir: str | None = None
 

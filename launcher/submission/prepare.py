@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import redaction
 from launcher.config import profiles
 from launcher.config.schema import Cluster, Config, Function, Program, ResumeHow
-from launcher.environment import container_command, programs, snapshot
+from launcher.environment import container_command, programs, repository, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership
@@ -130,13 +130,13 @@ def _template(name: str) -> str:
 
 
 def _archive(name: str) -> tuple[str, Archive]:
-    from launcher.environment import unpack_on_node
+    from launcher.environment import archives
 
-    return unpack_on_node.checked_archive(name)
+    return archives.checked(name)
 
 
 def _tree(folder: str, runs_dir: str) -> Tree:
-    return snapshot.tree(folder, [runs_dir])
+    return repository.tree(folder, [runs_dir])
 
 
 # -- The plan

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding.hardware import Unbound
-from launcher.failures.codes import UnboundReason
+from launcher.failures.codes import Unbound, UnboundReason
 from launcher.runs.events import Bound, every
 from launcher.units import parse_ranges
 from tests.contract.schedulers import local, on

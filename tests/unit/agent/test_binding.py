@@ -9,9 +9,9 @@ import pytest
 
 from launcher.agent import attempt
 from launcher.agent.attempt import Binder
-from launcher.binding.hardware import Node, Unbound
+from launcher.binding.hardware import Node
 from launcher.binding.masks import BindingRefused
-from launcher.failures.codes import UnboundReason
+from launcher.failures.codes import Unbound, UnboundReason
 from launcher.rendezvous.rounds import Member, Placement, placements
 from launcher.runs.events import Bound
 from tests.unit.binding import trees

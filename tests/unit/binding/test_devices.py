@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.binding import hardware, masks
-from launcher.binding.hardware import Node, Unbound
+from launcher.binding.hardware import Node
 from launcher.binding.masks import DeviceError
-from launcher.failures.codes import UnboundReason
+from launcher.failures.codes import Unbound, UnboundReason
 from tests.unit.binding import trees
 
 UUID = "GPU-0000000{}-0000-0000-0000-000000000000"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.binding import hardware, masks
-from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, Unbound, no_topology
+from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
 from launcher.binding.masks import Binding, BindingRefused, RankDevices, parse
-from launcher.failures.codes import UnboundReason
+from launcher.failures.codes import Unbound, UnboundReason
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 from tests.unit.binding import trees

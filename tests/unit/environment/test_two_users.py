@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launcher.environment import unpack_on_node
+from launcher.environment import archives, unpack_on_node
 from tests.launch import ROOT
 from tests.two_users import SOMEBODY_ELSE, as_somebody_else
 
@@ -119,7 +119,7 @@ def test_no_hard_link_of_theirs_reaches_a_file_of_the_user(open_to_all: Path, tm
     path, link = open_to_all / "env.tar", to.format(secret, secret.name)
     as_somebody_else(lambda: packed(path, ("module.py", tarfile.LNKTYPE, link), ("module.py", tarfile.REGTYPE, "")))
     with pytest.raises(unpack_on_node.ArchiveError, match=r"module\.py is a hard link to"):
-        unpack_on_node.unpack(path, open_to_all / "out", unpack_on_node.digest_of(path))
+        unpack_on_node.unpack(path, open_to_all / "out", archives.digest_of(path))
     found = secret.stat()
     assert (secret.read_text(), stat.S_IMODE(found.st_mode), found.st_nlink) == ("mine", 0o600, 1)
 
@@ -127,7 +127,7 @@ def test_no_hard_link_of_theirs_reaches_a_file_of_the_user(open_to_all: Path, tm
 def test_an_archive_of_theirs_is_compared_before_anything_of_it_is_unpacked(
     their_archive: Path, open_to_all: Path
 ) -> None:
-    digest = unpack_on_node.digest_of(their_archive)
+    digest = archives.digest_of(their_archive)
     as_somebody_else(lambda: packed(their_archive, ("evil.py", tarfile.REGTYPE, "")))
     with pytest.raises(unpack_on_node.ArchiveError, match="has changed since the run was submitted"):
         unpack_on_node.unpack(their_archive, open_to_all / "out", digest)
@@ -137,7 +137,7 @@ def test_an_archive_of_theirs_is_compared_before_anything_of_it_is_unpacked(
 def test_what_is_unpacked_is_a_copy_that_they_can_neither_change_nor_find(
     their_archive: Path, open_to_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest, real = unpack_on_node.digest_of(their_archive), tarfile.open
+    digest, real = archives.digest_of(their_archive), tarfile.open
 
     def exchange() -> list[str]:
         """Into the file that has been read; what else he can write to in the folder."""
@@ -155,7 +155,7 @@ def test_what_is_unpacked_is_a_copy_that_they_can_neither_change_nor_find(
     monkeypatch.setattr(tarfile, "open", then)
     unpack_on_node.unpack(their_archive, open_to_all / "out", digest)
     assert [path.name for path in (open_to_all / "out").iterdir()] == ["module.py"]
-    assert unpack_on_node.digest_of(their_archive) != digest
+    assert archives.digest_of(their_archive) != digest
 
     def seen() -> list[str]:
         return [path.name for path in (open_to_all / "out").iterdir()]
@@ -165,7 +165,7 @@ def test_what_is_unpacked_is_a_copy_that_they_can_neither_change_nor_find(
 
 
 def test_a_place_for_it_that_they_have_taken_is_not_used(their_archive: Path, open_to_all: Path) -> None:
-    digest = unpack_on_node.digest_of(their_archive)
+    digest = archives.digest_of(their_archive)
     place = open_to_all / f"launcher-{os.getuid()}-{digest[:16]}"
     as_somebody_else(lambda: place.mkdir(mode=0o700))
     with pytest.raises(unpack_on_node.ArchiveError, match="is not a private folder of yours"):

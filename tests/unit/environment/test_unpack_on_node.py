@@ -18,7 +18,7 @@ import pytest
 
 from launcher.cli import commands
 from launcher.config.schema import Env
-from launcher.environment import programs, snapshot, unpack_on_node
+from launcher.environment import archives, programs, snapshot, unpack_on_node
 from launcher.errors import ConfigError, RunError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
@@ -57,8 +57,8 @@ def test_what_is_packed_is_unpacked(environment: Path, tmp_path: Path, suffix: s
     if suffix.endswith("zst") and shutil.which("zstd") is None:
         pytest.skip("there is no zstd")
     packed = tmp_path / f"env{suffix}"
-    told = unpack_on_node.pack(environment, packed)
-    assert told["sha256"] == unpack_on_node.digest_of(packed)
+    told = archives.pack(environment, packed)
+    assert told["sha256"] == archives.digest_of(packed)
     unpack_on_node.unpack(packed, tmp_path / "out", told["sha256"])
     assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
     assert os.access(tmp_path / "out/bin/python3", os.X_OK)
@@ -73,10 +73,10 @@ def test_a_damaged_or_another_archive_is_refused(environment: Path, tmp_path: Pa
         pytest.skip("there is no zstd")
     packed = tmp_path / f"env{suffix}"
     (environment / "lib/random").write_bytes(os.urandom(1 << 16))
-    digest = unpack_on_node.pack(environment, packed)["sha256"]
+    digest = archives.pack(environment, packed)["sha256"]
     if how == "another":
         (environment / "lib/module.py").write_text("x = 2\n")
-        unpack_on_node.pack(environment, packed)
+        archives.pack(environment, packed)
     elif how == "cut off":
         os.truncate(packed, packed.stat().st_size // 2)
     else:
@@ -124,14 +124,14 @@ def test_what_would_be_outside_of_it_is_refused(tmp_path: Path, members: list[ta
             each.size = 4 if each.isfile() else 0
             tar.addfile(each, io.BytesIO(b"ours"))
     with pytest.raises(unpack_on_node.ArchiveError, match="cannot be unpacked") as refusal:
-        unpack_on_node.unpack(tmp_path / "bad.tar", tmp_path / "out", unpack_on_node.digest_of(tmp_path / "bad.tar"))
+        unpack_on_node.unpack(tmp_path / "bad.tar", tmp_path / "out", archives.digest_of(tmp_path / "bad.tar"))
     assert told in str(refusal.value)
     assert [path.name for path in outside.iterdir()] == ["theirs"] and (outside / "theirs").read_text() == "theirs"
     assert not [*tmp_path.rglob("escaped")]
 
 
 def test_nothing_of_an_exchanged_archive_is_unpacked(environment: Path, tmp_path: Path) -> None:
-    digest = unpack_on_node.pack(environment, tmp_path / "env.tar")["sha256"]
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     with tarfile.open(tmp_path / "env.tar", "w") as tar:
         tar.addfile(member("evil"))
     with pytest.raises(unpack_on_node.ArchiveError, match="has changed since the run was submitted"):
@@ -142,7 +142,7 @@ def test_nothing_of_an_exchanged_archive_is_unpacked(environment: Path, tmp_path
 def test_what_could_not_be_unpacked_is_not_packed(environment: Path, tmp_path: Path) -> None:
     (environment / "lib/cache").symlink_to("/var/cache")
     with pytest.raises(RunError, match="lib/cache is a link that leaves the folder, to /var/cache"):
-        unpack_on_node.pack(environment, tmp_path / "env.tar")
+        archives.pack(environment, tmp_path / "env.tar")
     assert not [*tmp_path.glob("*.tar")] and not [*tmp_path.glob(".*.tar*")]
 
 
@@ -150,7 +150,7 @@ def test_an_archive_that_is_exchanged_meanwhile_does_not_count(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = tmp_path / "env.tar"
-    digest = unpack_on_node.pack(environment, packed)["sha256"]
+    digest = archives.pack(environment, packed)["sha256"]
     real = tarfile.open
 
     def exchanged(*args: Any, **options: Any) -> Any:
@@ -163,7 +163,7 @@ def test_an_archive_that_is_exchanged_meanwhile_does_not_count(
 
 
 def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path, tmp_path: Path) -> None:
-    digest = unpack_on_node.pack(environment, tmp_path / "env.tar")["sha256"]
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     first, env, seconds = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     second, same, again = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     assert (env, seconds is None, again) == (same, False, None)
@@ -177,7 +177,7 @@ def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path
 def test_one_that_comes_while_it_is_removed_has_one_of_its_own(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = unpack_on_node.pack(environment, tmp_path / "env.tar")["sha256"]
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     lock, env, _ = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     remove, came = shutil.rmtree, []
 
@@ -196,7 +196,7 @@ def test_one_that_comes_while_it_is_removed_has_one_of_its_own(
 
 
 def test_one_that_waited_for_what_is_gone_removes_nothing_of_others(environment: Path, tmp_path: Path) -> None:
-    digest = unpack_on_node.pack(environment, tmp_path / "env.tar")["sha256"]
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     lock, env, _ = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     late = os.open(env.parent / "lock", os.O_RDWR)
     unpack_on_node.leave(lock, env.parent)
@@ -207,7 +207,7 @@ def test_one_that_waited_for_what_is_gone_removes_nothing_of_others(environment:
 
 
 def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> None:
-    digest = unpack_on_node.pack(environment, tmp_path / "env.tar")["sha256"]
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     script = (
         "import sys; from pathlib import Path; from launcher.environment import unpack_on_node as archive\n"
         "lock, env, seconds = archive.enter(Path(sys.argv[1]), sys.argv[2], sys.argv[3])\n"
@@ -227,7 +227,7 @@ def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> No
 
 
 def test_one_that_was_killed_while_it_unpacked_leaves_nothing_in_the_way(environment: Path, tmp_path: Path) -> None:
-    digest = unpack_on_node.pack(environment, tmp_path / "env.tar")["sha256"]
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     half = tmp_path / f"launcher-{os.getuid()}-{digest[:16]}/env"
     half.mkdir(parents=True, mode=0o700)
     half.parent.chmod(0o700)
@@ -241,7 +241,7 @@ def test_one_that_was_killed_while_it_unpacked_leaves_nothing_in_the_way(environ
 
 
 def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path) -> None:
-    digest = unpack_on_node.pack(environment, tmp_path / "env.tar")["sha256"]
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     planted = tmp_path / f"launcher-{os.getuid()}-{digest[:16]}"
     planted.mkdir()
     planted.chmod(0o777)
@@ -313,7 +313,7 @@ def started(plan: JobPlan, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
-    unpack_on_node.pack(environment, tmp_path / "env.tar")
+    archives.pack(environment, tmp_path / "env.tar")
     plan = planned(tmp_path / "env.tar", tmp_path)
     done = started(plan, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -326,7 +326,7 @@ def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
 
 
 def test_a_node_that_cannot_unpack_it_is_named(environment: Path, tmp_path: Path) -> None:
-    unpack_on_node.pack(environment, tmp_path / "env.tar")
+    archives.pack(environment, tmp_path / "env.tar")
     plan = planned(tmp_path / "env.tar", tmp_path)
     (tmp_path / "env.tar").unlink()
     done = started(plan, tmp_path)
@@ -366,24 +366,24 @@ def test_an_archive_that_is_none_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=told):
-        unpack_on_node.checked_archive(name)
+        archives.checked(name)
 
 
 def test_an_archive_that_nobody_wrote_a_word_about_is_read_once(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = tmp_path / "env.tar"
-    digest = unpack_on_node.pack(environment, packed)["sha256"]
-    assert unpack_on_node.checked_archive(str(packed))[1].of == str(environment)
-    digest_of = Mock(side_effect=unpack_on_node.digest_of)
-    monkeypatch.setattr(unpack_on_node, "digest_of", digest_of)
+    digest = archives.pack(environment, packed)["sha256"]
+    assert archives.checked(str(packed))[1].of == str(environment)
+    digest_of = Mock(side_effect=archives.digest_of)
+    monkeypatch.setattr(archives, "digest_of", digest_of)
     monkeypatch.chdir(tmp_path)
     os.utime(packed)  # it may have been copied over
     for name in (str(packed), "env.tar"):
-        assert unpack_on_node.checked_archive(name)[1] == Archive(digest, None, 0.0)
+        assert archives.checked(name)[1] == Archive(digest, None, 0.0)
     digest_of.assert_called_once_with(packed)
     os.utime(packed, (1, 1))
-    assert unpack_on_node.checked_archive("env.tar")[1].digest == digest
+    assert archives.checked("env.tar")[1].digest == digest
     assert digest_of.call_count == 2
 
 
@@ -391,7 +391,7 @@ def test_what_zstd_unpacks_is_read_once(environment: Path, tmp_path: Path, monke
     if shutil.which("zstd") is None:
         pytest.skip("there is no zstd")
     packed = tmp_path / "env.tar.zst"
-    digest = unpack_on_node.pack(environment, packed)["sha256"]
+    digest = archives.pack(environment, packed)["sha256"]
     started = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr(subprocess, "Popen", started)
     unpack_on_node.unpack(packed, tmp_path / "out", digest)
@@ -414,7 +414,7 @@ def test_an_error_while_packing_ends_zstd(environment: Path, tmp_path: Path, mon
     monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(tarfile.TarFile, "add", Mock(side_effect=OSError("no space left")))
     with pytest.raises(RunError, match="no space left"):
-        unpack_on_node.pack(environment, tmp_path / "env.tar.zst")
+        archives.pack(environment, tmp_path / "env.tar.zst")
     (zstd,) = [each for each in started if each.args[0] == "zstd"]
     assert zstd.returncode == 0
 
@@ -437,4 +437,4 @@ def test_the_command_packs_and_does_not_replace(
 
 def test_a_folder_that_cannot_be_packed_is_named_without_a_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^{re.escape(str(tmp_path))}/gone: there is no gone in "):
-        unpack_on_node.pack(tmp_path / "gone", tmp_path / "env.tar")
+        archives.pack(tmp_path / "gone", tmp_path / "env.tar")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from launcher.binding.hardware import Unbound
-from launcher.failures.codes import UnboundReason
+from launcher.failures.codes import Unbound, UnboundReason
 from launcher.reports.collect import RunData
 from launcher.reports.sections import ranks_section
 from launcher.runs.events import Bound, values

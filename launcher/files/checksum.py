@@ -1,0 +1,17 @@
+"""Checksums of files, with the standard library alone and without hashlib.file_digest, which is new in Python 3.11."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+PIECE = 1 << 20  # bytes read at once
+
+
+def digest_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
