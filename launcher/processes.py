@@ -216,8 +216,9 @@ _IN_MEMORY = "/dev/shm"  # noqa: S108  the files there lose their names at once
 
 
 def memory_file(name: str) -> int:
-    """Makes an unnamed file in memory, which children do not inherit; returns its descriptor.
+    """Makes an unnamed file in memory (without /dev/shm: in the temporary folder) and returns its descriptor.
 
+    Forked children inherit it, programs that they execute do not.
     os.memfd_create is missing from a Python that was built with a glibc before 2.27 (those of conda and of uv), and
     from kernels before 3.17.
     """

@@ -83,7 +83,7 @@ class Inbox:
         self.buffers = [pair.values.poison(pair.count) for _ in range(slots)]
 
     def poison(self) -> None:
-        """Makes a missing message noticed."""
+        """Overwrites the buffers, so that `compare` notices a missing message."""
         for buffer in self.buffers:
             buffer.fill_(-1)
 

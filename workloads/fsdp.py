@@ -134,7 +134,7 @@ class Trainer:
         self.losses.restore(state["losses"])
 
     def passes_for(self, windows: int) -> int:
-        """Returns how many forward passes each rank makes for so many windows of all: as many, since all gather."""
+        """Returns the forward passes of each rank for `windows` of all ranks together: equal, as all gather weights."""
         return math.ceil(math.ceil(windows / self.env.world_size) / self.at_once)
 
     def step(self, step: int, chosen: Tensor) -> None:

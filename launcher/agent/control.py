@@ -383,8 +383,9 @@ class Control:
     # -- taking part in a round
 
     def first(self, *, preflight: bool = False) -> tuple[History, Rendezvous]:
-        """Joins round 0 (preflight: with one), or the next one if that has begun. Returns its history and rendezvous.
+        """Joins round 0 or, if it has begun and the run is elastic, the next round; returns its history and rendezvous.
 
+        preflight: whether round 0 checks the nodes before the ranks of the workload start.
         Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
         Raises AttemptOver (the attempt ended first) or AskedToStop.
         """

@@ -146,7 +146,7 @@ def compute(where: torch.device) -> Observation:
         raise CheckProblem(Observation(CheckCode.COMPUTES_WRONG, f"{where} computes wrong: {elements}; replace it"))
     if memory is not None and memory[1] - memory[0] > BUSY * memory[1]:
         used = f"{(memory[1] - memory[0]) / 2**30:.1f} of {memory[1] / 2**30:.0f} GiB"
-        text = f"{used} of the memory of {where} are in use: does a process of another job live?"
+        text = f"{used} of the memory of {where} are in use: is a process of another job still running there?"
         raise CheckProblem(Observation(CheckCode.GPU_IN_USE, text), CheckLevel.WARNING)
     return Observation(CheckCode.COMPUTES, devices.name(where) or "cpu")
 
@@ -171,7 +171,8 @@ def judge_space(key: str, folder: str, free: int, files: int, least: int, enough
     """
     has, other = f"{folder} has {free / MIB:,.0f} MiB free", f"or set {key} to another file system"
     if 0 <= files < 10:
-        raise CheckProblem(Observation(CheckCode.FEW_FILES, f"{folder} takes {files} more files: remove some, {other}"))
+        few = f"{folder} has room for only {files} more files (inodes): remove some, {other}"
+        raise CheckProblem(Observation(CheckCode.FEW_FILES, few))
     if free < least:
         little = f"{has}, less than {format_size(least)}: free some, {other}"
         raise CheckProblem(Observation(CheckCode.LITTLE_SPACE, little))
@@ -268,7 +269,10 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
     """Raises CheckProblem for a file of mode 0600 that has another owner now (mapped ids) or is writable by others."""
     if owner != me:
-        text = f"{path} belongs to user {owner} and was made by {me}: ids are mapped there; set runs_dir elsewhere"
+        text = (
+            f"{path} was made by user {me} and belongs to user {owner}: its file system maps user ids (as NFS's "
+            "all_squash does); set runs_dir to another file system"
+        )
         raise CheckProblem(Observation(CheckCode.OTHER_OWNER, text))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         text = f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600: set runs_dir to another file system"

@@ -295,7 +295,7 @@ class Preflight:
             self._control.keep_alive(LOOK)
 
     def _died_alone(self, ended: WorkerExit) -> NodeCheck:
-        text = f"the process that checks the device of local rank {ended.place} {_how(ended)}"
+        text = f"local rank {ended.place} {_how(ended)} during the checks of this node alone"
         return NodeCheck("device", CheckLevel.FAILED, Observation(CheckCode.PROCESS_ENDED, text))
 
     def _died_together(self, ended: WorkerExit) -> NodeCheck:

@@ -410,7 +410,7 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     elif entry.startswith("MIG-"):
         address = parent(entry)
         if address is None:
-            text = f"{mask} names {entry}, and of which GPU that is NVIDIA's library alone could tell"
+            text = f"{mask} names {entry}, a MIG instance: only NVIDIA's library can tell which GPU it is on"
             raise DeviceError(UnboundReason.MIG_SLICE, text)
         at = [gpu for gpu in shown if gpu.address == address]
     else:

@@ -262,7 +262,9 @@ def of_prune(parser: ArgumentParser) -> None:
         help=f"only those in this state ({', '.join(PRUNABLE)}); may be given several times",
     )  # fmt: skip
     parser.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
-    parser.add_argument("--cluster", metavar="NAME", help="the runs on this cluster behind ssh")
+    parser.add_argument(
+        "--cluster", metavar="NAME", help="those on this cluster behind ssh, not those here; not with --runs-dir"
+    )
     add_runs_dir(parser)
 
 

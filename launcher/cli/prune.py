@@ -9,6 +9,7 @@ from launcher.cli.options import PRUNABLE
 from launcher.errors import ConfigError
 from launcher.formatting import plural, rough_size
 from launcher.paths import default_runs_dir
+from launcher.remote import clusters
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -20,8 +21,10 @@ _LINE = "{:>5}  {:9}  {}"  # lines are printed while runs are removed, so the la
 def run(arguments: Namespace) -> int:
     if arguments.older_than is None:
         raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
-    if arguments.cluster is not None:  # else `remote` has run this command there
-        raise ConfigError(f"--cluster {arguments.cluster}: it is no cluster behind ssh, or does not go with --runs-dir")
+    if arguments.cluster is not None and arguments.runs_dir is not None:
+        raise ConfigError("--cluster and --runs-dir cannot be combined: --cluster is about the runs on that cluster")
+    if arguments.cluster is not None:  # it is unknown: for one that is known, `remote` has run this command there
+        clusters.named(arguments.cluster)
     folder: Path = arguments.runs_dir or default_runs_dir()
     before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
     freed, count = maintenance.finish(folder) if arguments.delete else 0, 0

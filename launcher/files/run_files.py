@@ -206,7 +206,7 @@ def create(path: Path, data: bytes) -> Path:
 
 
 def link(source: Path, path: Path) -> bool:
-    """Makes a hard link, unless another file is at `path`, unlike a rename; returns whether it is one to `source`.
+    """Makes `path` a hard link to `source`, but never replaces a file, as a rename would; returns whether it is one.
 
     Of several processes with files of their own, one succeeds. OSError: no answer, or no hard links (WITHOUT_LINKS).
     """
@@ -221,7 +221,7 @@ def link(source: Path, path: Path) -> bool:
 
 
 def append(path: AnyPath, line: str, *, sync: bool = False) -> None:
-    """Appends a line, or several, to a file, made if missing: readers see the whole text or, on a full disk, nothing.
+    """Appends a line, or several, to a file, made if missing. On a full disk it removes its part, as `write_all` does.
 
     sync: whether to wait until it is on disk; it is then a line of its own, though the one before may be cut off.
     """
@@ -245,7 +245,10 @@ def open_to_append(path: AnyPath) -> Iterator[int]:
 
 
 def write_all(descriptor: int, data: bytes, *, sync: bool) -> None:
-    """Writes at the end of a file; after an OSError (a full disk) nothing of `data` is left there."""
+    """Writes at the end of a file.
+
+    After an OSError (a full disk) it removes what it has written of `data`, unless another process has appended since.
+    """
     left = data
     try:
         while left:  # on a full disk the first write is short, and the second one fails

@@ -122,7 +122,7 @@ class PilotActivity:
 
     slots: int = 0  # number of slots of the slot managers that are alive
     busy: int = 0  # number of these slots that run a point now
-    share: float = 0.0  # fraction of the slots' time in which they ran a point, since their start, or recently
+    share: float = 0.0  # fraction of the slots' time in which they ran a point, in what is read of their journals
     rate: float = 0.0  # number of points that ended per second
     left: float | None = None  # seconds until all points are over, at this rate; None: unknown
 

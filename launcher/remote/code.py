@@ -91,8 +91,9 @@ def send(tree: Tree, files: Mapping[str, CodeFile], wanted: Iterable[str], into:
 
 
 def folder_of(digest: str) -> Path | None:
-    """Returns the folder of the code with this digest, and keeps it; None: it is not here, or was changed since.
+    """Returns the folder of the code with this digest, and marks it as used now.
 
+    None: it is not here, or was changed since it was sent; then it is removed.
     Raises OSError: it cannot be read now, so that nothing is known of it.
     """
     folder = sent_folder() / digest

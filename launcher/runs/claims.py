@@ -266,7 +266,7 @@ class SeenManager:
     ended: bool = False  # whether its last event says so
 
     def gone(self) -> bool:
-        """Returns whether it certainly runs no more: else it may be dead on another machine."""
+        """Returns whether it has certainly ended; False: it runs, or is on another machine and may be dead."""
         return self.ended or (self.process is not None and not self.process.alive())
 
 

@@ -181,7 +181,10 @@ class Reason:
 def find_reason(
     table: Sequence[tuple[str, Reason]], text: str, named: Callable[[dict[str, str]], dict[str, str]] = dict
 ) -> Reason | None:
-    """Returns the first row whose pattern matches the whole text, with the pattern's groups, as `named` has them."""
+    """Returns the reason of the first row whose pattern matches the whole text, in any case; None: no row does.
+
+    The pattern's groups are put into its words; named: changes them before that.
+    """
     for pattern, reason in table:
         if match := re.fullmatch(pattern, text, re.IGNORECASE):
             groups = {name: (value or "").strip() for name, value in match.groupdict().items()}

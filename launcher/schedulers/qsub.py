@@ -121,7 +121,7 @@ def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
 # -- The queries and commands of both
 
 
-TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  what a job has (PBS: a variable, Grid Engine: its context) by which it is found
+TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  name of a job's token, by which it is found: a variable, or in Grid Engine's context
 
 
 class QsubQueries(Queries, Protocol):
@@ -246,7 +246,7 @@ class QsubScheduler(Queue):
     def inherited(self, environ: Mapping[str, str]) -> Scrubbed:
         """Returns the environment that a new job inherits from `environ`, without what the scheduler itself sets."""
         own = set(filter(self.of_a_job, environ))
-        if self.job_variable in environ:  # then the scheduler has set it to the job's CPUs; elsewhere the user has
+        if self.job_variable in environ:  # in a job the scheduler has set OMP_NUM_THREADS; elsewhere it is the user's
             own.add("OMP_NUM_THREADS")
         return scrubbed(environ, kept=self.kept, own=own)
 

@@ -373,11 +373,12 @@ def start_local_runner(sweep: Sweep) -> None:
 def submit_pilots(
     sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int], *, by_hand: bool = False
 ) -> SubmittedSweep:
-    """Submits pilots until as many are live as the manifest says, or the points use no more; needs the lock.
+    """Submits pilots until as many are live as the manifest says, or as the remaining points can use.
 
+    The caller holds the sweep's lock (`lease.only_submitter`).
     A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
     next.
-    point, config: of any point. points: `local` in the result if the pilots run without a scheduler.
+    point, config: of any point. points: numbers of the points; the result has them as `local` if there is no scheduler.
     Raises SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none
         while no pilot is live, or did not respond.
     Raises RunError: the sweep is on a file system without hard links.

@@ -71,7 +71,8 @@ def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library() -> N
         masks.visible_gpus(node, environ)
     assert refused.value.unbound == Unbound(
         UnboundReason.MIG_SLICE,
-        "CUDA_VISIBLE_DEVICES names MIG-11111111-2222, and of which GPU that is NVIDIA's library alone could tell",
+        "CUDA_VISIBLE_DEVICES names MIG-11111111-2222, a MIG instance: only NVIDIA's library can tell which GPU it is "
+        "on",
     )
 
 
