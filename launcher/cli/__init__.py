@@ -1,10 +1,11 @@
 """The command line, with one module for each command. It may import every other package.
 
-A module with the name of a command has the command's `run` function.
+A module with the name of a command has the command's `run` function; `commands` names the others.
 
 - `commands`: the table of commands with their one-line help; parser and dispatch
 - `options`: options, arguments and `--help` of each command
-- `submit`: `KEY=VALUE ...`: composes the config, then submits the run or shows it (`dry_run`)
+- `submit`: `KEY=VALUE ...`: composes the config, then submits the run or shows it (`dry_run`); `resume`: submits
+  another attempt of a run
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
 - `run`: `run SCRIPT`: turns a script and its arguments into overrides
 - `confirm`: prints the cost of a submission, and asks for confirmation
@@ -18,10 +19,8 @@ A module with the name of a command has the command's `run` function.
 - `watch`: `status --watch`: the updated table, and its lines without a terminal
 - `logs`: prints and follows output; how often files and states are polled
 - `wait`: follows a run or sweep, and exits with its code
-- `why`: layout of the explanation why a run waits
-- `post_mortem`: layout of the explanation why a run ended; its JSON
-- `cancel`: cancels runs, sweeps and orphaned jobs
-- `resume`: submits another attempt of a run
+- `explain`: `why`, `post-mortem`: layout of the explanation why a run waits, or ended; its JSON
+- `cleanup`: `cancel`: cancels runs, sweeps and orphaned jobs; `prune`: lists and removes old runs
 - `attach`: a shell, stacks or the debugger of a running rank
 - `checkpoint`: lists, inspects, verifies, extracts and adopts checkpoints
 - `sweep`: which options go with which action of `sweep`, and their dispatch
@@ -29,13 +28,10 @@ A module with the name of a command has the command's `run` function.
 - `sweep_results`: `sweep results`, `sweep wait` and `sweep logs`: follows a sweep, and shows what its points gave
 - `sweep_change`: `sweep rerun`, `cancel`, `throttle`
 - `report`: `report`: writes an HTML page about a run, several runs side by side, or a sweep, and opens it
-- `prune`: lists and removes old runs
-- `site`: lists, shows, writes and checks profiles of sites
+- `site`: lists, shows, writes and checks profiles of sites; `template`: prints a job script template to start from
 - `doctor`: runs the checks of this machine, and prints their findings
 - `topology`: `topology`: the hardware of this node, and which part of it each rank gets
-- `data`: lists and downloads data sets
-- `env`: packs a venv into an archive
-- `template`: prints a job script template to start from, and checks the user's own
+- `files_for_nodes`: `data`: lists and downloads data sets; `env`: packs a venv into an archive
 - `help`: `help`, `--help`, `--version`: general help, and the list of keys
 - `complete`: installs or prints the completion script of a shell; computes the completions of the word at the cursor
 - `find`: finds the runs and sweeps that a command line names

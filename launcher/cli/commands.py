@@ -1,6 +1,6 @@
 """The table of sub-commands, their parser and their dispatch. A command's module is imported when it is called.
 
-Each module has `run(arguments)`, which returns the exit code. Options and help of the commands are in `options`.
+Options and help of the commands are in `options`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from launcher.remote.clusters import RemoteCluster
 
-# Each command's name, which is also the name of its module (with `_` for `-`), and its line in the list of commands.
+# Each command's name, and its line in the list of commands.
 COMMANDS = {
     "run": "Your own script; its arguments follow `--`.",
     "status": "States of runs and sweeps.",
@@ -46,8 +46,11 @@ COMMANDS = {
     "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
     "help": "A command's options; keys, their defaults and meaning.",
 }
-
-
+# Commands that share a module, where their functions have their names. Any other has `run` in a module of its name.
+SHARED = {
+    "cancel": "cleanup", "prune": "cleanup", "why": "explain", "post-mortem": "explain", "env": "files_for_nodes",
+    "data": "files_for_nodes", "template": "site", "resume": "submit",
+}  # fmt: skip
 GONE = {"open": "report RUN --open"}  # commands that were there, and what does it now
 
 
@@ -124,8 +127,15 @@ def main(arguments: list[str]) -> int:
         remote = importlib.import_module("launcher.cli.remote")
         if (code := remote.forward(name, parsed, words)) is not None:
             return int(code)
-    done: int = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}").run(parsed)
-    return done
+    return function(name)(parsed)
+
+
+def function(name: str) -> Callable[[argparse.Namespace], int]:
+    """Returns the function of a command, which takes the arguments and returns the exit code; imports its module."""
+    identifier = name.replace("-", "_")
+    module = importlib.import_module(f"launcher.cli.{SHARED.get(name, identifier)}")
+    found: Callable[[argparse.Namespace], int] = getattr(module, identifier if name in SHARED else "run")
+    return found
 
 
 def remote_profiles() -> Mapping[str, RemoteCluster]:

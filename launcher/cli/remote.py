@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
+from launcher.cli.commands import function
 from launcher.cli.screen import write_output
 from launcher.config import profiles
 from launcher.errors import DONE, ConfigError, LauncherError
@@ -77,8 +78,7 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
             with contextlib.redirect_stdout(printed) if one_list else contextlib.nullcontext():
                 if cluster is None:
                     arguments.names = mine
-                    local = importlib.import_module(f"launcher.cli.{command.replace('-', '_')}")
-                    codes.append(local.run(arguments))
+                    codes.append(function(command)(arguments))
                 else:
                     others = [each for each in names if each not in mine]
                     there = _renamed(words, {name: places[name][1] for name in mine}, others)

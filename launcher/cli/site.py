@@ -1,4 +1,7 @@
-"""`site`: lists and shows profiles of sites, writes one for this machine's scheduler, and checks one against it."""
+"""`site`: lists and shows profiles of sites, writes one for this machine's scheduler, and checks one against it.
+
+`template`: prints a job script template to start from, or those of a profile's scheduler.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from launcher.cli.text import print_columns
 from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
 from launcher.findings import Level, worst
+from launcher.paths import resource
 from launcher.remote.clusters import remote_clusters
 from launcher.remote.command import call, profile_of
 from launcher.schedulers import registry
@@ -144,3 +148,41 @@ def survey(wanted: str | None) -> tuple[Scheduler, Site]:
             silent.append(f"{scheduler.title} does not answer: {error}")
     none = f"there is neither {' nor '.join(dict.fromkeys(each.command for each in known))} on PATH"
     raise RunError("; ".join(silent or others) or f"{none}: run this on a login node of the cluster")
+
+
+def template(arguments: Namespace) -> int:
+    require_action("template", arguments.action)
+    profile = profiles.find(arguments.cluster or "slurm")
+    if not profile.scheduler:
+        raise ConfigError(f"cluster={profile.name} has no scheduler here, so no job scripts: {profile.path}")
+    name = registry.scheduler(profile.scheduler).template
+    if not arguments.whole:
+        print(START.format(name=name), end="")
+        return 0
+    for each in (name, "job.sh.j2"):
+        print(f"{{# ---- {each} #}}")
+        print((resource("templates") / each).read_text())
+    return 0
+
+
+START = """\
+{{# Your own job script: cluster.template=FILE. What the blocks below do not replace is the launcher's. #}}
+{{% extends "{name}" %}}
+
+{{% block directives %}}
+{{{{ super() }}}}
+{{% endblock %}}
+
+{{% block setup %}}
+{{{{ super() }}}}
+# This runs on the first node, when everything is set up and before the ranks start.
+{{% endblock %}}
+
+{{% block run %}}
+{{{{ super() }}}}
+{{% endblock %}}
+
+{{% block after %}}
+# This runs on the first node after the ranks have ended, with exit code "$LAUNCHER_EXIT_CODE".
+{{% endblock %}}
+"""

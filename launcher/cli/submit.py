@@ -1,4 +1,7 @@
-"""`python -m launcher KEY=VALUE ...`: composes the config, makes the plan, and submits it or shows it (dry_run)."""
+"""`python -m launcher KEY=VALUE ...`: composes the config, makes the plan, and submits it or shows it (dry_run).
+
+`resume`: does the same for another attempt of a run that is over, at the same size or at another one.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ from hydra.core.hydra_config import HydraConfig
 from launcher.cli import remote
 from launcher.cli.commands import remote_profiles
 from launcher.cli.confirm import YES, confirm
+from launcher.cli.find import find
 from launcher.cli.text import plan_table, print_commands, program
 from launcher.config import compose
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
 from launcher.config.keys import all_keys, opened
-from launcher.config.schema import MISSING
+from launcher.config.schema import MISSING, Program
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource
 from launcher.runs.directory import Run
@@ -32,6 +36,7 @@ from launcher.spec.plan import member_plan, race_token
 from launcher.submission import configs
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
     from hydra.core.config_loader import ConfigLoader
@@ -172,10 +177,10 @@ def _require_known_options(arguments: Sequence[str]) -> None:
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
-    from launcher.submission import resume
+    from launcher.submission.resume import ready_run
 
     wanted = composed.config
-    ready = resume.ready_run(composed, overrides)
+    ready = ready_run(composed, overrides)
     prepared = ready.prepared
     if wanted.dry_run or not registry.scheduler(prepared.plan.cluster.scheduler).on_this_machine:
         for note in prepared.notes:
@@ -184,6 +189,27 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
         return show(prepared)
     ask(ready, yes=yes)
     return conclude(ready)
+
+
+def resume(arguments: Namespace) -> int:
+    from launcher.monitoring.run_status import JobMonitor
+    from launcher.runs.output import Stream
+    from launcher.submission.resume import ready_attempt, require_over
+
+    found = find(arguments.name, arguments.runs_dir)
+    changes = arguments.overrides
+    if arguments.arguments is not None:
+        if found.plan().workload.kind != Program.__name__:
+            raise ConfigError(f"{found.id} is no run of a script of yours, so it has no arguments (--): use KEY=VALUE")
+        changes = with_program_arguments([*changes, "--", *arguments.arguments])
+    ready = ready_attempt(found, changes, new_snapshot=arguments.new_snapshot)
+    if ready.composed.config.dry_run:
+        return show(ready.prepared)
+    require_over(found, JobMonitor())  # before the user is asked to confirm; `Ready.submit` checks once more
+    ask(ready, yes=arguments.yes)
+    output = Stream(found)
+    output.skip()  # the output of earlier attempts
+    return conclude(ready, output)
 
 
 def ask(ready: Ready, *, yes: bool) -> None:
@@ -258,7 +284,7 @@ def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool
 
 def _print_start(plan: JobPlan, submitted: SubmittedRun) -> None:
     # For a person only: the queries take a moment, and a script has no use for them. On stderr, as a remark
-    from launcher.cli.why import start_lines
+    from launcher.cli.explain import start_lines
     from launcher.diagnose.why import estimate
 
     with contextlib.suppress(Exception):  # it is submitted, whatever the scheduler answers now; `why` says more

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from launcher.runs.directory import Run
     from launcher.spec.plan import JobPlan
 
+WIDTH = 80
 LONGEST_METRIC = 200  # characters of a value; result.json has all of it
 
 
@@ -30,7 +31,7 @@ def at_blanks(text: str, width: int) -> list[str]:
 
 def table(
     rows: Sequence[Sequence[str]], *, wraps: int | None = None, wrap: Callable[[str, int], list[str]] = at_blanks,
-    width: int = 80, indent: int = 0,
+    width: int = WIDTH, indent: int = 0,
 ) -> list[list[str]]:  # fmt: skip
     """Returns the lines of each row, aligned, the headings first. No cell is shortened.
 
@@ -48,6 +49,14 @@ def table(
         return [(" " * indent + "  ".join(map(str.ljust, line, widths))).rstrip() for line in lines]
 
     return [of(row) for row in cells]
+
+
+def labelled(label: str, text: str, *, column: int = 11) -> list[str]:
+    """Wraps a text into lines that start in this column, the first one behind a label. Long words are not broken."""
+    return textwrap.wrap(
+        clean(text), WIDTH, initial_indent=f"{label:<{column}}", subsequent_indent=" " * column,
+        break_long_words=False, break_on_hyphens=False,
+    ) or [label]  # fmt: skip
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:

@@ -19,12 +19,12 @@ import pytest
 
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
-from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
+from launcher.cli import checkpoint, explain, status_view, sweep_status
 from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain, runs_table
 from launcher.cli.text import cause, print_unreadable
+from launcher.diagnose import why
 from launcher.diagnose.verdict import evidence_of
-from launcher.diagnose.why import as_json, explain
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files.shared_files import Wrong, read_json
@@ -136,14 +136,14 @@ def a_status(run: Run) -> None:
 
 
 def a_why(run: Run) -> None:
-    found = explain(run, "launcher", cause)
-    json.dumps(as_json(found))
-    why.shown(found, time.time())
+    found = why.explain(run, "launcher", cause)
+    json.dumps(why.as_json(found))
+    explain.shown(found, time.time())
 
 
 def a_post_mortem(run: Run) -> None:
     for for_programs in (False, True):
-        _, lines = post_mortem._examine(run, Namespace(name="sample", attempt=None, as_json=for_programs))
+        _, lines = explain._examine(run, Namespace(name="sample", attempt=None, as_json=for_programs))
         print("\n".join(lines))
     print_unreadable(run)
 

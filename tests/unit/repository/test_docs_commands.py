@@ -5,15 +5,13 @@ Nothing is submitted: a command line goes its whole way up to where a run would 
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
 from launcher.cli import commands, multirun, submit
-from launcher.cli.commands import COMMANDS
+from launcher.cli.commands import COMMANDS, function
 from launcher.cli.multirun import Multirun
 from launcher.cli.options import ACTIONS, require_action
 from launcher.submission import configs
@@ -152,7 +150,7 @@ def checks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "_run", lambda *_, yes: 0)
     monkeypatch.setattr(Multirun, "__call__", first_point)
     monkeypatch.setattr(multirun, "prepare_search", accepted)
-    monkeypatch.setattr(commands, "importlib", SimpleNamespace(import_module=parsed_only))
+    monkeypatch.setattr(commands, "function", parsed_only)
 
 
 def first_point(self: Multirun, batch: list[list[str]], first: int) -> None:
@@ -179,11 +177,10 @@ def exit_code(words: tuple[str, ...]) -> int | str | None:
         return 0
 
 
-def parsed_only(module: str) -> Any:
+def parsed_only(command: str) -> Callable[[Any], int]:
     """A sub-command that does nothing once its arguments are parsed, but for looking at its action and KEY=VALUEs."""
-    command = module.rpartition(".")[2]
     if command in SUBMITS:
-        return importlib.import_module(module)
+        return function(command)
 
     def run(arguments: Any) -> int:
         if command in ACTIONS and arguments.action is not None:
@@ -192,7 +189,7 @@ def parsed_only(module: str) -> Any:
             configs.composed(["workload=ddp_mnist", *overrides])
         return 0
 
-    return SimpleNamespace(run=run)
+    return run
 
 
 @pytest.mark.parametrize("shown", all_shown(), ids=lambda shown: f"{shown.place} {' '.join(shown.words)}")

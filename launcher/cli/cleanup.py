@@ -1,4 +1,4 @@
-"""`cancel`: cancels runs, sweeps, and jobs whose run directory is gone."""
+"""`cancel`: cancels runs, sweeps, and jobs whose run directory is gone. `prune`: lists and removes old runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 from launcher import maintenance
 from launcher.cli.find import find_either
-from launcher.errors import RunError
+from launcher.cli.options import PRUNABLE
+from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
+from launcher.formatting import plural, rough_size
 from launcher.maintenance import Orphan
 from launcher.monitoring.run_status import JobMonitor, status_of
+from launcher.paths import default_runs_dir
+from launcher.remote import clusters
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers.base import QueryError
@@ -18,8 +22,10 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
+PRUNE_LINE = "{:>5}  {:9}  {}"  # lines are printed while runs are removed, so the last column may have any width
 
-def run(arguments: Namespace) -> int:
+
+def cancel(arguments: Namespace) -> int:
     found = [_find(name, arguments.runs_dir) for name in arguments.names]
     for each in found:
         if not isinstance(each, Orphan):
@@ -64,3 +70,33 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
     if Sweep(found).recorded():
         raise RunError(f"job {name} belongs to sweep {found.name}: name the sweep, or a point ({found.name}/0)")
     return Run(found)
+
+
+def prune(arguments: Namespace) -> int:
+    if arguments.older_than is None:
+        raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
+    if arguments.cluster is not None and arguments.runs_dir is not None:
+        raise ConfigError("--cluster and --runs-dir cannot be combined: --cluster is about the runs on that cluster")
+    if arguments.cluster is not None:  # it is unknown: for one that is known, `remote` has run this command there
+        clusters.named(arguments.cluster)
+    folder: Path = arguments.runs_dir or default_runs_dir()
+    before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
+    freed, count = maintenance.finish(folder) if arguments.delete else 0, 0
+    for old in maintenance.survey(folder):
+        why = maintenance.reason_to_keep(old, before, states)
+        size = maintenance.size_of(old.path) if why is None else 0
+        if tried := why is None and arguments.delete:
+            why = maintenance.remove(old, folder, before, states)
+        if why is None:
+            if not count:
+                print(PRUNE_LINE.format("SIZE", "STATE", "RUN"))
+            freed, count = freed + size, count + 1
+            print(PRUNE_LINE.format(rough_size(size), ", ".join(sorted(old.states)), old.id), flush=True)
+        elif tried or old.error or old.needed_by:
+            print(f"{old.id} is kept: {why}", flush=True)
+    total = f"{plural(count, 'run')}, {rough_size(freed)}"
+    if arguments.delete:
+        print(f"removed: {total}")
+    else:
+        print(f"{total}; --delete removes them, checkpoints included" if count else "nothing to remove")
+    return 0

@@ -1,4 +1,7 @@
-"""`data`: lists the data sets on this machine, and downloads one. (Compute nodes often have no internet access.)"""
+"""`data`: lists the data sets on this machine, and downloads one. `env`: packs a venv into an archive.
+
+Both make files for compute nodes, which often have no internet access, and slow file systems.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,25 @@ import contextlib
 import shlex
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import require_action
 from launcher.cli.progress import Rate, of_download, shown
+from launcher.environment import archives
 from launcher.errors import FAILED, ConfigError, LauncherError, near
+from launcher.formatting import rough_size
 from launcher.own_module import program
 from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
-    from pathlib import Path
 
     from launcher.spec.workload_hook import KnownDataSet, Progress
 
 
-def run(arguments: Namespace) -> int:
+def data(arguments: Namespace) -> int:
     action, name = arguments.action, arguments.name
     if action is None:
         if arguments.mirrors:
@@ -79,3 +84,18 @@ def _shown() -> Iterator[Progress]:
             show.show(file, done, total, of_download(done, total, rate))
 
         yield progress
+
+
+def env(arguments: Namespace) -> int:
+    require_action("env", arguments.action)
+    if len(arguments.paths) > 2:
+        raise ConfigError("`env pack` takes a FOLDER and an ARCHIVE")
+    *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)
+    if name.exists() and not arguments.force:
+        raise ConfigError(f"{name} exists already: --force replaces it")
+    source = folder[0] if folder else archives.default_folder()
+    packed = archives.pack(source, name)
+    print(f"{name}: {rough_size(packed['bytes'])} of {source}")
+    print(f"torch was imported from {source} in {packed['import_seconds']:.1f} s")
+    print(f"use it with env.archive={name}")
+    return 0
