@@ -37,7 +37,7 @@ COMMANDS = {
     "post-mortem": "Why a run ended, which rank failed first, and what to do.",
     "sweep": "Sweeps: status, results, rerun, cancel, throttle, wait.",
     "checkpoint": "Checkpoints of a run: list, inspect, verify, extract, adopt.",
-    "site": "Profiles of sites: list, show, check, or write one for this site.",
+    "site": "Profiles of sites: list, show, or write one for this site.",
     "env": "Pack a venv into an archive for the nodes (env.archive).",
     "template": "A template to start your own job scripts from.",
     "report": "One HTML page about a run, or several side by side.",
@@ -51,7 +51,8 @@ SHARED = {
     "cancel": "cleanup", "prune": "cleanup", "why": "explain", "post-mortem": "explain", "env": "files_for_nodes",
     "data": "files_for_nodes", "template": "site", "resume": "submit",
 }  # fmt: skip
-GONE = {"open": "report RUN --open"}  # commands that were there, and what does it now
+# Commands that were there, and what does it now.
+GONE = {"open": "report RUN --open", "site check": "doctor --cluster NAME"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -103,8 +104,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str]) -> int:
     """Runs a sub-command and returns its exit code."""
     name, *words = arguments
-    if name in GONE:
-        raise ConfigError(f"{name} is gone: `{program()} {GONE[name]}` does it")
+    if gone := next((each for each in (name, " ".join(arguments[:2])) if each in GONE), None):
+        raise ConfigError(f"{gone} is gone: `{program()} {GONE[gone]}` does it")
     if name not in COMMANDS:
         if os.path.isfile(name):
             raise ConfigError(f"{name} is a file, and no command: `{program()} run {shlex.quote(name)}` runs it")

@@ -53,7 +53,7 @@ def _all(cluster: str | None) -> Iterator[Finding]:
     except ImportError as error:
         yield problem("config", f"cannot be composed: {error}", "see packages above")
     else:
-        yield from run_all(doctor.rest(config))
+        yield from run_all(doctor.rest(config, compares=cluster is not None))
     yield from torch()
 
 

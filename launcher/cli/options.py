@@ -47,7 +47,6 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
         "list": "list the profiles for cluster=NAME, and their files",
         "show": "print the file of a profile",
         "init": "write a profile from the configuration of this machine's scheduler",
-        "check": "compare a profile with this scheduler; exit code 1 if they differ",
         "login": "log in to a cluster behind ssh, for commands of the next ten minutes",
     },
     "env": {"pack": "pack a venv into an archive"},
@@ -360,7 +359,7 @@ def of_checkpoint(parser: ArgumentParser) -> None:
 
 
 def of_site(parser: ArgumentParser) -> None:
-    """Show, write and check profiles of sites (cluster=NAME). Yours are in ~/.config/launcher/cluster."""
+    """Show and write profiles of sites (cluster=NAME). Yours are in ~/.config/launcher/cluster."""
     parser.usage = "%(prog)s ACTION [NAME] [options]"
     add_actions(parser, "site")
     parser.add_argument(
@@ -457,7 +456,11 @@ def of_doctor(parser: ArgumentParser) -> None:
     """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and host
     names. Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is
     shown. Exits with 0 if there is no problem, else with 1."""
-    parser.add_argument("--cluster", metavar="NAME", help="check this profile (default: the one that runs use)")
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        help="check this profile, and compare it with the live site (default: only check the one that runs use)",
+    )
     parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON object, for programs")
 
 

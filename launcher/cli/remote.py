@@ -191,7 +191,7 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
     quiet = partial(call, cluster, prompts=True, show=lambda _: None, errors=said.append)
     checked = [f"--cluster={name}"]
     if quiet(["site", "show", name]) == DONE:
-        print(f"profile  {name} is there already; `launcher site check {name}` there compares it with the scheduler")
+        print(f"profile  {name} is there already; `launcher doctor --cluster {name}` compares it with the scheduler")
     elif quiet(["site", "init", name, *options, *(f"--setup={line}" for line in activate)]) == DONE:
         print(f"profile  {name} written there")
     else:

@@ -1,4 +1,4 @@
-"""`site`: lists and shows profiles of sites, writes one for this machine's scheduler, and checks one against it.
+"""`site`: lists and shows profiles of sites, and writes one for this machine's scheduler.
 
 `template`: prints a job script template to start from, or those of a profile's scheduler.
 """
@@ -9,15 +9,13 @@ import json
 from datetime import date
 from typing import TYPE_CHECKING
 
-from launcher.cli import doctor, remote
+from launcher.cli import remote
 from launcher.cli.options import require_action
 from launcher.cli.text import print_columns
 from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
-from launcher.findings import Level, worst
 from launcher.paths import resource
 from launcher.remote.clusters import remote_clusters
-from launcher.remote.command import call, profile_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.schedulers.site import described_schedulers
@@ -60,8 +58,8 @@ def run(arguments: Namespace) -> int:
     if action == "login":
         return remote.log_in(name)
     if name is None:
-        raise ConfigError(f"`site {action}` needs the NAME of a profile; `site list` shows them")
-    return _show(name) if action == "show" else _check(name)
+        raise ConfigError("`site show` needs the NAME of a profile; `site list` shows them")
+    return _show(name)
 
 
 def _list() -> int:
@@ -115,23 +113,6 @@ def _init_remote(arguments: Namespace) -> int:
     else:
         print(text, end="")
     return 0
-
-
-def _check(name: str) -> int:
-    if (apart := remote_clusters().get(name)) is not None:
-        return call(apart, ["site", "check", profile_of(apart)])
-    profiles.find(name)
-    cluster = doctor.config_of(name).cluster
-    if not registry.scheduler(cluster.scheduler).command:
-        print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")
-        return 0
-    _, site = survey(cluster.scheduler)
-    found = list(site.differences(cluster))
-    for each in found:
-        print(doctor.line(each))
-    for problem in site.problems:
-        print(f"not checked: {problem}")
-    return 0 if worst(found) is Level.OK else 1
 
 
 def survey(wanted: str | None) -> tuple[Scheduler, Site]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from launcher.config.schema import Cluster, Config
 from launcher.diagnose import machine
 from launcher.errors import ConfigError
-from launcher.findings import Finding, ok, problem
+from launcher.findings import Finding, ok, problem, warning
 from launcher.paths import user_config_dir
 from launcher.schedulers import registry
-from launcher.schedulers.base import Queue, Scheduler
+from launcher.schedulers.base import QueryError, Queue, Scheduler
 from launcher.spec import workload_hook
 
 # -- Runs checks concurrently, each in a thread and with a time limit
@@ -98,6 +98,7 @@ def which(wanted: Scheduler, known: Sequence[Scheduler]) -> Iterator[Finding]:
 
 TORCH = 60.0  # seconds for the import of torch
 ASK = 8.0  # seconds for one query to a scheduler
+SURVEY = 20.0  # the same, about a whole site
 
 
 def first() -> list[DoctorCheck]:
@@ -110,12 +111,16 @@ def first() -> list[DoctorCheck]:
     ]
 
 
-def rest(config: Config) -> list[DoctorCheck]:
-    """Returns the remaining checks (without torch's), which need the configuration."""
+def rest(config: Config, *, compares: bool = False) -> list[DoctorCheck]:
+    """Returns the remaining checks (without torch's), which need the configuration.
+
+    compares: whether the profile is compared with what the site's scheduler reports, which takes some queries.
+    """
     cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
     return [
         DoctorCheck("profile", lambda: _profile(cluster)),
         DoctorCheck("scheduler", lambda: probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
+        *([DoctorCheck("site", lambda: compared_with_site(cluster), 2 * SURVEY)] if compares else []),
         DoctorCheck("host", lambda: [machine.probe_host()]),
         DoctorCheck("ports", lambda: _ports(cluster)),
         DoctorCheck("interface", lambda: [machine.interface(cluster.interface, _interfaces(), queued=queued)]),
@@ -142,6 +147,20 @@ def _profile(cluster: Cluster) -> Iterator[Finding]:
     given = [f"{key}={value}" for key, value in vars(cluster).items()
              if key in {"account", *settings} and isinstance(value, str) and value]  # fmt: skip
     yield ok("config", f"cluster={cluster.name} ({cluster.scheduler}{', ' if given else ''}{', '.join(given)}); {text}")
+
+
+def compared_with_site(cluster: Cluster) -> Iterator[Finding]:
+    wanted = registry.scheduler(cluster.scheduler)
+    if not wanted.command or wanted.problem():  # `probe` says so
+        return
+    try:
+        site = wanted.survey(SURVEY)
+    except QueryError as error:
+        yield warning("site", f"not compared with the profile: {wanted.title} does not answer: {error}")
+        return
+    yield from site.differences(cluster)
+    for each in site.problems:
+        yield warning("site", f"not compared: {each}")
 
 
 def _ports(cluster: Cluster) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.units import parse_memory, parse_time
 
-# -- The parts of `site init` and `site check` that all schedulers share: the facts of a site, lines of its profile
+# -- What `site init` and `doctor --cluster` share for all schedulers: the facts of a site, lines of its profile
 
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
@@ -107,8 +107,8 @@ def memory(octets: int) -> str:
 def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[str]:
     """Yields the lines of the comment at the top of a profile."""
     yield f"# {what} as it was on {day}, written by `launcher site init`."
-    yield f"# `launcher site check {name}` tells what has changed since. Change it as you like: the site itself refuses"
-    yield "# what it does not allow, and limits here only make that known before a job is submitted."
+    yield f"# `launcher doctor --cluster {name}` tells what has changed since. Change it as you like: the site itself"
+    yield "# refuses what it does not allow, and limits here only make that known before a job is submitted."
     for each in problems:
         yield f"# Not found out: {each}"
     yield "#"

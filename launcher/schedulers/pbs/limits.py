@@ -273,7 +273,7 @@ def history(value: str) -> Finding:
     return ok("history", "PBS forgets jobs when they are over (job_history_enable), which the launcher does without")
 
 
-# -- `site init` and `site check` for PBS: queries a site's facts, and writes or compares a profile
+# -- `site init` and `doctor --cluster` for PBS: queries a site's facts, and writes or compares a profile
 
 
 @dataclass(frozen=True)

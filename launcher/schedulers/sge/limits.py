@@ -297,7 +297,7 @@ def gpu_resources(complexes: Sequence[Complex]) -> list[str]:
     ]
 
 
-# -- `site init` and `site check` for Grid Engine: queries a site's facts, and writes or compares a profile
+# -- `site init` and `doctor --cluster` for Grid Engine: queries a site's facts, and writes or compares a profile
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ def _short(text: str) -> str:
     return line if len(line) <= 120 else f"{line[:117]}..."
 
 
-# -- `site init` and `site check` for Slurm: queries a site's facts, and writes or compares a profile
+# -- `site init` and `doctor --cluster` for Slurm: queries a site's facts, and writes or compares a profile
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A node's CPUs as a picture."""
+"""A node's CPUs and devices, and what each rank gets of them, as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from launcher.binding import hardware, masks
 from launcher.binding.masks import parse
 from launcher.cli import commands
-from launcher.cli.topology import WIDTH, devices_of, pictures
+from launcher.cli.topology import WIDTH, devices_of, node_tables
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
 from launcher.runs.events import Bound
@@ -22,70 +22,58 @@ def told(name: str, bind: str = "auto", host: str = "node1", first: int = 0) -> 
     node, allowed = trees.read(name), trees.allowed(trees.description(name))
     near = masks.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     found = masks.bind(node, allowed, near, parse(bind))
-    beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
-    return bindings_event(host, node, allowed, found.ranks, unbound=found.unbound, first_rank=first), beside
+    event = bindings_event(host, node, allowed, found.ranks, unbound=found.unbound, first_rank=first)
+    return event, devices_of(node)
 
 
 POLARIS = """\
 node1: 1 socket, 4 NUMA nodes, 32 cores of 2 threads, 4 NVIDIA A100-SXM4-40GB
   GPUs
   the job may use CPUs 0-63
-  NUMA 0         0-7  33333333  0000:c7:00.0,mlx5_0
-               32-39  33333333
-  NUMA 1        8-15  22222222  0000:85:00.0
-               40-47  22222222
-  NUMA 2       16-23  11111111  0000:46:00.0,mlx5_1
-               48-55  11111111
-  NUMA 3       24-31  00000000  0000:07:00.0
-               56-63  00000000
 
-  rank  cores  CPUs         NUMA  GPU           NIC
+  NUMA  CPUS         GPUS AND NICS
+  0     0-7,32-39    0000:c7:00.0,mlx5_0
+  1     8-15,40-47   0000:85:00.0
+  2     16-23,48-55  0000:46:00.0,mlx5_1
+  3     24-31,56-63  0000:07:00.0
+
+  RANK  CORES  CPUS         NUMA  GPU           NIC
   0     8      24-31,56-63  3     0000:07:00.0  -
   1     8      16-23,48-55  2     0000:46:00.0  mlx5_1
   2     8      8-15,40-47   1     0000:85:00.0  -
   3     8      0-7,32-39    0     0000:c7:00.0  mlx5_0"""
 
-CORES_OF_LUMI = """\
-  NUMA 0        0-15  -4......-5......  0000:d1:00.0,0000:d6:00.0
-               64-79  -4......-5......"""
 
-
-def test_a_picture() -> None:
+def test_the_tables_of_a_node() -> None:
     bound, beside = told("polaris")
-    assert "\n".join(pictures([bound], beside)) == POLARIS
+    assert "\n".join(node_tables([bound], beside)) == POLARIS
 
 
-def test_cores_of_nobody_and_of_the_site() -> None:
-    shown = "\n".join(pictures([told("lumi-g", "core")[0]]))
-    assert CORES_OF_LUMI in shown
-    assert ". of no rank, - not the job's" in shown
-
-
-def test_alike_nodes_are_one_picture() -> None:
+def test_alike_nodes_are_shown_once() -> None:
     both = [told("polaris")[0], told("polaris", host="node2", first=4)[0]]
-    shown = pictures(both)
+    shown = node_tables(both)
     assert shown[0].startswith("node1, node2: 1 socket")
     assert shown[-1] == "  local 0 is ranks 0,4"
-    assert sum("NUMA 0" in line for line in shown) == 1
+    assert sum("GPUS AND NICS" in line for line in shown) == 1
 
 
 def test_nodes_that_differ_are_named_and_shown_each() -> None:
     both = [told("polaris")[0], told("perlmutter", host="node2", first=4)[0]]
-    shown = pictures(both)
+    shown = node_tables(both)
     assert shown[0].startswith("the nodes differ: 1 socket, 4 NUMA nodes, 32 cores")
-    assert sum("  NUMA 0" in line for line in shown) == 2
+    assert sum("GPUS AND NICS" in line for line in shown) == 2
 
 
 @pytest.mark.parametrize("bind", ["auto", "none", "numa"])
 @pytest.mark.parametrize("name", trees.NAMES)
 def test_every_known_node_fits_the_terminal(name: str, bind: str) -> None:
     bound, beside = told(name, bind)
-    assert max(len(line) for line in pictures([bound], beside)) <= WIDTH
+    assert max(len(line) for line in node_tables([bound], beside)) <= WIDTH
 
 
 def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["topology", "--ranks", "1"]) == 0
-    assert "  rank  cores  CPUs" in capsys.readouterr().out
+    assert "  RANK  CORES  CPUS" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", trees.NAMES)
