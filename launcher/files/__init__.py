@@ -9,6 +9,7 @@ It may import errors, paths, processes and units.
 - `json_types`: checks JSON values against the types of a dataclass, and converts between the two
 - `ownership`: who owns a file or folder, who may write to it, and which folders of others the user trusts
 - `writers`: who besides the owner can write to a folder, with the standard library alone
-- `locks`: locks on files: flock on this machine, and hard links on a shared file system
+- `locks`: locks on files, with flock
+- `lease`: leases: files that one process of any machine makes; when the holder of one is dead
 - `shared_secret`: secrets that only processes of one user can read
 """

@@ -45,7 +45,7 @@ from launcher.files.shared_files import (
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.runs.job_file import JobFile, SetupLineFields
-from launcher.runs.lease import Lease, RaceLost, held, require_not_lost, win
+from launcher.runs.lease import RaceLost, RunLease, held, require_not_lost, win
 from launcher.runs.time_left import ends_in, uptime
 from launcher.schedulers.exports import parse_exports
 from launcher.structs import Struct, replace
@@ -229,7 +229,7 @@ class _Stops:
 class Job:
     """One attempt of the run, in this job."""
 
-    def __init__(self, job: JobFile, lease: Lease, stops: _Stops, failed: Failed | None, umask: int) -> None:
+    def __init__(self, job: JobFile, lease: RunLease, stops: _Stops, failed: Failed | None, umask: int) -> None:
         self._job, self._lease, self._stops, self._failed, self._umask = job, lease, stops, failed, umask
         self._run_dir, self._host = Path(job.run_dir), socket.gethostname()
         self._attempt = self._run_dir

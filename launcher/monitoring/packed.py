@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.files.lease import is_dead
 from launcher.files.shared_files import exists, retry_read, unwrap
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
@@ -79,11 +80,12 @@ class Boards:
         # Heartbeats are compared with this machine's clock
         if (sweep.path, manager) in self._ended:
             return False
-        if reads.seen(manager).gone():
+        alive = reads.seen(manager).alive()
+        if alive is False:
             self._ended.add((sweep.path, manager))
-            return False
         sign = reads.sign(manager)
-        return sign is None or time.time() - sign[0] / 1e9 < packing.lease
+        unchanged = 0.0 if sign is None else time.time() - sign[0] / 1e9
+        return not is_dead(ours=False, alive=alive, unchanged=unchanged, timeout=packing.lease)
 
 
 def of_point(run: Run, boards: Boards) -> JobState | None:

@@ -26,13 +26,14 @@ from launcher.agent.forks import unsafe_to_fork, use_large_pages
 from launcher.agent.stop_requests import Signals, StopChecker
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
+from launcher.files.lease import HolderWatch
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.formatting import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
 from launcher.runs import claims
-from launcher.runs.claims import Claims, EntryKind, Heartbeats, Manager, PointLog, SeenManager, State
+from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import (
@@ -515,7 +516,8 @@ class Board:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._claims, self.count, self._mine, self._host, self._clock = folder, count, mine, host, clock
-        self._beats = Heartbeats(lease)
+        self._lease = lease
+        self._watches: dict[Manager, HolderWatch] = {}  # of the heartbeats of others
         self._others: dict[Manager, SeenManager] = {}
         self._free: deque[int] = deque()
         self._next_look = self._looked = self._pause = 0.0
@@ -598,9 +600,12 @@ class Board:
             other = self._others.get(each)
             if other is None or not other.ended:
                 other = self._others[each] = self._claims.seen(each)
-            sign = self._claims.sign(each)
-            silent = sign is not None and self._beats.look(each, sign, now)  # one that cannot be seen now is not dead
-            if claims.may_take_over(each, self._mine, silent=silent, gone=other.gone()):
+            watch = self._watches.setdefault(each, HolderWatch())
+            if (sign := self._claims.sign(each)) is None:
+                watch.forget()
+            else:
+                watch.look(each, sign, now)
+            if claims.may_take_over(each, self._mine, other.alive(), watch.unchanged, self._lease):
                 dead.add(each)
             else:
                 live.add(each)

@@ -32,6 +32,7 @@ from pathlib import Path
 from launcher import bounds
 from launcher.errors import RunError
 from launcher.files import run_files
+from launcher.files.lease import is_dead
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs import event_file
@@ -156,39 +157,23 @@ def fold(entries: Sequence[LogEntry], retries: int) -> PointLog:
     return PointLog(state, owner, len(entries), tuple(failed), bool(entries), releases, last)
 
 
-def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: bool = False) -> bool:
+def may_take_over(
+    owner: Manager, mine: Manager, alive: bool | None, unchanged: float, lease: float = LEASE
+) -> bool:  # fmt: skip
     """Returns whether slot manager `mine` may claim a point that `owner` holds.
 
     | the owner | may take over |
     |---|---|
     | is `mine` itself | no: it runs the point |
     | belongs to an earlier attempt of the same pilot | yes: a pilot's lease lets only one attempt run |
-    | ran on this machine, and its process is gone | yes: the kernel kills a point with its manager |
-    | any other, without a heartbeat for LEASE seconds | yes |
-    | any other | no |
+    | any other | if it is dead (`lease.is_dead`): the kernel kills a point with its manager |
 
-    silent: whether the owner has had no heartbeat for LEASE seconds, by the clock of this machine.
-    gone: whether the owner's process ran on this machine and has ended.
+    alive: see `SeenManager.alive`. unchanged: seconds without a heartbeat, by the clock of this machine.
     """
     if owner == mine:
         return False
-    return silent or gone or (owner.pilot == mine.pilot and owner.attempt < mine.attempt)
-
-
-class Heartbeats:
-    """Decides which slot managers are silent: no new heartbeat for `lease` seconds of the local clock."""
-
-    def __init__(self, lease: float = LEASE) -> None:
-        self._lease = lease
-        self._seen: dict[Manager, tuple[object, float]] = {}
-
-    def look(self, manager: Manager, sign: object, now: float) -> bool:
-        """Records the heartbeat (`Claims.sign`) at `now` (monotonic seconds); returns whether it is silent."""
-        before = self._seen.get(manager)
-        if before is None or before[0] != sign:
-            self._seen[manager] = sign, now
-            return False
-        return now - before[1] >= self._lease
+    earlier = owner.pilot == mine.pilot and owner.attempt < mine.attempt
+    return is_dead(ours=earlier, alive=alive, unchanged=unchanged, timeout=lease)
 
 
 def next_points(
@@ -265,9 +250,11 @@ class SeenManager:
     process: Process | None = None  # None: it runs on another machine or in another PID namespace, or is not known yet
     ended: bool = False  # whether its last event says so
 
-    def gone(self) -> bool:
-        """Returns whether it has certainly ended; False: it runs, or is on another machine and may be dead."""
-        return self.ended or (self.process is not None and not self.process.alive())
+    def alive(self) -> bool | None:
+        """Returns whether it certainly runs, or has certainly ended; None: it is on another machine and may be dead."""
+        if self.ended or self.process is None:
+            return False if self.ended else None
+        return self.process.alive()
 
 
 class Claims:

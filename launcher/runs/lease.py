@@ -1,7 +1,7 @@
 """The lease of a run keeps two attempts of it from running at the same time.
 
-A job holds the lease RUN/lease if it has made that hard link to a file of its own (atomic on NFS as well). It updates
-the file's time as a heartbeat. The content is the job id, then also the attempt and the host.
+A job holds RUN/lease (`launcher.files.lease`), and updates the file's time as a heartbeat. The content is the job id,
+then also the attempt and the host. Jobs of older versions of the launcher take the same file in the same way.
 
 | the lease | a job that waits for it |
 |---|---|
@@ -21,20 +21,18 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.errors import RunError, UnavailableError
+from launcher.errors import RunError
 from launcher.files import locks, run_files, shared_files
-from launcher.files.shared_files import Ok, Unavailable, is_transient, read_text, retry_read, unwrap
+from launcher.files.lease import HolderWatch, Lease, Seen, WithoutLinks, is_dead
+from launcher.files.shared_files import Unavailable, read_text, retry_read, unwrap
 from launcher.runs.job_file import LeaseTimes
 
 HEARTBEAT = 15.0  # seconds between two heartbeats of the job that holds a lease
 POLL = 2.0  # seconds between two checks by a job that waits for a lease
 TIMEOUT = 90.0  # seconds without a heartbeat until a lease is taken over; NFS shows times up to 60 s late
-LINK_TRIES = 20  # failed tries to make the link, with no lease there, after which there are no hard links
-LOCK_TRIES = 300  # tries, 0.1 s apart, after which the lock of a takeover is that of a dead job
 
 
 class LeaseLost(RunError):
@@ -45,29 +43,32 @@ class LeaseTaken(RunError):
     """Another job that is alive holds the run's lease."""
 
 
-class Lease:
-    """The lease of a run; `path` is its file, or without hard links this job's own file."""
+class RunLease:
+    """The lease of a run, for one job."""
 
     def __init__(self, run_dir: str, job: str, times: LeaseTimes) -> None:
-        self.path = Path(run_dir, "lease")
-        self._times = times
-        self._mine = Path(run_dir, f".lease-{job.replace('/', '_')}-{os.getpid()}")
-        self._job = job
+        self._lease = Lease(Path(run_dir, "lease"), Path(run_dir, f".lease-{job.replace('/', '_')}-{os.getpid()}"))
+        self._job, self._times = job, times
         self._released = threading.Event()
+
+    @property
+    def path(self) -> Path:
+        """The lease's file; without hard links this job's own file."""
+        return self._lease.path
 
     def take(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Waits until this process holds the lease, and calls `waiting` before each pause.
 
         Raises LeaseTaken: another job holds it and is alive.
-        Raises RunError: the run directory cannot be written.
+        Raises RunError, OSError: the run directory cannot be used.
         """
         self._write(f"{self._job}\n")
         try:
-            self._link(waiting)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._mine.unlink(missing_ok=True)
-            raise
+            self._lease.take(self._is_dead, waiting, (self._times.poll, self._times.poll))
+        except WithoutLinks:
+            run_dir = self.path.parent
+            print(f"launcher: no hard links in {run_dir}: nothing keeps two attempts apart", file=sys.stderr)
+            self._lease.path = self._lease.own
         threading.Thread(target=self._beat, daemon=True).start()
 
     def record(self, attempt: int) -> None:
@@ -76,113 +77,39 @@ class Lease:
 
     def release(self) -> None:
         self._released.set()
-        with contextlib.suppress(OSError):
-            if self._held():
-                self.path.unlink()
-        with contextlib.suppress(OSError):
-            self._mine.unlink(missing_ok=True)
+        self._lease.release(retry_seconds=0)
 
     def _write(self, text: str) -> None:
-        found = retry_read(lambda: self._mine.write_text(text), self._mine, retry_seconds=shared_files.IN_A_JOB)
+        own = self._lease.own
+        found = retry_read(lambda: self._lease.write(text), own, retry_seconds=shared_files.IN_A_JOB)
         if isinstance(found, Unavailable) and not found.is_transient:
-            raise RunError(f"{_cannot_write(self._mine.parent)} ({found.reason})")
+            raise RunError(f"{_cannot_write(own.parent)} ({found.reason})")
         if unwrap(found) is None:
-            raise RunError(_cannot_write(self._mine.parent))
+            raise RunError(_cannot_write(own.parent))
 
-    def _held(self) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            return os.path.samefile(self.path, self._mine)
+    def _is_dead(self, seen: Seen, watch: HolderWatch) -> bool:
+        job, *attempt = seen.text.split() or [""]
+        if is_dead(ours=job == self._job, alive=None, unchanged=watch.unchanged, timeout=self._times.timeout):
+            return True
+        if watch.beats >= 3:
+            raise LeaseTaken(
+                f"{self.path.parent} runs already, in job {job} (attempt and host: {' '.join(attempt)}): job "
+                f"{self._job} ends"
+            )
         return False
 
     def _beat(self) -> None:
         while not self._released.wait(self._times.heartbeat):
             with contextlib.suppress(OSError):
-                if self._held():
-                    os.utime(self.path)
-
-    def _link(self, waiting: Callable[[], None]) -> None:
-        seen: tuple[int, int] | None = None  # inode and time of the lease
-        beats = fails = locked = 0
-        since = unread = time.monotonic()
-        while True:
-            failed: OSError | None = None
-            try:
-                if run_files.link(self._mine, self.path):
-                    return
-            except OSError as error:
-                failed = error
-            waiting()
-            now: tuple[int, int] | None = None
-            if failed is None or not is_transient(failed):
-                try:
-                    now = self._seen()
-                except OSError as error:
-                    failed = error
-            if failed is not None and is_transient(failed):
-                seen, since = None, time.monotonic()
-                if since - unread > shared_files.IN_A_JOB:
-                    raise UnavailableError(f"{self.path} cannot be read now: {failed.strerror}")
-                time.sleep(min(self._times.poll, 1.0))
-                continue
-            unread = time.monotonic()
-            if now is None:  # it was just released, or there are no hard links here
-                fails += 1
-                if fails > LINK_TRIES:
-                    run_dir = self.path.parent
-                    print(f"launcher: no hard links in {run_dir}: nothing keeps two attempts apart", file=sys.stderr)
-                    self.path = self._mine
-                    return
-                time.sleep(self._times.poll)
-                continue
-            fails = 0
-            if now != seen:
-                beats = beats + 1 if seen is not None and seen[0] == now[0] else 0
-                seen, since = now, time.monotonic()
-            holder = self._holder()
-            if (holder and holder[0] == self._job) or time.monotonic() - since >= self._times.timeout:
-                locked = self._take_away(now, locked)
-                time.sleep(0.1)
-            elif beats >= 3:
-                raise LeaseTaken(
-                    f"{self.path.parent} runs already, in job {' '.join(holder[:1])} (attempt and host: "
-                    f"{' '.join(holder[1:])}): job {self._job} ends"
-                )
-            else:
-                time.sleep(self._times.poll)
-
-    def _seen(self) -> tuple[int, int] | None:
-        with contextlib.suppress(FileNotFoundError):
-            found = self.path.stat()
-            return found.st_ino, found.st_mtime_ns
-        return None
-
-    def _holder(self) -> list[str]:
-        found = read_text(self.path, retry_seconds=0)
-        return (found.value or "").split() if isinstance(found, Ok) else []
-
-    def _take_away(self, seen: tuple[int, int], locked: int) -> int:
-        # Several jobs may find it dead: one at a time checks it once more, and removes it
-        lock = f"{self.path}.lock"
-        try:
-            os.mkdir(lock)
-        except OSError:
-            if locked < LOCK_TRIES:
-                return locked + 1
-        else:
-            with contextlib.suppress(OSError):
-                if self._seen() == seen:
-                    self.path.unlink()
-        with contextlib.suppress(OSError):
-            os.rmdir(lock)
-        return 0
+                os.utime(self._lease.own)  # the lease is a link to it
 
 
 @contextlib.contextmanager
-def held(run_dir: str, job: str, times: LeaseTimes, waiting: Callable[[], None] = lambda: None) -> Iterator[Lease]:
-    """Holds the lease of a run while the block runs; see `Lease.take`."""
-    lease = Lease(run_dir, job, times)
-    lease.take(waiting)
+def held(run_dir: str, job: str, times: LeaseTimes, waiting: Callable[[], None] = lambda: None) -> Iterator[RunLease]:
+    """Holds the lease of a run while the block runs; see `RunLease.take`."""
+    lease = RunLease(run_dir, job, times)
     try:
+        lease.take(waiting)
         yield lease
     finally:
         lease.release()

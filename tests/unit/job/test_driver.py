@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import UnavailableError
+from launcher.files import lease as leases
 from launcher.files import shared_files
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.job import driver
@@ -47,7 +48,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
     found = FileServer(monkeypatch)
-    Clock(monkeypatch, lease)
+    Clock(monkeypatch, leases)
     return found
 
 
@@ -211,7 +212,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken(
 
 
 def test_the_time_in_which_a_lease_cannot_be_read_does_not_make_it_dead(sandbox: Sandbox, server: FileServer) -> None:
-    holder = lease.Lease(str(sandbox.run_dir), "7", LeaseTimes(15, 2, 30))
+    holder = lease.RunLease(str(sandbox.run_dir), "7", LeaseTimes(15, 1, 30))
     (sandbox.run_dir / "lease").write_text("6 3 node1\n")
     server.fail("run-1/lease", 50)  # 50 s in which it cannot be read; 20 s follow
     waits: list[None] = []

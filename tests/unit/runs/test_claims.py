@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher import bounds
 from launcher.errors import RunError
 from launcher.runs import claims
-from launcher.runs.claims import Claims, EntryKind, Heartbeats, LogEntry, Manager, PointLog, State
+from launcher.runs.claims import Claims, EntryKind, LogEntry, Manager, PointLog, State
 from launcher.runs.events import ManagerIdle
 
 A, B, C = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0), Manager(1, 0, 0, 1)
@@ -67,30 +67,23 @@ def test_a_point_is_held_exactly_if_its_last_entry_is_a_claim(entries: list[LogE
 
 
 @pytest.mark.parametrize(
-    ("owner", "mine", "silent", "gone", "may"),
+    ("owner", "mine", "alive", "unchanged", "may"),
     [
-        (A, A, True, True, False),
-        (A, B, False, False, False),
-        (A, B, True, False, True),
-        (A, B, False, True, True),
-        (Manager(0, 0, 0, 0), Manager(0, 1, 0, 0), False, False, True),
-        (Manager(0, 1, 0, 0), Manager(0, 0, 0, 0), False, False, False),
-        (Manager(0, 0, 0, 1), Manager(0, 1, 0, 0), False, False, True),
-        (Manager(0, 0, 0, 1), Manager(0, 0, 1, 1), False, False, False),
+        (A, A, False, 90.0, False),
+        (A, B, None, 89.0, False),
+        (A, B, None, 90.0, True),
+        (A, B, False, 0.0, True),
+        (A, B, True, 90.0, False),  # it is suspended, perhaps, and its points are not
+        (Manager(0, 0, 0, 0), Manager(0, 1, 0, 0), None, 0.0, True),
+        (Manager(0, 1, 0, 0), Manager(0, 0, 0, 0), None, 0.0, False),
+        (Manager(0, 0, 0, 1), Manager(0, 1, 0, 0), None, 0.0, True),
+        (Manager(0, 0, 0, 1), Manager(0, 0, 1, 1), None, 0.0, False),
     ],
 )
-def test_who_may_take_a_point_over(owner: Manager, mine: Manager, silent: bool, gone: bool, may: bool) -> None:
-    assert claims.may_take_over(owner, mine, silent=silent, gone=gone) is may
-
-
-def test_a_manager_is_silent_when_its_heartbeat_has_not_changed_for_the_lease() -> None:
-    beats = Heartbeats(lease=10)
-    assert not beats.look(A, 1, now=0)
-    assert not beats.look(A, 1, now=9)
-    assert not beats.look(A, 2, now=15)
-    assert not beats.look(A, 2, now=24)
-    assert beats.look(A, 2, now=25)
-    assert not beats.look(B, 1, now=100)  # which this process has never seen before
+def test_who_may_take_a_point_over(
+    owner: Manager, mine: Manager, alive: bool | None, unchanged: float, may: bool
+) -> None:  # fmt: skip
+    assert claims.may_take_over(owner, mine, alive, unchanged, lease=90.0) is may
 
 
 FREE, HELD, DONE = PointLog(), PointLog(State.HELD, A, 1, begun=True), PointLog(State.DONE, None, 2, begun=True)
