@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+
+from launcher.structs import Struct
 
 
 class Level(str, Enum):
@@ -15,8 +16,7 @@ class Level(str, Enum):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct):
     """The result of one check."""
 
     level: Level  # how bad it is

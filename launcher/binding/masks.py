@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
 from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
 from launcher.failures.codes import Unbound, UnboundReason
 from launcher.formatting import plural, ranges
+from launcher.structs import Struct
 from launcher.units import parse_ranges
 
 AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa", "core", "map")
 
 
-@dataclass(frozen=True)
-class BindRequest:
+class BindRequest(Struct):
     """A parsed value of `launch.bind`."""
 
     kind: str  # one of KINDS
@@ -77,8 +76,7 @@ class BindingRefused(LauncherError):
     exit_code = NO_RETRY
 
 
-@dataclass(frozen=True)
-class RankDevices:
+class RankDevices(Struct):
     """The devices that a rank uses."""
 
     gpu: Gpu | None = None  # the rank's accelerator; None: it uses none, or it is not known which one
@@ -87,8 +85,7 @@ class RankDevices:
     paired: str = ""  # name of the network device in cluster.nics; empty: `nic` is not from cluster.nics
 
 
-@dataclass(frozen=True)
-class RankBinding:
+class RankBinding(Struct):
     """The binding of one rank."""
 
     cpus: tuple[int, ...]  # the CPUs that the rank may use, sorted
@@ -98,8 +95,7 @@ class RankBinding:
     devices: RankDevices  # the rank's devices
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(Struct):
     """The binding of all ranks of a node."""
 
     ranks: tuple[RankBinding, ...]  # the binding of each rank, by local rank

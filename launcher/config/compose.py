@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -24,6 +23,7 @@ from launcher.config.scheduler_table import cluster_class, schedulers_with
 from launcher.config.schema import Config, SchedulerSettings
 from launcher.errors import ConfigError, near
 from launcher.paths import resource
+from launcher.structs import Struct
 
 
 @contextlib.contextmanager
@@ -63,8 +63,7 @@ FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # arguments that are flags, or set
 DONE_BY_HYDRA = ("mode", "callbacks", "verbose", "output_subdir", "job.chdir", "job.env_set", "job_logging.root")
 
 
-@dataclass(frozen=True)
-class Composed:
+class Composed(Struct):
     """A composed config. The configs of a sweep's points share objects, so none may be modified."""
 
     config: Config  # the config as the schema's dataclasses

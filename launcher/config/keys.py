@@ -21,6 +21,7 @@ from launcher.config.scheduler_table import (
     schedulers_with,
     settings_class,
 )
+from launcher.structs import Struct
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
 OF_CLUSTER = ("directives", "environment", "rank_environment", "expects", "chunk", "resources")
@@ -42,8 +43,7 @@ _NUMBER_AS_ID = re.compile(
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Key:
+class Key(Struct):
     """A key that a user can set."""
 
     name: str  # full name with sections (`checkpoint.keep`)
@@ -99,8 +99,7 @@ def _docs(module: str) -> dict[str, dict[str, str]]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class KeySection:
+class KeySection(Struct):
     """A group of keys in the help."""
 
     prefix: str  # prefix of the keys' names (`launch.`)

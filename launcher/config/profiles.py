@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError, RunError, near
 from launcher.files import run_files
 from launcher.paths import resource, user_config_dir
+from launcher.structs import Struct
 
 SCHEMA = "/hydra/schema/cluster"  # base profiles (slurm, pbs, ...) start from it, and other profiles from those
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Struct):
     """A profile of a cluster."""
 
     name: str  # name of the profile, as in cluster=NAME

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from launcher.errors import ConfigError, near
 from launcher.failures import text
 from launcher.failures.codes import SetupPart
 from launcher.spec.build import is_executable, options, with_options, words
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 # -- The type of the shell lines that the job script runs before the agents start
 
 
-@dataclass(frozen=True)
-class SetupLine:
+class SetupLine(Struct):
     """One shell line (or several that belong together) of the job script's set-up."""
 
     line: str  # shell text
@@ -160,8 +160,7 @@ def problem(version: Sequence[int], missing: Sequence[str]) -> str:
 ELF = b"\x7fELF"
 
 
-@dataclass(frozen=True)
-class ModulePath:
+class ModulePath(Struct):
     """Where Python will look for modules in the job."""
 
     workdir: Path  # folder in which the job starts

@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import NOT_ON_PATH
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import user_cache_dir
+from launcher.structs import Struct
 
 SNAPSHOT = "env.snapshot=true"
 SHOWN = 5  # files that are named when a copy is too large
@@ -25,8 +25,7 @@ SENT = ".launcher-code.json"
 TIMEOUT = 60.0  # seconds for one git command
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Struct):
     """The files of a snapshot."""
 
     root: Path  # folder of the repository
@@ -65,8 +64,7 @@ def sent_folder() -> Path:
     return user_cache_dir() / "code"
 
 
-@dataclass(frozen=True)
-class SentTree:
+class SentTree(Struct):
     """Files that were sent from another machine, by the list that came with them."""
 
     tree: Tree

@@ -31,7 +31,6 @@ import os
 import pwd
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.files import writers
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.paths import GROUPS, resource, user_config_dir
+from launcher.structs import Struct
 from launcher.user_settings import hydra_configs
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,8 +46,7 @@ _MAX_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
 _ANYBODY = Path("/proc/sys/kernel/overflowuid")  # the uid shown for owners that a user namespace does not map
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(Struct):
     """A folder and its permissions."""
 
     path: str  # path of the folder. uid, gid: ids of the folder's owner and group
@@ -57,8 +56,7 @@ class Folder:
     listed: bool = False  # whether the folder has an access control list
 
 
-@dataclass(frozen=True)
-class User:
+class User(Struct):
     """A user: the user id, and the id of the group that contains only this user (-1: there is no such group)."""
 
     uid: int

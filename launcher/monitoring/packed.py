@@ -23,7 +23,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Event, ManagerBegan, PointBegan, PointEnded, known
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.base import JobState
-from launcher.structs import replace
+from launcher.structs import Struct, replace
 
 SETTLED = 2.0  # seconds after which a further change of a folder certainly changes its mtime, however coarse that is
 RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, for rates
@@ -45,8 +45,7 @@ class ClaimsBoard:
         return log.state is State.HELD and log.owner in self.alive
 
 
-@dataclass(frozen=True)
-class _Listing:
+class _Listing(Struct):
     # As of one listing of the folder of claims
 
     logs: Mapping[int, PointLog]  # log of each point, by the point's number
@@ -118,8 +117,7 @@ def cancel_point(run: Run) -> None:
         run.mark("cancelled")
 
 
-@dataclass(frozen=True)
-class PilotActivity:
+class PilotActivity(Struct):
     """Throughput of a packed sweep's pilots."""
 
     slots: int = 0  # number of slots of the slot managers that are alive

@@ -20,7 +20,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -41,6 +40,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 
 SCHEDULER_INTERVAL = QUICKEST  # shortest time for which a scheduler's reply is fresh, in seconds
 QUERY_TIMEOUT = 10.0  # seconds for a query about states; submissions wait longer (cluster.submit_timeout)
@@ -56,8 +56,7 @@ DAMAGE = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RunStatus:
+class RunStatus(Struct):
     """A run's current state."""
 
     run: Run
@@ -65,7 +64,7 @@ class RunStatus:
     history: RunHistory  # its current job and last attempt, according to its own files
     state: RunState
     progress: Progress | None  # the last event `progress` of the last attempt; None: there is none
-    job: JobStatus = field(default_factory=JobStatus)  # empty if it is not needed, because the run is done
+    job: JobStatus = JobStatus()  # empty if it is not needed, because the run is done
     left: int | None = None  # seconds of wall time left, according to the scheduler; None: unknown
     unanswered: str = ""  # name of the scheduler, if it did not respond; else empty
     before: str = ""  # if `unanswered`, state and reason of the job in the scheduler's last reply; else empty
@@ -79,8 +78,7 @@ class RunStatus:
         return self.state.exit_code
 
 
-@dataclass(frozen=True)
-class DamagedRun:
+class DamagedRun(Struct):
     """A run whose files cannot be read."""
 
     run: Run

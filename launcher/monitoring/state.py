@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,7 @@ from launcher import errors
 from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved, Started, StopRequested, every, known
 from launcher.runs.history import RunHistory
 from launcher.schedulers.base import JobState, state_text
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from launcher.monitoring.run_status import RunStatus
@@ -70,8 +70,7 @@ class RunState(Enum):
         )
 
 
-@dataclass(frozen=True)
-class JobStatus:
+class JobStatus(Struct):
     """State of a run's job."""
 
     state: JobState | None = None  # None: there is no job, or its state is not known
@@ -129,8 +128,7 @@ def run_state(history: RunHistory, job: JobState | None, *, answered: bool = Tru
 # -- Progress: steps, rate, time left and last checkpoint, from the events
 
 
-@dataclass(frozen=True)
-class RunProgress:
+class RunProgress(Struct):
     """Progress of a run. A field is None if it is unknown or does not apply."""
 
     step: int | None = None  # number of steps done, as the program reports it

@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from launcher.errors import ConfigError, LauncherError, near
 from launcher.files import run_files
 from launcher.files.json_types import misfit
 from launcher.paths import default_runs_dir, user_data_dir
+from launcher.structs import Struct
 
 TIMEOUT = 10.0  # seconds for an answer to `status` where the profile has no `timeout`
 COMMAND = ".local/share/launcher/there/launcher"  # what `site init --ssh` installs, from the home folder there
@@ -30,8 +30,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+~-]+")  # a path that no shell changes
 TYPES = {"ssh": str, "command": str, "profile": str, "secrets": list[str], "exclude": list[str], "timeout": float}
 
 
-@dataclass(frozen=True)
-class RemoteCluster:
+class RemoteCluster(Struct):
     """A profile of a cluster behind ssh."""
 
     name: str  # as in cluster=NAME
@@ -121,8 +120,7 @@ def chosen(words: Iterable[str]) -> RemoteCluster | None:
 # -- what is known of the runs there: those submitted from here, and the rows of the last answer to `status`
 
 
-@dataclass(frozen=True)
-class LastSeen:
+class LastSeen(Struct):
     """The last answer of a cluster to `status`."""
 
     time: float = 0.0  # seconds since the epoch; 0: never

@@ -42,7 +42,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -67,6 +67,7 @@ from launcher.files.shared_files import (
 )
 from launcher.runs import event_file, live_index
 from launcher.runs.events import Event, Submitting
+from launcher.structs import Struct
 
 FORMAT = 4  # version of the run directory's format; a launcher reads only its own
 # Fields of a record and their types, except for `plan`, whose fields are those of JobPlan.
@@ -104,8 +105,7 @@ def _uid() -> int:
     return os.getuid()
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct):
     """One run's directory."""
 
     path: Path
@@ -347,8 +347,7 @@ class Run:
             require_private(path)
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Struct):
     """One attempt of a run, and its folder `attempts/NUMBER`."""
 
     run: Run

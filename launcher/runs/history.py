@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from launcher.runs.events import (
     last,
 )
 from launcher.runs.sweep_directory import RECORD, Sweep, element_id, sweep_of
+from launcher.structs import Struct
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
@@ -80,8 +80,7 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
 # -- Derives a run's current job and last attempt from its journal and events, without a query to the scheduler
 
 
-@dataclass(frozen=True)
-class RunHistory:
+class RunHistory(Struct):
     """What a run's own files say about it."""
 
     job_id: str | None  # id of the job that runs the run, or will run it next; None: no job is known
@@ -227,8 +226,7 @@ FAILURES = ".failures.jsonl"
 PRIOR = 3600.0  # seconds between two failures of a run that are assumed without experience; it counts as one failure
 
 
-@dataclass(frozen=True)
-class Experience:
+class Experience(Struct):
     """What the user's runs on a cluster have seen so far."""
 
     failures: int = 0  # restarts of ranks, and attempts that failed; stop requests and preemption do not count

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher import bounds
@@ -19,6 +19,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.events import Started, first
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -98,8 +99,7 @@ TAIL = 64 * 1024  # bytes that are read from the end of an output or a log
 EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct):
     """The output of one attempt, or of a job that started no attempt: a range of bytes in a file."""
 
     path: Path  # the file, which may still grow. begin, end: offsets in bytes; an end of None is the end of the file
@@ -120,8 +120,7 @@ class Part:
         return f"--- {', '.join(word for word in (attempt, job, moment) if word)} ---"
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Struct):
     """Where and when the output of an attempt begins."""
 
     number: int  # number of the attempt

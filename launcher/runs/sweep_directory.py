@@ -43,6 +43,7 @@ from launcher.formatting import long_size, ranges
 from launcher.runs import directory, event_file, events, live_index
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Refused, Submitted, Submitting, every
+from launcher.structs import Struct
 from launcher.units import parse_ranges
 
 FORMAT = 2  # version of the manifest's format; format 1 has no `common`, and all overrides of each point
@@ -53,8 +54,7 @@ COMMAND_KEYS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Packing:
+class Packing(Struct):
     """How the points of a packed sweep share pilots. A pilot is a job in which slot managers run points."""
 
     pilots: int  # number of pilots; each is one job
@@ -73,8 +73,7 @@ class Packing:
         return self.pilots * self.nodes * slots
 
 
-@dataclass(frozen=True)
-class SweepManifest:
+class SweepManifest(Struct):
     """The content of sweep.json; `common` has what all points override at the same place, else null."""
 
     name: str  # name of the runs (config key `name`)
@@ -94,8 +93,7 @@ def element_id(array_id: str, index: int) -> str:
     return f"{array_id.replace('[]', '')}_{index}"
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(Struct):
     """The submission of points as one job array."""
 
     token: str  # token by which the scheduler finds the array
@@ -111,8 +109,7 @@ class Submission:
         return element_id(self.job, self.points.index(point))
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Struct):
     """One combination of a sweep's overrides, and its run; the run's directory may not exist yet."""
 
     index: int
@@ -120,8 +117,7 @@ class Point:
     run: Run
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(Struct):
     """One sweep's directory."""
 
     path: Path
@@ -372,8 +368,7 @@ class TrialState(Enum):
         return self not in (TrialState.RUNNING, TrialState.WAITING)
 
 
-@dataclass(frozen=True)
-class SearchSettings:
+class SearchSettings(Struct):
     """Settings of a search: what is searched, and how."""
 
     method: Method  # how points are chosen and pruned

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from launcher.config.scheduler_table import load
 from launcher.errors import LauncherError
 from launcher.failures.codes import NextReason
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +42,7 @@ class QueryTimeout(AnswerLost):
     """The scheduler did not answer within the timeout."""
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(Struct):
     """Why a scheduler ends a job."""
 
     reason: NextReason  # TIME_LIMIT (of an allocation), STOP_REQUESTED, SCHEDULER_ENDS or PREEMPTED
@@ -68,8 +67,7 @@ class JobState(Enum):
         return self in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED)
 
 
-@dataclass(frozen=True)
-class SchedulerJob:
+class SchedulerJob(Struct):
     """One job in the output of a scheduler command."""
 
     id: str  # job id as the scheduler prints it
@@ -88,8 +86,7 @@ def state_text(raw_state: str, reason: str) -> str:
     return raw_state + (f" ({reason})" if reason else "")
 
 
-@dataclass(frozen=True)
-class JobOrigin:
+class JobOrigin(Struct):
     """Where a job or array came from: its script and token."""
 
     id: str  # job id as the scheduler's commands take it
@@ -180,8 +177,7 @@ def parts(count: int, most: int | None) -> list[range]:
 JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about to end
 
 
-@dataclass(frozen=True)
-class JobVariables:
+class JobVariables(Struct):
     """The shell expressions with which a job script finds its job. Some are used within double quotes."""
 
     job_id: str = "${LAUNCHER_JOB_ID:-}"  # within quotes, as element_id and output
@@ -198,8 +194,7 @@ class JobVariables:
     limited: bool = True  # whether the scheduler ends the job after the requested time
 
 
-@dataclass(frozen=True)
-class JobExecution:
+class JobExecution(Struct):
     """One execution of a job; a requeued job has several."""
 
     raw_state: str  # state as the scheduler prints it; empty if not reported
@@ -210,8 +205,7 @@ class JobExecution:
     used: int | None = None
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct):
     """The nodes of an interactive job."""
 
     nodes: int  # number of nodes

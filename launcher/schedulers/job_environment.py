@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from launcher.config import scheduler_table
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 
 # Prefixes of schedulers' variables, and MPI's variables. Those of another job would contradict those of the new job.
 OF_SCHEDULERS = tuple(prefix for place in scheduler_table.OURS.values() for prefix in place.prefixes)
@@ -26,8 +26,7 @@ KEPT = {
 }
 
 
-@dataclass(frozen=True)
-class Scrubbed:
+class Scrubbed(Struct):
     """An environment without the variables of other jobs."""
 
     environment: dict[str, str]  # the remaining variables

@@ -12,6 +12,7 @@ from launcher.failures.codes import Code
 from launcher.runs.events import Awaited
 from launcher.schedulers.base import QueryError, QueryTimeout
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 from launcher.units import parse_local_time, parse_size
 
 # -- The data that `why` prints: why a run is pending, and changes with which it would start sooner
@@ -21,8 +22,7 @@ CLEARLY = 60.0  # minimum seconds that a change must save to be shown
 PART = 0.1  # minimum fraction of the wait that a change must save to be shown
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(Struct):
     """A pending run."""
 
     run: str  # id of the run
@@ -33,8 +33,7 @@ class Waiting:
     most: int | None = None  # most changes to try, since each trial is work for the scheduler; None: no limit
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(Struct):
     """One change of a pending run's request, and the estimated start with this change."""
 
     overrides: tuple[str, ...]  # config overrides for `resume` (`nodes=2`); empty for the unchanged run
@@ -74,8 +73,7 @@ class Why(Code):
     UNKNOWN = "unknown"  # the scheduler's reason is not known, or not explained
 
 
-@dataclass(frozen=True)
-class PendingFacts:
+class PendingFacts(Struct):
     """The facts behind a `Why`, from which `launcher.diagnose.why` makes its text. Each code has some of them."""
 
     meaning: str = ""  # what the scheduler's reason means. The text is from the table in the scheduler's own folder
@@ -89,8 +87,7 @@ class PendingFacts:
     cause: str = ""  # cause of the run's end as one line, as `post-mortem` shows it
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(Struct):
     """Why a run is in its current state, usually why it is pending."""
 
     run: str  # id of the run
@@ -163,8 +160,7 @@ T = TypeVar("T")
 SHOWN = 10  # maximum number of broken nodes to name
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct):
     """A pending reason: a row of a scheduler's table, or what the row says of one job."""
 
     kind: Why  # kind of the reason
@@ -236,8 +232,7 @@ KERNEL: Form = ("OUT_OF_MEMORY", re.compile(r"[Mm]emory cgroup out of memory|Out
 _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+)\s*([kmg]?)b?", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(Struct):
     """One notice in a job's output."""
 
     state: str  # job state that the notice indicates, one of Slurm's for all schedulers

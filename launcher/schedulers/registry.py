@@ -13,7 +13,7 @@ from launcher.errors import ConfigError, near
 from launcher.schedulers.base import Allocation, Queue, Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from launcher.schedulers.functions.executor import FunctionExecutor
     from launcher.schedulers.tasks import TaskRequest
@@ -100,7 +100,12 @@ def starting_steps(starter: str | None) -> Scheduler | None:
     """Returns the scheduler whose steps start with this command of a run's tasks (in an allocation, another one)."""
     if starter is None or starter in STARTERS:
         return None
-    loaded = (each for name in names() for each in schedulers([name]))  # one after the other: each takes 10 to 20 ms
+
+    def in_turn() -> Iterator[str]:  # an import takes 10 to 20 ms, and entry points a look into each installed package
+        yield from OURS
+        yield from entry_points_of(SCHEDULERS)
+
+    loaded = (each for name in in_turn() for each in schedulers([name]))
     return next((each for each in loaded if each.step_starter == starter), None)
 
 

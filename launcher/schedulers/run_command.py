@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO
 
 from launcher import bounds
@@ -21,6 +20,7 @@ from launcher.formatting import long_size
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, QueryTimeout
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 
 # -- Runs one scheduler command with a timeout and a limit on the size of its output
 
@@ -53,8 +53,7 @@ def query(
     return done
 
 
-@dataclass(frozen=True)
-class SubmitCommand:
+class SubmitCommand(Struct):
     """A command that submits a job."""
 
     command: Sequence[str]

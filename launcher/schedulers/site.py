@@ -7,7 +7,6 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from launcher.config.schema import Cluster
@@ -16,6 +15,7 @@ from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, format_time
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
+from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
 # -- What `site init` and `doctor --cluster` share for all schedulers: the facts of a site, lines of its profile
@@ -129,8 +129,7 @@ SHOWN = 30  # maximum number of partitions or queues to list
 SLOW = 5.0  # a query that takes more seconds than this is reported as slow
 
 
-@dataclass(frozen=True)
-class TimedOutput:
+class TimedOutput(Struct):
     """The output of a query and its duration in seconds (`took`), or its error message."""
 
     text: str = ""

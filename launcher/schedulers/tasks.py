@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from launcher.own_module import own_module
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import StopRequested
 from launcher.schedulers import registry, topology
+from launcher.structs import Struct
 
 # -- Tasks of one command that end together: the request to a task starter, and the wait for the started tasks
 
@@ -39,8 +39,7 @@ class Task(Protocol):
     def kill(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class TaskRequest:
+class TaskRequest(Struct):
     """Tasks for a task starter (registry.STARTERS) to start."""
 
     folder: Path  # directory of the tasks' files on a file system that all nodes share; the starter creates it

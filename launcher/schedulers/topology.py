@@ -12,6 +12,7 @@ from itertools import product
 from launcher import bounds
 from launcher.errors import RunError
 from launcher.formatting import long_size
+from launcher.structs import Struct
 
 # -- Node lists: Slurm's (`rack[1-2]n[01-04,7]`) without scontrol, PBS node files, the variable LAUNCHER_HOSTS
 
@@ -158,8 +159,7 @@ class Topology:
                 )
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(Struct):
     environ: Environ  # environment of this process
     hostname: str  # name of this host
     allocation: tuple[str, ...]  # distinct hosts of the allocation in order; empty if unknown
@@ -177,8 +177,7 @@ class _Place:
         return next((self.number(name) for name in names if self.has(name)), None)
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(Struct):
     """The assignment of ranks to nodes."""
 
     of_ranks: tuple[int, ...]  # node rank of each rank

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +36,7 @@ from launcher.spec.sections import (
     resolved,
     resolved_value,
 )
+from launcher.structs import Struct
 
 LONGEST_NAME = 64  # characters of a run's name
 
@@ -140,8 +140,7 @@ class SchedulerRules(Protocol):
         """Checks cluster.directives, and returns them in the form that the plan has."""
 
 
-@dataclass(frozen=True)
-class PlanFacts:
+class PlanFacts(Struct):
     """What a plan contains besides the config: facts about the run and the submitting machine."""
 
     run_id: str  # id of the run
@@ -153,8 +152,8 @@ class PlanFacts:
     # command that starts tasks in the held allocation (srun, pbsdsh); None: the run uses no allocation
     starter: str | None = None
     after: tuple[str, ...] = ()  # dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py
-    code: SnapshotCode = field(default_factory=SnapshotCode)  # see launcher/environment/snapshot.py
-    archive: Archive = field(default_factory=Archive)  # facts about env.archive; see launcher/environment/archives.py
+    code: SnapshotCode = SnapshotCode()  # see launcher/environment/snapshot.py
+    archive: Archive = Archive()  # facts about env.archive; see launcher/environment/archives.py
     # folder with the files of secrets, for schedulers that need one (PBS); see launcher/environment/secrets.py
     secrets_dir: str | None = None
 

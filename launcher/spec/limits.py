@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.config.scheduler_table import settings_class
@@ -11,6 +11,7 @@ from launcher.config.schema import Cluster, Limits, Pool, ResumeHow, SchedulerSe
 from launcher.errors import ConfigError
 from launcher.formatting import exact_time, format_size, format_time, number, plural
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def with_pool(cluster: Cluster) -> Cluster:
 # reports are compared in launcher/schedulers.
 
 
-@dataclass(frozen=True)
-class NodeGroup:
+class NodeGroup(Struct):
     """Nodes of one kind."""
 
     nodes: int  # number of nodes. cpus, gpus: number of CPUs and GPUs of each node
@@ -206,8 +206,7 @@ def _shown(key: str, value: int) -> str:
 # Hours are those of the requested wall time: the most that may be charged, not what will be used.
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(Struct):
     """The cost of one or more jobs."""
 
     # node_hours, gpu_hours, core_hours: number of nodes, GPUs and CPUs, each times the requested wall time in hours

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from launcher.config.scheduler_table import settings_class
@@ -29,6 +28,7 @@ from launcher.spec.sections import (
     Train,
     Workload,
 )
+from launcher.structs import Struct
 
 S = TypeVar("S", bound=SchedulerSettings)
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # control characters but the tab; line breaks
@@ -36,8 +36,7 @@ NIC = "{nic}"  # in cluster.rank_environment it stands for the rank's network de
 PILOT_ENTRY = "launcher.pilots.manager:main"  # workload.entry of pilots
 
 
-@dataclass(frozen=True)
-class JobPlan:
+class JobPlan(Struct):
     """Everything that is decided about a run before it starts. It is saved as JSON in the run directory.
 
     Names and sections are those of the config. These attributes are not in the config:

@@ -7,20 +7,20 @@ seconds, sizes to bytes, lists to tuples, enums to strings. Values that depend o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from launcher.config.schema import Form
 from launcher.errors import ConfigError
+from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
 S = TypeVar("S")
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(Struct):
     """The section `cluster` of a plan, without the keys that only the submitting machine needs."""
 
     name: str
@@ -42,8 +42,7 @@ class Cluster:
     query_interval: int | None  # seconds
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Struct):
     """The section `launch` of a plan; times are in seconds."""
 
     mode: str
@@ -59,8 +58,7 @@ class Launch:
     bind: str  # the CPUs that a rank may use; see launcher/binding/masks.py
 
 
-@dataclass(frozen=True)
-class Env:
+class Env(Struct):
     """The section `env` of a plan."""
 
     modules: tuple[str, ...]
@@ -76,8 +74,7 @@ class Env:
     secrets: tuple[str, ...]  # patterns of names of secret variables: the user's and the built-in ones
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Struct):
     """The section `checkpoint` of a plan; times are in seconds."""
 
     every: int | None
@@ -97,8 +94,7 @@ class Checkpoint:
     peers: bool = True
 
 
-@dataclass(frozen=True)
-class Resume:
+class Resume(Struct):
     """The section `resume` of a plan."""
 
     how: str
@@ -107,8 +103,7 @@ class Resume:
     strict: bool
 
 
-@dataclass(frozen=True)
-class Train:
+class Train(Struct):
     """The section `train` of a plan."""
 
     invariant: bool
@@ -117,16 +112,14 @@ class Train:
     straggler_time: int  # seconds
 
 
-@dataclass(frozen=True)
-class Debug:
+class Debug(Struct):
     """The section `debug` of a plan."""
 
     ranks: tuple[int, ...]  # those that stop at breakpoint()
     post_mortem: bool
 
 
-@dataclass(frozen=True)
-class Tracking:
+class Tracking(Struct):
     """The section `tracking` of a plan."""
 
     experiment: str
@@ -137,8 +130,7 @@ class Tracking:
     mode: str | None
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(Struct):
     """The section `workload` of a plan: the keys that all workloads have, and in `params` all keys of this one."""
 
     name: str
@@ -149,8 +141,7 @@ class Workload:
     params: Mapping[str, Any]  # all keys, as plain values
 
 
-@dataclass(frozen=True)
-class SnapshotCode:
+class SnapshotCode(Struct):
     """The snapshot of the user's code. Without one, ranks use the code in place."""
 
     # folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot
@@ -159,8 +150,7 @@ class SnapshotCode:
     path: tuple[str, ...] = ()  # folders of the copy that are put on PYTHONPATH
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(Struct):
     """Facts about the file of env.archive."""
 
     digest: str = ""  # SHA-256 of the file, in hexadecimal

@@ -12,12 +12,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.paths import resource, user_config_dir
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config, Workload
@@ -86,8 +86,7 @@ class WorkloadHook:
         return ()
 
 
-@dataclass(frozen=True)
-class Hook:
+class Hook(Struct):
     """A workload's hook and its name (`module:Class`). Exceptions in the hook become ConfigErrors with that name."""
 
     name: str
@@ -109,8 +108,7 @@ class Hook:
             return tuple(KnownDataSet(self.name, each) for each in self.own.data_sets())
 
 
-@dataclass(frozen=True)
-class KnownDataSet:
+class KnownDataSet(Struct):
     """A data set and the name of its hook. Exceptions in the data set become ConfigErrors with the hook's name."""
 
     hook: str

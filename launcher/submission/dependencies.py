@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 
 CONDITIONS = ("ok", "any", "failed")
 FOLLOWERS = "followers"  # folder in a run or sweep: a file for each run that depends on it, with that run's directory
@@ -51,8 +51,7 @@ class StartDecision(Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True)
-class Dependency:
+class Dependency(Struct):
     """A run or sweep that another run depends on, with its present state."""
 
     condition: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -31,6 +31,7 @@ from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFi
 from launcher.schedulers import registry, tasks, templates
 from launcher.schedulers.templates import Raw, command, quote, shell_text
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     import jinja2
@@ -52,8 +53,7 @@ BEFORE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TemplateProblem:
+class TemplateProblem(Struct):
     """An error in a template; `what` is a text about it and the fix."""
 
     path: str
@@ -218,8 +218,7 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
 # -- The job script of a run, for all schedulers, and the file that its driver reads. Pure, but for `write`
 
 
-@dataclass(frozen=True)
-class RenderedScript:
+class RenderedScript(Struct):
     """The texts of a job script and of the files beside it."""
 
     script: str

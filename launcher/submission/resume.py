@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.config.compose import FOR_HYDRA, Composed
@@ -27,6 +26,7 @@ from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers.run_command import SubmissionRefused
+from launcher.structs import Struct
 from launcher.submission import configs, race
 from launcher.submission.prepare import Prepared, check_capacity, prepare
 from launcher.submission.submit import (
@@ -107,8 +107,7 @@ FIXED = ("run_id", "runs_dir", "workload", "name")  # keys that another attempt 
 PASSING = ("run_id", "runs_dir", "wait", "submit", "dry_run", "confirm_above")
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Struct):
     """An attempt that has passed every check. A dry run shows it, and `submit` submits it."""
 
     composed: Composed

@@ -14,7 +14,6 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from launcher.schedulers.base import BY_HAND
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import SubmissionRefused, submit_after
 from launcher.spec.plan import JobPlan, keys_of
+from launcher.structs import Struct
 from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared
 
@@ -49,8 +49,7 @@ OF_THE_COMMAND = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class SubmittedRun:
+class SubmittedRun(Struct):
     """A submitted run."""
 
     run: Run

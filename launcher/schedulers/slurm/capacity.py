@@ -17,6 +17,7 @@ from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import Qos, Slurm, in_cluster, quiet_environment
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.plan import JobPlan, settings_of
+from launcher.structs import Struct
 from launcher.units import parse_local_time, time_or_none
 
 # -- Queries one pending job, and the partitions, nodes and limits that it depends on: one command each, and pure
@@ -29,8 +30,7 @@ NODES = ("sinfo", "--all", "--noheader", "--format=%P|%D|%T|%f|%N|%E")
 NEVER = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(Struct):
     """A pending job, parsed from `scontrol show job`. An empty text means that the job has no such value."""
 
     id: str
@@ -52,8 +52,7 @@ class Pending:
     throttle: int | None = None  # maximum number of array elements that run at once; None: no limit, or no array
 
 
-@dataclass(frozen=True)
-class PartitionFacts:
+class PartitionFacts(Struct):
     """A partition, parsed from `scontrol show partition`."""
 
     name: str
@@ -71,8 +70,7 @@ class PartitionFacts:
     root_only: bool = False  # whether only root can submit to the partition
 
 
-@dataclass(frozen=True)
-class NodeCounts:
+class NodeCounts(Struct):
     """Nodes of one partition with the same state and features."""
 
     partition: str  # name of the partition
@@ -83,8 +81,7 @@ class NodeCounts:
     reason: str = ""  # the administrator's reason for taking the nodes out of service; empty: none
 
 
-@dataclass(frozen=True)
-class Reservation:
+class Reservation(Struct):
     """A reservation."""
 
     name: str  # name of the reservation
@@ -99,8 +96,7 @@ class Reservation:
         return "MAINT" in self.flags
 
 
-@dataclass(frozen=True)
-class StartTrial:
+class StartTrial(Struct):
     """The result of `sbatch --test-only`."""
 
     starts: float | None  # estimated start in seconds since the epoch; None: the job would not start
@@ -347,8 +343,7 @@ SHORTEST = 120  # minimum wall time in seconds to suggest
 BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power")
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct):
     """A change of a run to try."""
 
     overrides: tuple[str, ...]  # config overrides for `resume` (`nodes=2`)

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from launcher.schedulers.base import (
@@ -22,6 +22,7 @@ from launcher.schedulers.base import (
 from launcher.schedulers.pending import Form
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.spec.limits import NodeGroup
+from launcher.structs import Struct
 from launcher.units import parse_local_time, parse_time, size_or_none, time_or_none
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ NO_ANSWER = re.compile(
 JOB_LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobCount", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Slurm:
+class Slurm(Struct):
     """Slurm's queries and commands for jobs; see `base.Queries`."""
 
     timeout: float = 60  # timeout of each command in seconds
@@ -397,8 +397,7 @@ def _nothing(text: str) -> str:
 # --
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Struct):
     """A live partition."""
 
     name: str  # name of the partition
@@ -409,8 +408,7 @@ class Partition:
     qos: str = ""  # name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own
 
 
-@dataclass(frozen=True)
-class Qos:
+class Qos(Struct):
     """A QOS, whose flags may lift limits of a job's partition (not those of a partition's own QOS: seen on 22.05)."""
 
     name: str

@@ -46,6 +46,7 @@ from launcher.schedulers.slurm.script import effective
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.limits import too_much_for
 from launcher.spec.plan import JobPlan, settings_of
+from launcher.structs import Struct
 
 # -- Checks a plan against Slurm's partitions before submission
 # Slurm would accept some of the jobs that are refused here, and leave them pending for ever, for instance a job that
@@ -259,8 +260,7 @@ def _short(text: str) -> str:
 # -- `site init` and `doctor --cluster` for Slurm: queries a site's facts, and writes or compares a profile
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(Struct):
     """An account of this user; `default` is whether it is the user's default account."""
 
     name: str
