@@ -15,13 +15,13 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError, near
 from launcher.files import run_files
 from launcher.files.checksum import digest_of
 from launcher.own_module import program
+from launcher.structs import Struct
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"
@@ -37,8 +37,7 @@ class DatasetError(ConfigError):
     """A data set is missing, damaged, or could not be fetched; the text names the file and what to do."""
 
 
-@dataclass(frozen=True)
-class IdxFile:
+class IdxFile(Struct):
     """One of a data set's four files."""
 
     name: str  # file name without `.gz`
@@ -53,8 +52,7 @@ class IdxFile:
         return 4 + 4 * len(self.shape) + math.prod(self.shape)
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Dataset(Struct):
     """A known data set."""
 
     name: str  # name of the data set in a config
@@ -76,8 +74,7 @@ class Dataset:
         return fetch(self.name, data_dir, mirrors, progress)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct):
     """A verified data set on this machine."""
 
     name: str  # name of the data set

@@ -11,11 +11,11 @@ import hashlib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from launcher.errors import ConfigError
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from launcher.config.schema import FSDPLm
@@ -32,8 +32,7 @@ class TextError(ConfigError):
     """A text is missing, cannot be read or is too short; the message names the key and what to do."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(Struct):
     """A text that was found."""
 
     name: str  # `shakespeare`, or the path of the file or directory

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from launcher.structs import Struct
 
 
 class Method(Enum):
@@ -24,8 +25,7 @@ class Goal(Enum):
     maximize = "maximize"
 
 
-@dataclass(frozen=True)
-class Dimension:
+class Dimension(Struct):
     """The values that a search may give to one key: choices, or the numbers from `low` to `high`."""
 
     # values as text, as after `KEY=` in an override (`0.1`); empty: the values are numbers. low, high: smallest and

@@ -16,14 +16,15 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from launcher.files import run_files
 from launcher.files.run_files import write
 from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.structs import Struct
 
 FORMAT = 4
 QUICKEST, SLOWEST = 2.0, 60.0  # minimum and maximum seconds for which a result is fresh
@@ -31,12 +32,11 @@ SLOWER = 1.3  # factor by which this time grows with each unchanged result
 SHARE = 10  # a result is fresh for at least 10 durations of its query, so queries take at most a tenth of the time
 
 
-@dataclass(frozen=True)
-class JobSnapshot:
+class JobSnapshot(Struct):
     """The result of one query for all jobs of the user."""
 
     # jobs by `Queries.key`; if the query failed, those of the last successful query
-    jobs: dict[str, SchedulerJob] = field(default_factory=dict)
+    jobs: Mapping[str, SchedulerJob] = MappingProxyType({})
     # start of the query that returned `jobs`, in seconds since the epoch; None if no query has succeeded
     began: float | None = None
     completed: float = 0.0  # end of the latest query, in seconds since the epoch

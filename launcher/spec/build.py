@@ -181,7 +181,7 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
     plan = resolved(
         JobPlan,
         config,
-        **{each.name: getattr(site, each.name) for each in dataclasses.fields(site)} | {"starter": starter},
+        **{name: getattr(site, name) for name in PlanFacts.FIELDS} | {"starter": starter},
         name=check_name("name", config.name),
         nodes=nodes + config.spares,
         min_nodes=min_nodes,

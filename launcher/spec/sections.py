@@ -7,7 +7,6 @@ seconds, sizes to bytes, lists to tuples, enums to strings. Values that depend o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -17,7 +16,7 @@ from launcher.errors import ConfigError
 from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Struct)
 
 
 class Cluster(Struct):
@@ -163,8 +162,8 @@ def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:
 
     prefix: of the section's keys (`launch.`), for errors that name the key, the value and the fix.
     """
-    names = [each.name for each in fields(part) if each.name not in own]  # type: ignore[arg-type]
-    return part(**{name: resolved_value(config, name, prefix) for name in names}, **own)
+    found = {name: resolved_value(config, name, prefix) for name in part.FIELDS if name not in own}
+    return part(**found, **own)
 
 
 def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
