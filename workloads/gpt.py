@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import dropout, gelu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from launcher.torch_compat import DTensor, FSDPModule, MixedPrecisionPolicy, fully_shard, local_part
+from launcher.torch_compat import DTensor, FSDPModule, MixedPrecisionPolicy, fully_shard, local_part, with_local
 from workloads import texts
 
 
@@ -157,7 +157,7 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
     and nothing is sent. As in GPT-2, weights whose results are added to the blocks' inputs are divided by the square
     root of the number of these additions.
     """
-    model.to_empty(device=device)
+    model._apply(lambda tensor: _empty(tensor, device))
     residuals = 2 * len(model.blocks)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # the scales of norms
@@ -169,6 +169,13 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
             whole = torch.empty(parameter.shape).normal_(0, spread, generator=generator)
         assert isinstance(parameter, DTensor)
         parameter.to_local().copy_(local_part(whole, parameter))
+
+
+def _empty(tensor: Tensor, device: torch.device) -> Tensor:
+    # As in `to_empty`, without an operation of DTensors
+    if isinstance(tensor, DTensor):
+        return with_local(torch.empty_like(tensor.to_local(), device=device), tensor)
+    return torch.empty_like(tensor, device=device)
 
 
 @torch.no_grad()

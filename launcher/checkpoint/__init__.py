@@ -7,6 +7,7 @@ names does.
 - `checkpointer`: `Checkpointer`, the public class: `save`, `load`, `wait`; which checkpoints `load` skips or refuses
 - `resumable`: `Resumable`: what a training loop needs to be stopped and resumed, given once; default generators
 - `saving`: the steps of one save, local and collective, from copies of the state to the published checkpoint
+- `staging`: takes a rank's state, for a checkpoint or for memory: copies of its tensors, by a thread
 - `loading`: reads one checkpoint into the tensors and objects of a state, on all ranks
 - `format`: the format on disk: names of files and folders, manifest, checksums; verifies a checkpoint
 - `folder`: the checkpoint folder: lists, publishes, quarantines and removes checkpoints; which of them are kept

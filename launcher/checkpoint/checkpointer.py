@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,10 +34,11 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers, SavesFail
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
-from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, expanded
+from launcher.checkpoint.loading import Loaded, LoadTarget, Opened
 from launcher.checkpoint.memory import InMemory, MemoryCheckpoints
-from launcher.checkpoint.saving import Save, SaveOutcome, Staging, Writer
-from launcher.checkpoint.state import Content, facts, merge, plain, step_number
+from launcher.checkpoint.saving import Save, SaveOutcome, Writer
+from launcher.checkpoint.staging import Staging
+from launcher.checkpoint.state import facts, merge, step_number
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
@@ -182,19 +182,11 @@ class Checkpointer:
         self.wait()
         self._settle()
         still = wait or not self._background
-        save = Save(step, {}, {}, check_values=self._check_replicas, started=began)
-        try:
-            save.extra, save.metrics = facts(extra or {}, "extra"), facts(metrics or {}, "metrics")
-            save.content = Content.of(expanded(state)[0])
-            save.rank_state = None if rank_state is None else plain(expanded(rank_state)[0], "rank_state")
-            save.compare = self._check_replicas and not self._compared
-            save.copying = self._staging.start(save.content.tensors, still=still)
-        except (TypeError, ValueError) as error:
-            save.fault, save.final = str(error), True
-        except RecursionError:
-            save.fault, save.final = "the state is nested too deeply to be saved", True
-        except Exception as error:  # out of memory, for example: the other ranks must not wait for this one
-            save.fault = files.one_line(error)
+        compare = self._check_replicas and not self._compared
+        save = Save(step, began=began, compare=compare, check_values=self._check_replicas)
+        with save.keeps_faults():
+            content = save.take(state, rank_state, extra or {}, metrics or {})
+            save.copying = self._staging.start(content.tensors, still=still)
         self._save = save
         if still:
             with heartbeat.alive():
@@ -203,10 +195,7 @@ class Checkpointer:
             if save.failure is not None:
                 raise save.failure
         else:
-            # Not a daemon thread, so that a process that ends completes the save first.
-            save.thread = threading.Thread(target=self._run, args=(save,), name="checkpoint")
-            save.thread.start()
-        save.blocked += time.perf_counter() - began
+            save.run(partial(self._run, save), "checkpoint")
         return time.perf_counter() - began
 
     def keep(
@@ -232,14 +221,7 @@ class Checkpointer:
     def staged(self) -> float:
         """Waits until `save` and `keep` have copied the state, so that it may change; returns the seconds waited."""
         kept = 0.0 if self._memory is None else self._memory.staged()
-        save = self._save
-        if save is None or save.staged.is_set():
-            return kept
-        began = time.perf_counter()
-        save.staged.wait()
-        waited = time.perf_counter() - began
-        save.blocked += waited
-        return kept + waited
+        return kept + (0.0 if self._save is None else self._save.staged())
 
     def wait(self) -> None:
         """Waits until the last save is published or has failed, and old checkpoints are removed.
@@ -249,9 +231,8 @@ class Checkpointer:
                 Other failures are only logged.
         """
         save, self._save = self._save, None
-        if save is not None and save.thread is not None and save.thread.is_alive():
-            with heartbeat.alive():
-                save.thread.join()
+        if save is not None:
+            save.join()
         self._folder.wait()
         if self._final is not None:
             raise CheckpointError(self._final)
@@ -282,7 +263,7 @@ class Checkpointer:
             if not save.published:
                 outcome = SaveOutcome(failure=files.one_line(error), exception=type(error).__name__)
         finally:
-            save.staged.set()
+            save.release()
         if outcome.failure is None:
             self.cost = max(self.cost, outcome.seconds)
         else:

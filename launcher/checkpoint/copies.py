@@ -164,10 +164,12 @@ def index_of(body: Tensor, header: Header) -> dict[str, Any]:
     return dict(found)
 
 
-def require_sound(body: Tensor, header: Header) -> None:
-    """Compares all checksums of a copy; raises Damaged."""
-    if index_of(body, header)["blocks"] != _checksums(body[: header.index]):
+def sound_index(body: Tensor, header: Header) -> dict[str, Any]:
+    """Returns the index of a copy after comparing all checksums; raises Damaged."""
+    index = index_of(body, header)
+    if index["blocks"] != _checksums(body[: header.index]):
         raise Damaged("its tensors have changed since they were written")
+    return index
 
 
 def tensors_in(body: Tensor, index: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -10,11 +10,11 @@ import hashlib
 import os
 import statistics
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from launcher.checkpoint import copies
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.files import one_line
 from launcher.checkpoint.format import MEMORY, Damaged, Manifest
-from launcher.checkpoint.loading import LoadTarget, Opened, expanded
-from launcher.checkpoint.saving import Copying, Staging
-from launcher.checkpoint.state import Content, ReplicaTable, facts, fill, local_part, offset_of, plain, size_of
+from launcher.checkpoint.loading import LoadTarget, Opened
+from launcher.checkpoint.staging import Snapshot, Staging
+from launcher.checkpoint.state import ReplicaTable, fill, local_part, offset_of, size_of
 from launcher.formatting import log_line
-from launcher.worker import heartbeat, rank_report
+from launcher.worker import rank_report
 from launcher.worker.process_group import Env
 
 PIECE = 1 << 30  # most bytes that are sent at once
@@ -39,21 +39,10 @@ MEASURED = 5  # copies from which the cost is taken; as many are made at every s
 
 
 @dataclass
-class _Copy:
+class _Copy(Snapshot):
     # One copy on this rank, while it is made
 
-    step: int
-    extra: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    content: Content | None = None
-    rank_state: dict[str, Any] | None = None
-    copying: Copying | None = None  # of the tensors that this rank copies
-    kept: list[str] = field(default_factory=list)  # names of these tensors
     layout: str = ""
-    fault: str | None = None  # why this rank cannot make its copy
-    staged: threading.Event = field(default_factory=threading.Event)  # set as soon as the state may change
-    thread: threading.Thread | None = None
-    blocked: float = 0.0  # seconds for which training was blocked so far
     whole: float = 0.0  # seconds until it was complete on all ranks
     every: int = 0  # what the ranks have agreed on: steps until the next copy,
     single: bool = False  # whether they have different tensors,
@@ -106,6 +95,7 @@ class MemoryCheckpoints:
         self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of the steps between them
         self._last: tuple[int, float] | None = None  # step of the last copy, and when it was made
         self._bad: set[copies.Held] = set()
+        self._indices: dict[copies.Header, dict[str, Any]] = {}  # of the copies that `fetch` has verified
         self._kept = False  # whether a copy was made in this round
         self._uses = False  # whether it has the memory; one object of a process has
         here = None if _in_use else rank_report.shared_memory()
@@ -145,22 +135,17 @@ class MemoryCheckpoints:
         self.wait()
         if not self.every:
             return
-        began = time.perf_counter()
+        copy = _Copy(step)
         if self._last is not None:
             done, at = self._last
             self._steps.append((asked - at - self._costs[-1][0]) / max(1, step - done))
-        self._last = step, began
-        copy = _Copy(step)
-        try:
-            copy.extra, copy.metrics = facts(extra, "extra"), facts(metrics, "metrics")
-            content = copy.content = Content.of(expanded(state)[0])
-            copy.rank_state = None if rank_state is None else plain(expanded(rank_state)[0], "rank_state")
-        except Exception as error:  # the other ranks must not wait for this one
-            copy.fault = one_line(error)
+        self._last = step, copy.began
+        with copy.keeps_faults():
+            content = copy.take(state, rank_state, extra, metrics)
         if self._first and not self._begins(copy):
             return
         if copy.fault is None:
-            try:
+            with copy.keeps_faults():
                 self._pairs[copies.OWN].turn()
                 pair, kept = self._pairs[copies.OWN], content.tensors
                 if self._mode == copies.WHOLE:
@@ -168,13 +153,9 @@ class MemoryCheckpoints:
                     if self._leads:
                         pair.turn()
                 buffers = pair.slots[pair.last].buffers(kept) if kept else {}
-                copy.kept, copy.copying = list(kept), Staging(buffers).start(kept)
-            except Exception as error:
-                copy.fault = one_line(error)
+                copy.copying = Staging(buffers).start(kept)
         self._copy = copy
-        copy.thread = threading.Thread(target=self._run, args=(copy,), name="memory-checkpoint")
-        copy.thread.start()
-        copy.blocked += time.perf_counter() - began
+        copy.run(partial(self._run, copy), "memory-checkpoint")
 
     def _begins(self, copy: _Copy) -> bool:
         # Before the first copy: how the tensors are divided over ranks, and whether there is memory for the copies
@@ -241,7 +222,7 @@ class MemoryCheckpoints:
         except Exception as error:
             copy.fault = one_line(error)
         finally:
-            copy.staged.set()
+            copy.release()
         try:
             if self._peer:
                 self._exchange()
@@ -254,9 +235,7 @@ class MemoryCheckpoints:
     def _write(self, copy: _Copy) -> None:
         content = copy.content
         assert content is not None
-        assert copy.copying is not None
-        tensors = copy.copying.finish(copy.kept)
-        copy.staged.set()
+        tensors = copy.copied()
         mode = self._mode
         digest = hashlib.sha256(content.digest().encode())
         if mode == copies.WHOLE:
@@ -265,10 +244,7 @@ class MemoryCheckpoints:
         header = copies.Header(
             self._lineage, mode, copy.layout, self._round, copy.step, self._env.rank, self._env.world_size
         )  # fmt: skip
-        rest = {
-            "paths": content.paths, "values": content.values, "lists": content.lists, "extra": copy.extra,
-            "metrics": copy.metrics,
-        }  # fmt: skip
+        rest = {**content.rest, "extra": copy.extra, "metrics": copy.metrics}
         own = {"rank_state": copy.rank_state}
         if mode != copies.WHOLE:
             self._newest(copies.OWN).seal(header, tensors, {**rest, **own})
@@ -327,22 +303,14 @@ class MemoryCheckpoints:
 
     def staged(self) -> float:
         """Waits until the last copy is made, so that the state may change; returns the seconds waited."""
-        copy = self._copy
-        if copy is None or copy.staged.is_set():
-            return 0.0
-        began = time.perf_counter()
-        copy.staged.wait()
-        copy.blocked += time.perf_counter() - began
-        return time.perf_counter() - began
+        return 0.0 if self._copy is None else self._copy.staged()
 
     def wait(self) -> None:
         """Waits until the last copy is complete on all ranks, or one of them has failed."""
         copy, self._copy = self._copy, None
-        if copy is None or copy.thread is None:
+        if copy is None:
             return
-        if copy.thread.is_alive():
-            with heartbeat.alive():
-                copy.thread.join()
+        copy.join()
         self._costs.append((copy.blocked, copy.whole))
         if copy.single:  # which needs more memory
             self._mode, self._first = copies.SINGLE, True
@@ -432,7 +400,8 @@ class MemoryCheckpoints:
 
     def _damage(self, kind: str, held: copies.Held) -> str:
         try:
-            copies.require_sound(self._pairs[kind].find(held.header).body(held.header.size), held.header)
+            body = self._pairs[kind].find(held.header).body(held.header.size)
+            self._indices[held.header] = copies.sound_index(body, held.header)
         except Damaged as error:
             return str(error)
         return ""
@@ -464,6 +433,7 @@ class MemoryCheckpoints:
         for kind, pair in self._pairs.items():
             if self._leads or kind != copies.REPLICA:
                 pair.keep_only(None if source is None else (source.round, source.step), self._env.rank)
+        self._indices.clear()
         self._last = None
 
     def part(self, kind: str, rank: int | None, source: copies.Source) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -472,7 +442,7 @@ class MemoryCheckpoints:
             header = slot.header()
             if header is not None and header.age == (source.round, source.step) and rank in (None, header.rank):
                 body = slot.body(header.size)
-                index = copies.index_of(body, header)
+                index = self._indices.get(header) or copies.index_of(body, header)
                 return index, copies.tensors_in(body, index)
         raise Damaged(f"the copy of step {source.step} is gone")
 

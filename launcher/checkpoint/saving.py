@@ -6,15 +6,13 @@ import contextlib
 import hashlib
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from launcher import __version__
 from launcher.checkpoint import files, state
@@ -32,122 +30,11 @@ from launcher.checkpoint.format import (
     Manifest,
     SaveFailed,
 )
-from launcher.checkpoint.state import Content, local_part, owned, size_of
+from launcher.checkpoint.staging import Snapshot
+from launcher.checkpoint.state import Content, owned
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor
-
-AT_ONCE = 1 << 20  # bytes; tensors of at most this size are copied before `start` returns,
-AT_ONCE_ALL = 1 << 24  # bytes; but not more than this in total
-
-
-class Staging:
-    """Buffers in CPU memory for copies of tensors. The next save reuses them, so the kernel need not find new pages."""
-
-    def __init__(self, buffers: Mapping[str, Tensor] | None = None) -> None:
-        self._copies: dict[str, Tensor] = dict(buffers or {})
-
-    def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
-        """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
-
-        On a GPU the copies have the values that the tensors have at this point of the current stream.
-        still: nothing changes the tensors until they are written: those contiguous in CPU memory are not copied.
-        """
-        copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
-        total = 0
-        for name, tensor in tensors.items():
-            size = size_of(local_part(tensor))
-            if name not in copied and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
-                total += size
-                copied[name] = self.copy(name, tensor)
-        ready = {}
-        for device, module in _devices(tensors):
-            with module.device(device):
-                ready[device] = module.Event()
-                ready[device].record(module.current_stream(device))
-        for event in ready.values():
-            event.synchronize()  # so that the small tensors may change
-        return Copying(self, dict(tensors), copied, ready)
-
-    def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns a copy of a tensor, or of a DTensor's shard, in this name's buffer in contiguous CPU memory.
-
-        A copy from a GPU is queued on the current stream of the tensor's device, and may still be running on return.
-        """
-        here = local_part(tensor)
-        known = self._copies.get(name)
-        if known is None or known.shape != here.shape or known.dtype != here.dtype:
-            known = torch.empty(here.shape, dtype=here.dtype, pin_memory=_pins(here.device))
-            self._copies[name] = known
-        known.copy_(here, non_blocking=_streams_of(here.device) is not None)
-        # The constructor is used since from_local() would move the copy to the mesh's device.
-        return DTensor(known, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else known
-
-    def forget_all_but(self, names: Iterable[str]) -> None:
-        """Frees the buffers of all names that are not given."""
-        for name in set(self._copies) - set(names):
-            del self._copies[name]
-
-
-@dataclass
-class Copying:
-    """The copies of one save, partly still to be made."""
-
-    staging: Staging  # owner of the buffers
-    tensors: dict[str, Tensor]  # the tensors to copy, by name
-    copied: dict[str, Tensor]  # copies that are complete, by name
-    ready: dict[torch.device, Any]  # for each device the event after which its tensors have the values to save
-
-    def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Completes the copies of the tensors with these names, and returns them. May run in any thread.
-
-        After the first call training may change the tensors. Later calls must not ask for other names.
-        """
-        # A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream
-        # is made for each device, and made current on that device.
-        self.staging.forget_all_but(names)
-        streams: dict[torch.device, Any] = {}
-        with contextlib.ExitStack() as stack:
-            for device, event in self.ready.items():
-                module = _streams_of(device)
-                stack.enter_context(module.device(device))
-                streams[device] = module.Stream(device)
-                streams[device].wait_event(event)
-            copies = {}
-            for name in names:
-                if name in self.copied:
-                    copies[name] = self.copied[name]
-                    continue
-                device = local_part(self.tensors[name]).device
-                if device in streams:
-                    with _streams_of(device).stream(streams[device]):
-                        copies[name] = self.staging.copy(name, self.tensors[name])
-                else:
-                    copies[name] = self.staging.copy(name, self.tensors[name])
-            for stream in streams.values():
-                stream.synchronize()
-        self.copied.update(copies)
-        return copies
-
-
-def _pins(device: torch.device) -> bool:
-    return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
-
-
-def _streams_of(device: torch.device) -> Any:
-    module = None if device.type == "cpu" else getattr(torch, device.type, None)
-    return module if all(hasattr(module, name) for name in ("Stream", "Event", "device", "current_stream")) else None
-
-
-def _devices(tensors: Mapping[str, Tensor]) -> list[tuple[torch.device, Any]]:
-    found = dict.fromkeys(local_part(tensor).device for tensor in tensors.values())
-    return [(device, module) for device in found if (module := _streams_of(device)) is not None]
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    here = local_part(tensor)
-    return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == size_of(here)
-
 
 # -- One save, from each rank's state to a published checkpoint; runs in a thread
 #
@@ -176,25 +63,11 @@ class Final(CheckpointError):
 
 
 @dataclass
-class Save:
+class Save(Snapshot):
     """One save on this rank, from the call to its end."""
 
-    # steps of the run that are done. extra, metrics, rank_state: as given to `Checkpointer.save`. content, copying: the
-    # state, and its copies; None if this rank has a `fault`
-    step: int
-    extra: dict[str, Any]
-    metrics: dict[str, float]
-    content: Content | None = None
-    copying: Copying | None = None
-    rank_state: dict[str, Any] | None = None
-    fault: str | None = None  # what is wrong with this rank's state; None if it can be saved
-    final: bool = False  # whether the fault will also be there at the next save
     compare: bool = False  # whether ranks compare the tensors that they have under equal names
     check_values: bool = True  # whether values that are not tensors must be the same under equal names
-    started: float = field(default_factory=time.perf_counter)  # when the save was called, by time.perf_counter()
-    blocked: float = 0.0  # seconds for which training was blocked so far
-    staged: threading.Event = field(default_factory=threading.Event)  # set as soon as the state may change
-    thread: threading.Thread | None = None  # the thread that the save runs in; None: the training's own
     published: bool = False  # whether the checkpoint was published; known on rank 0 only
     failure: SaveFailed | None = None  # the error, if the save has failed
 
@@ -267,7 +140,7 @@ class Writer:
             temporary = self._folder.path / agreement.temporary
             content = save.content
             assert content is not None
-            rest = {"paths": content.paths, "values": content.values, "lists": content.lists}
+            rest = content.rest
             elsewhere: dict[str, int] = {}
             if groups := agreement.groups:
                 contents = self._peers.gather(rest if groups[self._peers.rank] == self._peers.rank else None)
@@ -278,7 +151,7 @@ class Writer:
                 self._compare(table or state.ReplicaTable({}, {}), groups, elsewhere)
             if agreement.kind == SINGLE:
                 if not self._first:
-                    save.staged.set()
+                    save.release()
                 return self._peers.on_first(lambda: self._publish_single(save, temporary, offers, early))
             written = self._peers.on_each(lambda: self._write(save, content, groups, elsewhere, rest, temporary))
             return self._peers.on_first(lambda: self._publish_sharded(save, temporary, written))
@@ -305,7 +178,7 @@ class Writer:
                 sums = table.differences(self._peers.rank, self._peers.world_size)
             small = not content.sharded and content.size <= SMALL
             if self._first and small:
-                early = self._begin(save, content, copying, temporary)
+                early = self._begin(save, content, temporary)
             return (
                 _Offer(
                     save.step, content.size, content.sharded, content.digest(),
@@ -318,16 +191,12 @@ class Writer:
         except Exception as error:
             return _Offer(save.step, fault=files.one_line(error)), None, early
 
-    def _begin(self, save: Save, content: Content, copying: Copying, temporary: Path) -> files.SmallFile:
+    def _begin(self, save: Save, content: Content, temporary: Path) -> files.SmallFile:
         # The ranks will nearly always agree on a single file
         def make() -> dict[str, Any]:
             self._require_space(content.size + SLACK)
             temporary.mkdir(mode=0o700)
-            tensors = copying.finish(list(content.tensors))
-            save.staged.set()
-            return {
-                "tensors": tensors, "paths": content.paths, "values": content.values, "lists": content.lists
-            }  # fmt: skip
+            return {"tensors": save.copied(), **content.rest}
 
         return files.SmallFile(temporary / STATE_FILE, make, alone=save.thread is None)
 
@@ -386,7 +255,6 @@ class Writer:
         rest: dict[str, Any],
         temporary: Path,
     ) -> tuple[dict[str, File], list[files.Part]]:
-        assert save.copying is not None
         rank, written = self._peers.rank, dict[str, File]()
         group, like = self._like(groups)
         mine = {
@@ -394,8 +262,7 @@ class Writer:
             for name, tensor in content.tensors.items()
             if isinstance(tensor, DTensor) or elsewhere.get(name, group) == group
         }
-        copies = save.copying.finish(owned(mine, like.index(rank), len(like)))
-        save.staged.set()
+        copies = save.copied(owned(mine, like.index(rank), len(like)))
         if save.rank_state is not None:
             files.save_file(temporary / f"rank-{rank}.pt", save.rank_state, written)
         if self._first:
@@ -443,7 +310,7 @@ class Writer:
                 raise Final(str(error)) from None
         path = self._folder.publish(temporary, manifest, self._fence)
         save.published = True
-        seconds = time.perf_counter() - save.started
+        seconds = time.perf_counter() - save.began
         blocked = save.blocked if save.thread is not None else seconds
         self._events(
             Saved(

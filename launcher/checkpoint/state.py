@@ -62,6 +62,11 @@ class Content:
         return cls(tensors, paths, {} if values is _NOTHING else plain(values, "state"), lists)
 
     @property
+    def rest(self) -> dict[str, Any]:
+        """All but the tensors, as it is saved."""
+        return {"paths": self.paths, "values": self.values, "lists": self.lists}
+
+    @property
     def sharded(self) -> bool:
         """Whether a tensor is sharded over ranks."""
         return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())

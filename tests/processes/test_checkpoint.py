@@ -28,7 +28,7 @@ from launcher.checkpoint import inspect as checkpoint_read
 from launcher.checkpoint import saving as checkpoint
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded, merge
 from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed
-from launcher.checkpoint.saving import Staging
+from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, owners
 from launcher.errors import UnavailableError
 from launcher.runs.lease import LeaseLost

@@ -21,7 +21,7 @@ from launcher.checkpoint import inspect as inspection
 from launcher.checkpoint.agreement import SavesFail
 from launcher.checkpoint.format import CheckpointError, SaveFailed
 from launcher.checkpoint.loading import Generator
-from launcher.checkpoint.saving import Staging
+from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import (
     Content,
     ReplicaTable,

@@ -162,7 +162,7 @@ def test_tensors_of_all_types_and_sizes_come_back(slot: MemorySlot) -> None:
     header = slot.seal(Header("lineage", WHOLE, "", 0, 1, 0, 1), tensors, {"more": [1, 2]})
     assert slot.header() == header
     body = slot.body(header.size)
-    copies.require_sound(body, header)
+    copies.sound_index(body, header)
     index = copies.index_of(body, header)
     assert index["more"] == [1, 2]
     for name, tensor in copies.tensors_in(body, index).items():

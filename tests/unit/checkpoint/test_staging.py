@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.checkpoint.saving import AT_ONCE, Staging
+from launcher.checkpoint.staging import AT_ONCE, Staging
 from tests.fakes import cuda
 from tests.fakes.cuda import FakeCuda
 
