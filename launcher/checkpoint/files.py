@@ -17,6 +17,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
@@ -37,8 +38,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from launcher import torch_compat, torch_compat_dcp
 from launcher.checkpoint.format import (
     BLOCK,
+    DCP,
     MANIFEST,
     METADATA_FILE,
+    RANKS_FILE,
+    SINGLE,
+    STATE_FILE,
+    VALUES_FILE,
     CannotRead,
     CheckpointError,
     Damaged,
@@ -46,10 +52,11 @@ from launcher.checkpoint.format import (
     Manifest,
     Misfit,
     file_of,
+    rank_file,
     wrong_sizes,
 )
 from launcher.checkpoint.reading import RetryingFile, size_of_file
-from launcher.checkpoint.state import Kind
+from launcher.checkpoint.state import Keys, Kind
 from launcher.formatting import name_ranks
 
 warnings.filterwarnings(
@@ -487,16 +494,59 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+# -- what a checkpoint contains
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All of a checkpoint but what single ranks have, and the tensors in files of torch.distributed.checkpoint."""
+
+    paths: Mapping[str, Keys]  # paths, values, lists: as in `state.Content`
+    values: dict[Any, Any]
+    lists: Mapping[Keys, str]
+    kinds: Mapping[str, Kind]  # type and shape of each tensor, by name
+    tensors: Mapping[str, Tensor] | None = None  # of a checkpoint in a single file; None: of another kind
+    metadata: Metadata | None = None  # of the other kinds
+    pickled: tuple[str, ...] = ()  # names of what torch.distributed.checkpoint has pickled, which is not executed
+
+
+def read_contents(path: Path, manifest: Manifest, timeout: float = 0.0) -> Contents:
+    """Reads a checkpoint, executing nothing in it; raises Damaged or CannotRead."""
+    tensors, metadata, pickled = None, None, list[str]()
+    try:
+        if manifest.kind == SINGLE:
+            rest = load_file(path / STATE_FILE, timeout)
+            tensors = rest["tensors"]
+            kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        else:
+            metadata = read_metadata(path, timeout)
+            kinds = {
+                name: (entry.properties.dtype, tuple(entry.size))
+                for name, entry in metadata.state_dict_metadata.items()
+                if isinstance(entry, TensorStorageMetadata)
+            }
+            if manifest.kind == DCP:
+                known = metadata.planner_data or {}
+                rest = {"values": {}, "paths": {name: known.get(name, (name,)) for name in kinds}}
+                pickled = [name for name in metadata.state_dict_metadata if name not in kinds]
+            else:
+                rest = load_file(path / VALUES_FILE, timeout)
+        paths = {name: rest["paths"][name] for name in kinds}
+        return Contents(paths, rest["values"], rest.get("lists", {}), kinds, tensors, metadata, tuple(pickled))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} holds no state: {error}") from None
+
+
+def rank_state_of(path: Path, manifest: Manifest, rank: int, timeout: float = 0.0) -> dict[str, Any] | None:
+    """Reads what a rank has saved for itself; None: nothing. Raises Damaged or CannotRead."""
+    own = rank_file(rank)
+    if own in manifest.files:
+        return cast(dict[str, Any], load_file(path / own, timeout))
+    states = load_file(path / RANKS_FILE, timeout) if RANKS_FILE in manifest.files else None
+    return states[rank] if states else None
+
+
 # -- does a checkpoint fit the state?
-
-
-def saved_tensors(metadata: Metadata) -> dict[str, Kind]:
-    """Returns type and shape of each tensor of a sharded checkpoint, by name."""
-    return {
-        name: (entry.properties.dtype, tuple(entry.size))
-        for name, entry in metadata.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
 
 
 def misfits(

@@ -47,6 +47,7 @@ STATE_FILE, RANKS_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "ranks.pt", "va
 _NAME = re.compile(r"step-(\d{9,})")
 _TEMPORARY = re.compile(r"\.(saving|old|gone)-step-(\d+)-attempt-(\d+)-[0-9a-f]+")
 _ASIDE = re.compile(r"\.aside-step-(\d+)-attempt-\d+-[0-9a-f]+")
+_SHARDS = re.compile(r"__(\d+)_\d+\.distcp")
 WHY = "why.txt"
 _BUFFER = 1 << 20  # bytes read at once, few enough to be in the processor's cache when their checksum is computed
 
@@ -124,6 +125,17 @@ def name_of(step: int) -> str:
 def step_of(name: str) -> int | None:
     """Returns the step in the name of a complete checkpoint; None for other names."""
     match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def rank_file(rank: int) -> str:
+    """Returns the name of the file with a rank's own state, beside large or sharded state."""
+    return f"rank-{rank}.pt"
+
+
+def writer_of(name: str) -> int | None:
+    """Returns the rank that has written a file of torch.distributed.checkpoint with this name; None: no rank has."""
+    match = _SHARDS.fullmatch(name)
     return int(match[1]) if match else None
 
 

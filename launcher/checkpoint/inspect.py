@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import io
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,18 +22,15 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from launcher.checkpoint import files
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import (
-    DCP,
     METADATA_FILE,
     RANKS_FILE,
     SINGLE,
-    STATE_FILE,
-    VALUES_FILE,
     CheckpointError,
     Damaged,
     Manifest,
 )
 from launcher.checkpoint.reading import RetryingFile
-from launcher.checkpoint.state import is_named, named_part, nested
+from launcher.checkpoint.state import fill_all, is_named, named_part, nested
 from launcher.errors import near
 from launcher.torch_compat_dcp import load_saved
 
@@ -102,9 +98,6 @@ def flat_tensors(tree: Mapping[object, object], prefix: str = "") -> dict[str, T
 # read, or prefixes of them (`model`); empty: everything.
 
 
-_FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
-
-
 @dataclass(frozen=True)
 class Shard:
     """A part of a tensor: the rank that wrote the part, its offset in the whole tensor, and its shape."""
@@ -127,12 +120,10 @@ class TensorEntry:
 def entries(path: Path, manifest: Manifest) -> list[TensorEntry]:
     """Returns a checkpoint's tensors without their data, by name; executes nothing; raises Damaged or CannotRead."""
     if manifest.kind == SINGLE:
-        tensors = _single(path)["tensors"]
+        kinds = files.read_contents(path, manifest).kinds
         return [
-            TensorEntry(
-                name, _dtype(tensor.dtype), tuple(tensor.shape), (Shard(0, (0,) * tensor.ndim, tuple(tensor.shape)),)
-            )
-            for name, tensor in sorted(tensors.items())
+            TensorEntry(name, _dtype(dtype), shape, (Shard(0, (0,) * len(shape), shape),))
+            for name, (dtype, shape) in sorted(kinds.items())
         ]
     metadata = files.read_metadata(path)
     writers = {
@@ -160,16 +151,14 @@ def verify(path: Path) -> list[str]:
         return problems
     manifest = checkpoints.read(path)
     try:
-        if manifest.kind == SINGLE:
-            _single(path)
-        else:
-            _rest(path, manifest)
-            sizes = {name: file.size for name, file in manifest.files.items()}
-            problems = [
-                f"{METADATA_FILE} asks for {least} bytes of {name}, which has {sizes.get(name, 0)}"
-                for name, least in files.needed_bytes(files.read_metadata(path)).items()
-                if sizes.get(name, 0) < least
-            ]
+        contents = files.read_contents(path, manifest)
+        sizes = {name: file.size for name, file in manifest.files.items()}
+        needed = {} if contents.metadata is None else files.needed_bytes(contents.metadata)
+        problems = [
+            f"{METADATA_FILE} asks for {least} bytes of {name}, which has {sizes.get(name, 0)}"
+            for name, least in needed.items()
+            if sizes.get(name, 0) < least
+        ]
         for name in manifest.files:
             if name == RANKS_FILE or name.startswith("rank-"):
                 files.load_file(path / name)
@@ -180,17 +169,7 @@ def verify(path: Path) -> list[str]:
 
 def values(path: Path, manifest: Manifest) -> dict[Any, Any]:
     """Returns the values of the state that are not tensors; none for a checkpoint of torch.distributed.checkpoint."""
-    if manifest.kind == SINGLE:
-        return dict(_single(path)["values"])
-    return dict(_rest(path, manifest)["values"])
-
-
-def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
-    if manifest.kind != DCP:
-        return dict(files.load_file(path / VALUES_FILE))
-    metadata = files.read_metadata(path)
-    known = metadata.planner_data or {}
-    return {"values": {}, "paths": {name: known.get(name, (name,)) for name in metadata.state_dict_metadata}}
+    return files.read_contents(path, manifest).values
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
@@ -199,26 +178,18 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
     Raises Damaged (it has changed), CannotRead, or CheckpointError (there is nothing under one of the keys).
     """
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
-    if manifest.kind == SINGLE:
-        state = _single(path)
-        tensors = {name: tensor.clone() for name, tensor in state["tensors"].items() if is_named(name, keys)}
-    else:
-        state = _rest(path, manifest)
-        metadata = files.read_metadata(path)
-        saved = files.saved_tensors(metadata)
-        tensors = {
-            name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in saved.items() if is_named(name, keys)
-        }
-        if tensors:
-            files.load_tensors(path, metadata, tensors)
-    rest = named_part(state["values"], keys)
+    contents = files.read_contents(path, manifest)
+    wanted = {name: kind for name, kind in contents.kinds.items() if is_named(name, keys)}
     for key in keys:
-        if not any(is_named(name, [key]) for name in tensors) and not named_part(state["values"], [key]):
-            known = [entry.name for entry in entries(path, manifest)]
-            raise CheckpointError(
-                f"{path.name} has no {key!r}.{near(key, known)} `checkpoint inspect` lists what it has"
-            )
-    return nested(tensors, state["paths"], rest)
+        if not any(is_named(name, [key]) for name in wanted) and not named_part(contents.values, [key]):
+            guess = near(key, sorted(contents.kinds))
+            raise CheckpointError(f"{path.name} has no {key!r}.{guess} `checkpoint inspect` lists what it has")
+    tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in wanted.items()}
+    if contents.tensors is not None:
+        fill_all(tensors, contents.tensors)
+    elif contents.metadata is not None and tensors:
+        files.load_tensors(path, contents.metadata, tensors)
+    return nested(tensors, contents.paths, named_part(contents.values, keys))
 
 
 def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -233,34 +204,30 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
         raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
     if manifest.kind == SINGLE:
         _require_sound(path, manifest, list(manifest.files))
-        state = _single(path)
-        tensors = state["tensors"] if rank == 0 else {}
+        tensors = files.read_contents(path, manifest).tensors or {}
         parts = [
             _part(name, tensor.shape, (0,) * tensor.ndim, tensor.clone())
             for name, tensor in tensors.items()
-            if is_named(name, keys)
+            if rank == 0 and is_named(name, keys)
         ]
-        own_states = files.load_file(path / RANKS_FILE) if RANKS_FILE in manifest.files else {}
-        rank_state = own_states[rank] if own_states else None
     else:
-        own = f"rank-{rank}.pt"
-        names = [name for name in manifest.files if name in (own, files.METADATA_FILE) or _is_of(name, rank)]
+        kept = (checkpoints.rank_file(rank), METADATA_FILE)
+        names = [name for name in manifest.files if name in kept or checkpoints.writer_of(name) == rank]
         _require_sound(path, manifest, names)
         parts = list(_parts(path, files.read_metadata(path), rank, keys))
-        rank_state = files.load_file(path / own) if own in manifest.files else None
     return {
         "shard": rank,
         "world_size": manifest.world_size,
         "step": manifest.step,
         "parts": parts,
-        "rank_state": rank_state,
+        "rank_state": files.rank_state_of(path, manifest, rank),
     }
 
 
 def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> Any:
     for index, info in metadata.storage_data.items():
         entry = metadata.state_dict_metadata[index.fqn]
-        if not _is_of(info.relative_path, rank) or not is_named(index.fqn, keys):
+        if checkpoints.writer_of(info.relative_path) != rank or not is_named(index.fqn, keys):
             continue
         if isinstance(entry, TensorStorageMetadata):
             with RetryingFile(path / Path(info.relative_path).name) as file:
@@ -280,22 +247,11 @@ def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None
         raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
 
 
-def _single(path: Path) -> dict[str, Any]:
-    state = files.load_file(path / STATE_FILE)
-    if not isinstance(state, dict) or not {"tensors", "paths", "values"} <= state.keys():
-        raise Damaged(f"{path / STATE_FILE} is no state")
-    return state
-
-
-def _is_of(name: str, rank: int) -> bool:
-    return _FILE_OF_RANK.fullmatch(name) is not None and _rank_of(name) == rank
-
-
 def _rank_of(name: str) -> int:
-    match = _FILE_OF_RANK.fullmatch(name)
-    if match is None:
+    rank = checkpoints.writer_of(name)
+    if rank is None:
         raise Damaged(f"the metadata names a file that no rank writes: {name!r}")
-    return int(match[1])
+    return rank
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -24,20 +24,13 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.checkpoint import files
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.format import (
-    DCP,
     MEMORY,
-    RANKS_FILE,
-    SINGLE,
-    STATE_FILE,
-    VALUES_FILE,
     CheckpointError,
-    Damaged,
     Manifest,
 )
 from launcher.checkpoint.state import (
@@ -45,7 +38,7 @@ from launcher.checkpoint.state import (
     Keys,
     Kind,
     dotted,
-    fill,
+    fill_all,
     found_in,
     is_named,
     local_part,
@@ -301,59 +294,30 @@ class Opened:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
         self._everyone = everyone  # names of the tensors of all ranks' states
         self._timeout = timeout
-        self._whole: Mapping[str, torch.Tensor] | None = None
-        self._metadata: Metadata | None = None
-        self._saved: dict[str, Kind] = {}
-        self._paths: dict[str, Keys] = {}
-        self._lists: dict[Keys, str] = {}
-        self._pickled: list[str] = []
+        self._contents = files.Contents({}, {}, {}, {})
+        self._saved: dict[str, Kind] = {}  # of what is wanted, by name: type and shape,
+        self._paths: dict[str, Keys] = {}  # and keys from the root of the state
         self.tensors: dict[str, torch.Tensor] = {}
-        self.values: dict[Any, Any] = {}
         self.rank_state: dict[str, Any] | None = None
 
     def open(self) -> None:
         """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged or CannotRead."""
-        path, rank = self._path, self._peers.rank
-        same = self._manifest.world_size == self._peers.world_size
-        if self._manifest.kind == SINGLE:
-            rest = files.load_file(path / STATE_FILE, self._timeout)
-            if same and RANKS_FILE in self._manifest.files:
-                self.rank_state = files.load_file(path / RANKS_FILE, self._timeout)[rank]
-        else:
-            self._metadata = metadata = files.read_metadata(path, self._timeout)
-            saved = files.saved_tensors(metadata)
-            if self._manifest.kind == DCP:
-                known = metadata.planner_data or {}
-                rest = {"values": {}, "paths": {name: known.get(name, (name,)) for name in saved}}
-                self._pickled = [name for name in metadata.state_dict_metadata if name not in saved]
-            else:
-                rest = files.load_file(path / VALUES_FILE, self._timeout)
-            if same and f"rank-{rank}.pt" in self._manifest.files:
-                self.rank_state = files.load_file(path / f"rank-{rank}.pt", self._timeout)
-        if self._manifest.kind == SINGLE:
-            try:
-                self._whole = rest["tensors"]
-                saved = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in rest["tensors"].items()}
-            except (KeyError, TypeError, AttributeError) as error:
-                raise Damaged(f"{path} holds no state: {error}") from None
-        self._choose(rest, saved)
+        if self._manifest.world_size == self._peers.world_size:
+            self.rank_state = files.rank_state_of(self._path, self._manifest, self._peers.rank, self._timeout)
+        self._choose(files.read_contents(self._path, self._manifest, self._timeout))
 
-    def _choose(self, rest: Mapping[str, Any], saved: Mapping[str, Kind]) -> None:
-        # rest: `values`, `paths` and `lists` of a `Content`; saved: type and shape of each tensor
-        try:
-            self.values, self._lists = rest["values"], rest.get("lists", {})
-            self._paths = {name: rest["paths"][name] for name in saved if is_named(name, self._wanted.only)}
-            self._saved = {name: saved[name] for name in self._paths}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise Damaged(f"{self._path} holds no state: {error}") from None
+    def _choose(self, contents: files.Contents) -> None:
+        self._contents = contents
+        self._paths = {name: path for name, path in contents.paths.items() if is_named(name, self._wanted.only)}
+        self._saved = {name: contents.kinds[name] for name in self._paths}
         self.tensors = self._wanted.to_fill(self._saved, self._paths, self._everyone)
 
     def loaded(self, passed_over: Sequence[str]) -> Loaded:
         """Returns what `Checkpointer.load` returns, after `open`."""
-        manifest = self._manifest
+        manifest, values = self._manifest, named_part(self._contents.values, self._wanted.only)
         return Loaded(
             manifest.step, None if manifest.kind == MEMORY else self._path, manifest.extra, manifest.metrics,
-            self.rank_state, manifest.world_size, named_part(self.values, self._wanted.only), tuple(passed_over),
+            self.rank_state, manifest.world_size, values, tuple(passed_over),
         )  # fmt: skip
 
     def require_fit(self, everyone: Collection[str]) -> None:
@@ -363,28 +327,25 @@ class Opened:
         """
         only = self._wanted.only
         roots = {name: str(path[0]) for name, path in self._paths.items()}
-        roots |= {str(key): str(key) for key in named_part(self.values, only)}
-        pickled = [name for name in self._pickled if is_named(name, only)]
+        roots |= {str(key): str(key) for key in named_part(self._contents.values, only)}
+        pickled = [name for name in self._contents.pickled if is_named(name, only)]
         files.refuse(
             self._path,
             [
                 *files.misfits(self._saved, self.tensors, roots, everyone),
-                *self._wanted.misfits(self.values, self._paths),
+                *self._wanted.misfits(self._contents.values, self._paths),
                 *(f"{name}: {files.PICKLED}" for name in pickled),
             ],
         )
 
     def read(self) -> list[str]:
         """Fills the tensors, after `require_fit`; returns []; raises Damaged (they don't match) or CannotRead."""
-        if self._whole is None:
-            assert self._metadata is not None
-            files.load_tensors(self._path, self._metadata, self.tensors, self._timeout)
-            return []
-        with torch.no_grad():
-            for name, tensor in self.tensors.items():
-                fill(tensor, self._whole[name])
+        if self._contents.metadata is not None:
+            files.load_tensors(self._path, self._contents.metadata, self.tensors, self._timeout)
+        elif self._contents.tensors is not None:
+            fill_all(self.tensors, self._contents.tensors)
         return []
 
     def restore(self) -> None:
         """Gives the objects of the state theirs, after `read`; raises CheckpointError if one does not take it."""
-        self._wanted.restore(nested(self.tensors, self._paths, self.values, self._lists))
+        self._wanted.restore(nested(self.tensors, self._paths, self._contents.values, self._contents.lists))

@@ -25,11 +25,11 @@ from torch import Tensor
 from launcher.binding import hardware
 from launcher.checkpoint import copies
 from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.files import one_line
+from launcher.checkpoint.files import Contents, one_line
 from launcher.checkpoint.format import MEMORY, Damaged, Manifest
 from launcher.checkpoint.loading import LoadTarget, Opened
 from launcher.checkpoint.staging import Snapshot, Staging
-from launcher.checkpoint.state import ReplicaTable, fill, local_part, offset_of, size_of
+from launcher.checkpoint.state import ReplicaTable, fill_all, local_part, offset_of, size_of
 from launcher.formatting import log_line
 from launcher.worker import rank_report
 from launcher.worker.process_group import Env
@@ -482,7 +482,7 @@ class InMemory(Opened):
         super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, everyone, memory.group, 0.0)
         self._memory, self._source = memory, source
         self._index: dict[str, Any] = {}
-        self._there: dict[str, Tensor] = {}
+        self._there: dict[str, Tensor] = {}  # the tensors of the copy in this agent's memory
 
     def open(self) -> None:
         source, rank = self._source, self._peers.rank
@@ -498,15 +498,15 @@ class InMemory(Opened):
             self._index = self._memory.first_index(source)
         self._manifest = replace(self._manifest, extra=self._index["extra"], metrics=self._index["metrics"])
         kinds = {name: (dtype, shape) for name, (_, dtype, _, shape, _) in self._index["where"].items()}
-        self._choose(self._index, kinds)
+        index = self._index
+        self._choose(Contents(index["paths"], index["values"], index["lists"], kinds))
 
     def read(self) -> list[str]:
         source = self._source
+        if source.mode == copies.WHOLE:
+            fill_all(self.tensors, self._there)
+            return []
         with torch.no_grad():
-            if source.mode == copies.WHOLE:
-                for name, tensor in self.tensors.items():
-                    fill(tensor, self._there[name])
-                return []
             error: Exception | None = None
             filled: dict[str, set[tuple[int, ...]]] = {name: set() for name in self.tensors}
             left = {name: local_part(tensor).numel() for name, tensor in self.tensors.items()}

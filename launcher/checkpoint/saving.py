@@ -264,7 +264,7 @@ class Writer:
         }
         copies = save.copied(owned(mine, like.index(rank), len(like)))
         if save.rank_state is not None:
-            files.save_file(temporary / f"rank-{rank}.pt", save.rank_state, written)
+            files.save_file(temporary / checkpoints.rank_file(rank), save.rank_state, written)
         if self._first:
             files.save_file(temporary / VALUES_FILE, rest, written)
         return written, files.write_tensors(temporary, copies, rank, written)

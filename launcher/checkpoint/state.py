@@ -262,11 +262,14 @@ def named_part(value: Any, keys: Sequence[str], path: Keys = ()) -> Any:
     return named if named or not path else _NOTHING
 
 
-def fill(target: Tensor, whole: Tensor) -> None:
-    """Copies the whole tensor `whole` into `target`; if `target` is sharded, only this rank's shard."""
-    if isinstance(target, DTensor):
-        whole, target = torch_compat.local_part(whole, target), target.to_local()
-    target.copy_(whole)
+def fill_all(targets: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> None:
+    """Copies whole tensors into those of the same names; if these are sharded, only this rank's shards."""
+    with torch.no_grad():
+        for name, target in targets.items():
+            if isinstance(target, DTensor):
+                target.to_local().copy_(torch_compat.local_part(wholes[name], target))
+            else:
+                target.copy_(wholes[name])
 
 
 def size_of(tensor: Tensor) -> int:

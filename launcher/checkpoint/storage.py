@@ -218,9 +218,6 @@ def _require_none(path: Path, problems: list[str]) -> None:
 # -- Makes a folder that torch.distributed.checkpoint has written one of our checkpoints; executes nothing in it
 
 
-_RANK = re.compile(r"__(\d+)_\d+\.distcp")
-
-
 def adopt(path: Path, step: int) -> Path:
     """Adds checksums and a manifest to a folder of torch.distributed.checkpoint, and renames it to `step-...`.
 
@@ -250,7 +247,7 @@ def adopt(path: Path, step: int) -> Path:
         if not stat.S_ISREG((path / name).lstat().st_mode):
             raise CheckpointError(f"{path / name} is not a file: move it elsewhere")
         written[name] = checkpoints.file_of(path / name)
-    ranks = [int(match[1]) for name in needed if (match := _RANK.fullmatch(name))]
+    ranks = [rank for name in needed if (rank := checkpoints.writer_of(name)) is not None]
     manifest = folder.describe(
         Manifest(
             step=step, kind=DCP, world_size=1 + max(ranks, default=0), attempt=0, identity={}, extra={}, metrics={},
