@@ -157,7 +157,8 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
     and nothing is sent. As in GPT-2, weights whose results are added to the blocks' inputs are divided by the square
     root of the number of these additions.
     """
-    model._apply(lambda tensor: _empty(tensor, device))
+    # As model.to_empty(), without operations of DTensors, which take milliseconds.
+    model._apply(lambda shard: with_local(torch.empty_like(shard.to_local(), device=device), shard))
     residuals = 2 * len(model.blocks)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # the scales of norms
@@ -169,13 +170,6 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
             whole = torch.empty(parameter.shape).normal_(0, spread, generator=generator)
         assert isinstance(parameter, DTensor)
         parameter.to_local().copy_(local_part(whole, parameter))
-
-
-def _empty(tensor: Tensor, device: torch.device) -> Tensor:
-    # As in `to_empty`, without an operation of DTensors
-    if isinstance(tensor, DTensor):
-        return with_local(torch.empty_like(tensor.to_local(), device=device), tensor)
-    return torch.empty_like(tensor, device=device)
 
 
 @torch.no_grad()
