@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.attach import connect, node_session
 from launcher.attach.connect import REPLY_TIMEOUT, connect_terminal, run_prompt, wait_until
-from launcher.cli.find import find
 from launcher.errors import RunError
 from launcher.files.ownership import require_own
 from launcher.files.shared_files import NOT_ON_PATH
@@ -19,6 +18,7 @@ from launcher.monitoring.state import RunState, at_breakpoints
 from launcher.own_module import own_module
 from launcher.runs import health
 from launcher.runs.events import Breakpoint, Met, every
+from launcher.runs.lookup import find
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import best_of, newest_first
-from launcher.cli.find import find
 from launcher.cli.options import require_action
 from launcher.cli.text import print_columns
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, long_size, plural
 from launcher.runs import saves
 from launcher.runs.directory import require_private
+from launcher.runs.lookup import find
 
 FILES = 20  # of a program, the newest, are listed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher import maintenance
-from launcher.cli.find import find_either
 from launcher.cli.options import PRUNABLE
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
@@ -15,6 +14,7 @@ from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import default_runs_dir
 from launcher.remote import clusters
 from launcher.runs.directory import Run
+from launcher.runs.lookup import find_either
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers.base import QueryError
 

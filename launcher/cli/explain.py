@@ -8,7 +8,6 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.find import find, reference
 from launcher.cli.text import cause, labelled, print_unreadable, program, table
 from launcher.diagnose import findings
 from launcher.diagnose.findings import restarts
@@ -19,6 +18,7 @@ from launcher.failures.text import of_unused_gpus
 from launcher.formatting import clean, name_ranks, rough_size
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, or_damaged, status_of
 from launcher.runs.health import unused_gpus
+from launcher.runs.lookup import find
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -126,8 +126,16 @@ def post_mortem(arguments: Namespace) -> int:
     return code
 
 
+def _reference(run: Run) -> str:
+    # Names a run for later commands: by its id if the default folder has the run, else by its directory
+    try:
+        return run.id if find(run.id, None) == run else str(run.path)
+    except RunError:
+        return str(run.path)
+
+
 def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
-    seen, name = status_of(found, JobMonitor()), reference(found)
+    seen, name = status_of(found, JobMonitor()), _reference(found)
     attempts, over = found.attempts(), seen.state.over
     examined = None
     if arguments.attempt is not None:

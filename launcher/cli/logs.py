@@ -6,12 +6,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launcher.cli.find import find_either
 from launcher.cli.progress import RunBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError, UnavailableError
 from launcher.formatting import plural
 from launcher.runs.directory import Run
+from launcher.runs.lookup import find_either
 from launcher.runs.output import LineCollapser, Part, Stream, read, start_of, start_of_last
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from launcher.cli.confirm import confirm
-from launcher.cli.sweep_results import follow_to_end
-from launcher.cli.text import print_commands, program
+from launcher.cli.text import confirm, print_commands, program
+from launcher.cli.wait import follow_sweep
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun, require_space, space_of
 from launcher.config.search_space import size
@@ -81,7 +80,7 @@ class Multirun:
             self._command.codes.append(FAILED)
         wait = bool(submitted.local) if config.wait is None else config.wait
         if wait:
-            code = follow_to_end(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
+            code = follow_sweep(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
             self._command.codes.append(code)
         return self._returns(prepared)
 
@@ -110,7 +109,7 @@ class Multirun:
         else:
             print_submitted(prepared.sweep, submitted, settings=prepared.settings)
         if submitted.local if config.wait is None else config.wait:
-            self._command.codes.append(follow_to_end(submitted.sweep, foreground=bool(submitted.local)))
+            self._command.codes.append(follow_sweep(submitted.sweep, foreground=bool(submitted.local)))
         return []
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.find import find, find_either
 from launcher.cli.text import cause
 from launcher.errors import ConfigError
 from launcher.formatting import rough_size
@@ -23,6 +22,7 @@ from launcher.reports import page, sections
 from launcher.reports.collect import collect
 from launcher.reports.sweep import SweepPoint, sweep_page
 from launcher.runs.directory import Run
+from launcher.runs.lookup import find, find_either
 from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.search.progress import last_value, look
 

@@ -19,9 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from launcher.cli import remote
 from launcher.cli.commands import remote_profiles
-from launcher.cli.confirm import YES, confirm
-from launcher.cli.find import find
-from launcher.cli.text import plan_table, print_commands, program
+from launcher.cli.text import confirm, plan_table, print_commands, program
 from launcher.config import compose
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
@@ -30,6 +28,7 @@ from launcher.config.schema import MISSING, Program
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource
 from launcher.runs.directory import Run
+from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.spec import limits
 from launcher.spec.plan import member_plan, race_token
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 ESTIMATE_TIMEOUT = 2.0  # seconds for one query about the start of a run that was submitted
+YES = "--yes"
 SWEEPERS = ("launcher", "basic")  # values of hydra/sweeper: our grid, and Hydra's
 
 

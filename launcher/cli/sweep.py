@@ -1,22 +1,59 @@
-"""`sweep`: shows the progress and the results of sweeps, and runs, cancels or throttles their points."""
+"""`sweep`: shows the progress and the results of sweeps; other actions are in `sweep_change` and `wait`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import csv as csv_format
+import io
+import json
+import sys
+import textwrap
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from launcher.cli.find import find_sweep
 from launcher.cli.options import require_action
-from launcher.errors import ConfigError
+from launcher.cli.progress import bar
+from launcher.cli.text import LONGEST_CELL, WIDTH, cause_of_point, cut, flat, metric_text, print_columns, program, table
+from launcher.errors import ConfigError, near
 from launcher.files.ownership import require_own
-from launcher.runs.sweep_directory import require_known
+from launcher.formatting import format_time, plural, ranges
+from launcher.monitoring import packed
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import (
+    WAITING,
+    PointStatus,
+    SweepMonitor,
+    counts,
+    live_pilots,
+    over,
+    point_statuses,
+    summary,
+)
+from launcher.paths import default_runs_dir
+from launcher.runs.events import Fault
+from launcher.runs.lookup import all_sweeps, find_sweep
+from launcher.runs.sweep_directory import (
+    Journal,
+    Packing,
+    SearchRecord,
+    SearchSettings,
+    Sweep,
+    SweepManifest,
+    differing,
+    label,
+    require_known,
+    values_of,
+)
+from launcher.search.progress import SearchProgress, described, look, rung_lines, rungs_of
+from launcher.spec import build
 from launcher.units import parse_ranges
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-
-    from launcher.runs.sweep_directory import Sweep
-
+RECENT = 20  # sweeps, and points of one, that are shown without --all
+# Points in these states are counted, but get no line of their own.
+WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PRUNED.value)
 # Options of single actions: the attribute, the option, and its actions.
 OPTIONS = {
     "as_json": ("--json", ("status", "results")),
@@ -35,9 +72,7 @@ def run(arguments: Namespace) -> int:
         if getattr(arguments, key) and action not in actions:
             raise ConfigError(f"{option} goes with sweep {' and sweep '.join(actions)}")
     if action == "status" and name is None:
-        from launcher.cli import sweep_status
-
-        return sweep_status.overview(arguments.runs_dir, arguments.everything, arguments.as_json)
+        return overview(arguments.runs_dir, arguments.everything, arguments.as_json)
     if name is None:
         raise ConfigError(f"sweep {action} needs the SWEEP; `sweep status` lists them")
     if arguments.points and action in ("status", "results", "wait"):
@@ -47,18 +82,14 @@ def run(arguments: Namespace) -> int:
 
 def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
     if action == "status":
-        from launcher.cli import sweep_status
-
-        return sweep_status.show(sweep, everything=arguments.everything, as_json=arguments.as_json)
+        return show_status(sweep, everything=arguments.everything, as_json=arguments.as_json)
     if action == "results":
-        from launcher.cli import sweep_results
-
         options = {"sort": arguments.sort, "reverse": arguments.reverse}
-        return sweep_results.show(sweep, **options, csv=arguments.csv, as_json=arguments.as_json)
+        return show_results(sweep, **options, csv=arguments.csv, as_json=arguments.as_json)
     if action == "wait":
-        from launcher.cli import sweep_results
+        from launcher.cli.wait import follow_sweep
 
-        return sweep_results.follow_to_end(sweep)
+        return follow_sweep(sweep)
     from launcher.cli import sweep_change
 
     require_own(sweep.path, f"{action} it")
@@ -88,3 +119,377 @@ def _most(words: Sequence[str]) -> int:
         problem = f"{' '.join(words)!r} is not the number" if words else "give the number"
         raise ConfigError(f"sweep throttle SWEEP N: {problem} of points that may run at once, 1 or more")
     return int(words[0])
+
+
+# -- `sweep status`: shows the progress of a sweep, and its points that are running or have failed
+
+
+def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
+    """Prints a line for each sweep in a folder (None: the default one), all or the newest; returns 0."""
+    folder = runs_dir or default_runs_dir()
+    found = all_sweeps(folder)
+    shown = found if everything else found[:RECENT]
+    live = SweepMonitor()
+    numbers = {each.id: counts(point_statuses(each, live)) for each in shown}
+    if as_json:
+        rows = [{"sweep": each.id, "counts": numbers[each.id], "directory": str(each.path)} for each in shown]
+        print(json.dumps(rows, indent=1))
+        return 0
+    if not found:
+        print(f"no sweeps in {folder}")
+        return 0
+    print_columns([("SWEEP", "POINTS"), *((name, summary(number)) for name, number in numbers.items())])
+    if len(shown) < len(found):
+        print(f"... and {len(found) - len(shown)} older; --all shows them")
+    return 0
+
+
+def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
+    """Prints a sweep: a bar, the number of points in each state, and lines for failed and running points; returns 0."""
+    monitor, manifest = SweepMonitor(), sweep.manifest()
+    seen = point_statuses(sweep, monitor)
+    keys = differing(manifest.points)
+    activity = None
+    if manifest.packing is not None:
+        board = monitor.boards.of(sweep, manifest.packing)
+        activity = packed.activity_of(sweep, manifest.packing, board, len(manifest.points))
+    search = look(sweep) if manifest.search else None
+    if as_json:
+        points = [row(each) for each in seen]
+        values: dict[str, Any] = {"sweep": sweep.id, "directory": str(sweep.path), "parallelism": manifest.parallelism}
+        values |= {"pilots": vars(activity)} if activity else {}
+        values |= {"search": _of_search(search[1])} if search else {}
+        print(json.dumps({**values, "counts": counts(seen), "points": points}, indent=1))
+        return 0
+    bar(sys.stdout, over(counts(seen)), len(seen))
+    print(f"{sweep.id}: {summary(counts(seen))}")
+    if activity and activity.slots:
+        print(_pilots_line(activity))
+    for line in described(*search) if search else ():
+        print(line)
+    listed = seen if everything else _over_first([each for each in seen if each.state not in WITHOUT_LINE])
+    shown = listed if everything else listed[:RECENT]
+    if shown:
+        print()
+    for line in points_table(shown, keys):
+        print(line)
+    if len(shown) < len(listed):
+        print(f"... and {len(listed) - len(shown)} more; --all shows all points")
+    if manifest.packing is not None and search and not search[1].over and _stands_still(sweep, seen, monitor):
+        print(f"\nno pilot runs, and more points may be chosen\n{_throttle(sweep, manifest.packing)}")
+    again = [each for each in seen if each.over and each.state not in WITHOUT_LINE]
+    cancelled = [each.point.index for each in again if each.state == RunState.CANCELLED.value]
+    if again:
+        named = f" {ranges(cancelled)}" if len(cancelled) == len(again) else ""
+        print(f"\nnext  {program()} sweep rerun {sweep.id}{named}")
+    return 0
+
+
+def _stands_still(sweep: Sweep, seen: Sequence[PointStatus], monitor: SweepMonitor) -> bool:
+    return all(each.over for each in seen) and not live_pilots(sweep, monitor)
+
+
+def _throttle(sweep: Sweep, packing: Packing) -> str:
+    return f"next  {program()} sweep throttle {sweep.id} {packing.pilots}"
+
+
+def _of_search(found: SearchProgress) -> dict[str, Any]:
+    best = {"best": found.best and {"point": found.best.number, "value": found.best.value}}
+    return {**vars(found), **best, "rungs": [vars(each) for each in found.rungs]}
+
+
+def _pilots_line(activity: packed.PilotActivity) -> str:
+    parts = [f"{activity.busy} of {plural(activity.slots, 'slot')} busy ({activity.share:.0%} of their time)"]
+    if activity.rate:
+        parts.append(f"{60 * activity.rate:.1f} points a minute")
+    if activity.left:
+        parts.append(f"all over in {format_time(int(activity.left))}")
+    return ", ".join(parts)
+
+
+def _over_first(seen: Sequence[PointStatus]) -> list[PointStatus]:
+    return sorted(seen, key=lambda each: (not each.over, each.point.index))
+
+
+def row(each: PointStatus) -> dict[str, Any]:
+    """Returns a point as `sweep status --json` prints it."""
+    seen, first = each.seen, each.seen.history.fault if each.seen else None
+    progress = seen.progress if seen else None
+    return {
+        "point": each.point.index,
+        "run": each.point.run.id,
+        "overrides": list(each.point.overrides),
+        "state": each.state,
+        "job": seen.history.job_id if seen else None,
+        "attempt": seen.history.attempt if seen else None,
+        "step": progress.step if progress else None,
+        "steps": progress.total if progress else None,
+        "elapsed": _elapsed(each),
+        "cause": cause_of_point(each),
+        "rank": first.rank if isinstance(first, Fault) else None,
+        "host": (first.host or None) if first else None,
+        "directory": str(each.point.run.path),
+    }
+
+
+def _elapsed(each: PointStatus) -> int | None:
+    # Returns the seconds since a point's first event, up to its end if it is over; None: it has no events
+    events = each.seen.history.events if each.seen else ()
+    if not events:
+        return None
+    return int((events[-1]["time"] if each.over else time.time()) - events[0]["time"])
+
+
+def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
+    """Returns the lines of a table of points, each at most WIDTH characters wide; empty: there are no points."""
+    if not shown:
+        return []
+    rows = [("POINT", "STATE", "STEP", "ELAPSED", "VALUES")]
+    for each in shown:
+        values = row(each)
+        rows.append((
+            str(each.point.index), each.state,
+            "-" if values["step"] is None else f"{values['step']}" + (f"/{values['steps']}" if values["steps"] else ""),
+            "-" if values["elapsed"] is None else format_time(values["elapsed"]),
+            label(each.point.overrides, keys) or "-",
+        ))  # fmt: skip
+    lines, indent = [], max(len(number) for number, *_ in rows) + 2
+    for (line,), point in zip(table(rows), (None, *shown), strict=True):
+        lines.append(cut(line, WIDTH))
+        if point is not None and (cause := cause_of_point(point)):
+            lines += indented(cause, indent)
+    return lines
+
+
+def indented(text: str, spaces: int) -> list[str]:
+    """Wraps a text into at most two lines of WIDTH characters, each indented by `spaces`; ` ...` marks a cut."""
+    indent = " " * spaces
+    words = " ".join(text.split())
+    lines = textwrap.wrap(
+        words, WIDTH, initial_indent=indent, subsequent_indent=indent, max_lines=2, placeholder=" ..."
+    )
+    return lines or []
+
+
+# -- `sweep results`: prints the points of a sweep with their metrics, the best one first
+
+
+FAILURES = 20  # failed points that are listed
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of points."""
+
+    metric: str | None  # the metric by which points are sorted; None: they are sorted by number
+    largest_first: bool = False  # whether the point with the largest value comes first
+
+
+def show_results(
+    sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
+) -> int:
+    """Prints the points of a sweep as a table, as JSON or as CSV (`-`: to stdout); returns 0.
+
+    sort, reverse: see `order_of`. Raises ConfigError: no point has the metric, or the file cannot be written.
+    """
+    seen, manifest = point_statuses(sweep), sweep.manifest()
+    record = SearchRecord(sweep.path)
+    search = (record.settings(), record.journal()) if manifest.search else None
+    metrics = {each.point.index: flat(each.point.run.result() or {}) for each in seen if each.state == "done"}
+    order = order_of(sort, reverse, manifest, names_of(metrics.values()))
+    ranked = ranking(metrics, order)
+    by_index = {each.point.index: each for each in seen}
+    done = [by_index[index] for index in ranked]
+    rest = [each for each in seen if each.point.index not in metrics]
+    keys = differing(manifest.points)
+    if as_json:
+        found = [
+            {**row(each), "metrics": metrics.get(each.point.index, {}), **_reported(search, each.point.index)}
+            for each in (*done, *rest)
+        ]
+        best = ranked[0] if ranked and order.metric in metrics[ranked[0]] else None
+        print(json.dumps({"sweep": sweep.id, "sorted_by": order.metric, "best": best, "points": found}, indent=1))
+        return 0
+    if csv is not None:
+        _write_csv(csv, (*done, *rest), keys, metrics)
+        return 0
+    if done:
+        _print_table(done, keys, metrics, order, manifest)
+    if search is not None and (rungs := rung_lines(rungs_of(search[0], search[1]))):
+        print()
+        print_columns(rungs)
+    _print_others(sweep, seen, keys)
+    _print_best(seen, metrics, ranked, order, keys)
+    return 0
+
+
+def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict[str, Any]:
+    # Empty if the sweep is not a search, or the point has not started
+    if search is None or point >= len(search[1].trials):
+        return {}
+    settings, journal = search
+    trial, first = journal.trials[point], journal.min_steps or 1
+    rungs = {first * settings.reduction_factor**number: value for number, value in trial.rungs.items()}
+    return {"reports": trial.reports, "rungs": rungs}
+
+
+def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
+    """Returns the names of the metrics of all points, in the order in which they first appear."""
+    return list(dict.fromkeys(name for each in metrics for name in each))
+
+
+def order_of(sort: str | None, reverse: bool, manifest: SweepManifest, known: Sequence[str]) -> Order:
+    """Returns the order of points: by the metric `sort`, else by the sweep's objective.
+
+    | sort | order of points |
+    |---|---|
+    | None | by the objective, the best first; without an objective by number |
+    | the objective | the best first |
+    | another metric | the smallest first |
+
+    Raises ConfigError: no point has such a metric.
+    """
+    first = manifest.objective[0] if manifest.objective else None
+    if sort is None:
+        return Order(first, (manifest.best_is == "max") != reverse)
+    if sort not in known:
+        hint = f"{near(sort, known)} Known: {', '.join(known)}" if known else " No point has any yet"
+        raise ConfigError(f"--sort {sort}: no point has such a metric.{hint}")
+    return Order(sort, (sort == first and manifest.best_is == "max") != reverse)
+
+
+def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
+    """Returns the numbers of points in the given order; points without the metric, or with NaN, come last."""
+
+    def place(index: int) -> tuple[bool, float, int]:
+        value = metrics[index].get(order.metric or "")
+        if not isinstance(value, (int, float)) or value != value:
+            return True, 0.0, index
+        return False, -float(value) if order.largest_first else float(value), index
+
+    return sorted(metrics, key=place)
+
+
+# -- the table
+
+
+def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
+    """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit.
+
+    If there is only one point, all its metrics may be shown. room: width of all columns, with two spaces before each.
+    Returns the metrics that are shown, and those that are left out.
+    """
+    known = names_of(metrics.values())
+    values = {name: [each.get(name) for each in metrics.values()] for name in known}
+    plain = [name for name in known if not any(isinstance(value, (list, tuple)) for value in values[name])]
+    varied = [name for name in plain if len(metrics) == 1 or len({repr(value) for value in values[name]}) > 1]
+    shown: list[str] = []
+    for name in dict.fromkeys((*(each for each in first if each in known), *varied)):
+        width = 2 + max(len(name), *(len(metric_text(value)) for value in values[name]))
+        if name in first or width <= room:
+            shown.append(name)
+            room -= width
+    return shown, [name for name in known if name not in shown]
+
+
+def _print_table(
+    done: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]], order: Order,
+    manifest: SweepManifest,
+) -> None:  # fmt: skip
+    wanted = [*([order.metric] if order.metric else []), *manifest.objective]
+    lines = [("POINT", *(key.removeprefix("workload.") for key in keys))]
+    for place, each in enumerate(done):
+        own, index = values_of(each.point.overrides, keys), each.point.index
+        mark = " best" if place == 0 and order.metric in metrics[index] else ""
+        lines.append((f"{index}{mark}", *(cut(own.get(key, "-"), LONGEST_CELL) for key in keys)))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    least = sum(2 + max(len(name), 8) for name in wanted)
+    while len(widths) > 1 and sum(widths) + 2 * len(widths) + least > WIDTH:
+        widths.pop()
+    omitted = list(keys)[len(widths) - 1 :]
+    room = WIDTH - sum(widths) - 2 * (len(widths) - 1)
+    shown, left = columns({each.point.index: metrics[each.point.index] for each in done}, wanted, room)
+    body = [
+        (*line[: len(widths)], *(metric_text(metrics[each.point.index].get(name)) for name in shown))
+        for line, each in zip(lines[1:], done, strict=True)
+    ]
+    print_columns([(*lines[0][: len(widths)], *shown), *body])
+    if omitted or left:
+        print()
+        for line in indented(f"left out, --csv has them: {', '.join((*omitted, *left))}", 0):
+            print(line)
+
+
+def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]) -> None:
+    ended = [each for each in seen if each.over and each.state not in (RunState.DONE.value, RunState.PRUNED.value)]
+    if ended:
+        print()
+    for each in ended[:FAILURES]:
+        print(cut(f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": "), WIDTH))
+        if cause := row(each)["cause"]:
+            for line in indented(str(cause), 2):
+                print(line)
+    if len(ended) > FAILURES:
+        print(f"... and {len(ended) - FAILURES} more; `{program()} sweep status {sweep.id} --all` shows all")
+    print(f"\n{sweep.id}: {summary(counts(seen))}")
+
+
+def _print_best(
+    seen: Sequence[PointStatus], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
+    keys: Sequence[str],
+) -> None:  # fmt: skip
+    if not ranked:
+        return
+    best = next(each.point for each in seen if each.point.index == ranked[0])
+    if order.metric is None:
+        print("no objective: `--sort METRIC` orders them; sweep.objective=METRIC sets one")
+    elif order.metric not in metrics[best.index]:
+        print(f"no point has the objective {order.metric!r} among its metrics")
+    else:
+        print(f"best  point {best.index}, {order.metric} {metric_text(metrics[best.index][order.metric])}: "
+              f"{label(best.overrides, keys)}".rstrip(": "))  # fmt: skip
+        print(f"run   {single_run(best.overrides)}")
+
+
+def single_run(overrides: Sequence[str]) -> str:
+    """Returns the command line that submits a single run with the overrides of a point."""
+    return build.command(program(), overrides)
+
+
+def csv_cell(value: Any) -> Any:
+    """Returns a value as a CSV cell that no spreadsheet takes for a formula.
+
+    Text that starts like a formula gets an apostrophe in front (https://owasp.org/www-community/attacks/CSV_Injection).
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def _write_csv(
+    path: str, seen: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]]
+) -> None:
+    names = names_of(metrics.values())
+    buffer = io.StringIO()
+    writer = csv_format.writer(buffer, lineterminator="\n")
+    writer.writerow(map(csv_cell, ["point", *keys, "state", *names, "cause", "rank", "host"]))
+    for each in seen:
+        own, found, columns = values_of(each.point.overrides, keys), metrics.get(each.point.index, {}), row(each)
+        values = [found.get(name, "") for name in names]
+        writer.writerow(map(csv_cell, [
+            each.point.index, *(own.get(key, "") for key in keys), each.state,
+            *(json.dumps(value) if isinstance(value, (list, bool)) else value for value in values),
+            *(columns[key] if columns[key] is not None else "" for key in ("cause", "rank", "host")),
+        ]))  # fmt: skip
+    if path == "-":
+        sys.stdout.write(buffer.getvalue())
+        return
+    try:
+        Path(path).write_text(buffer.getvalue(), errors="replace")
+    except OSError as error:
+        raise ConfigError(f"--csv {path}: the file cannot be written ({error.strerror})") from None
+    print(f"{path}: {plural(len(seen), 'point')}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.cli import confirm
-from launcher.cli.text import program
+from launcher.cli.text import confirm, program
 from launcher.formatting import plural, ranges
 from launcher.monitoring.sweep import WAITING
 from launcher.runs.sweep_directory import Sweep
@@ -22,7 +21,7 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
         plans = [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]
         if plans:
             above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
-            confirm.confirm(limits.lines_of_all(plans), limits.of_plans(plans), above, yes=yes)
+            confirm(limits.lines_of_all(plans), limits.of_plans(plans), above, yes=yes)
 
     submitted = control.rerun(sweep, points, ask, secrets_again)
     if submitted is None:

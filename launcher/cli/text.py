@@ -1,26 +1,30 @@
-"""Text that several commands print: tables, the plan, why and how a run ended."""
+"""What several commands print: tables, the plan, why and how a run ended; the question before a costly submission."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from launcher.formatting import clean, format_size, format_time, one_line, plural, ranges
+from launcher.errors import DECLINED, LauncherError
+from launcher.formatting import clean, format_size, format_time, number, one_line, plural, ranges
 from launcher.monitoring.state import RunState
 from launcher.own_module import program as program
 from launcher.runs import directory
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from launcher.monitoring.run_status import RunStatus
+    from launcher.monitoring.sweep import PointStatus
     from launcher.runs.directory import Run
+    from launcher.spec.limits import Cost
     from launcher.spec.plan import JobPlan
 
 WIDTH = 80
+LONGEST_CELL = 24  # characters of a value in a table of points
 LONGEST_METRIC = 200  # characters of a value; result.json has all of it
 
 
@@ -94,12 +98,11 @@ def plan_table(plan: JobPlan) -> str:
             ("secrets", ", ".join(plan.secret_variables)),
         ) if value),
         ("started by", "one agent per node" if plan.launch.mode == "agent" else "the scheduler, one task per rank"),
-        *(("bound to" if not number else "", line) for number, line in enumerate(bound_to(plan))),
+        *(("" if place else "bound to", line) for place, line in enumerate(bound_to(plan))),
         ("each node", f"{plural(plan.cpus_per_node, 'CPU')}, {plural(plan.gpus_per_node, 'GPU')}, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
-        *(("" if number else "requests", line)
-          for number, line in enumerate(limits.lines(plan) if plan.queued else ())),
+        *(("" if place else "requests", line) for place, line in enumerate(limits.lines(plan) if plan.queued else ())),
         ("backend", plan.workload.backend),
         *((f"workload.{key}", str(value)) for key, value in plan.workload.params.items()
           if key not in ("name", "entry", "min_ranks", "backend", "device", "seed", "hook") and value != {}),
@@ -167,6 +170,31 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     return None if found.cause is None else clean(found.cause), codes
 
 
+def cause_of_point(each: PointStatus) -> str | None:
+    """Returns why a point ended without success (but by the user) or waits; None: not known, or running."""
+    if each.seen is None or each.state == RunState.RUNNING.value:
+        return None
+    if each.state == RunState.CANCELLED.value and each.seen.history.cancelled:
+        return None  # the user knows
+    return cause(each.seen) if each.over else each.seen.job.text or None
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flattens nested metrics: the names become dotted, such as `test.accuracy`."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found.update(flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def metric_text(value: Any) -> str:
+    """Formats the value of a metric for a table of points."""
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST_CELL)
+
+
 def cut(line: str, width: int) -> str:
     """Shortens a line to `width` characters, with `...` at its end."""
     return line if len(line) <= width else f"{line[: width - 3]}..."
@@ -191,6 +219,29 @@ def outcome(seen: RunStatus) -> str:
         lines.append(f"  more: {program()} post-mortem {seen.run.id}")
     lines.append(f"  everything is in {seen.run.path}")
     return "\n".join(lines)
+
+
+class Declined(LauncherError):
+    """The user was asked for confirmation, and declined. Nothing was submitted."""
+
+    exit_code = DECLINED
+
+
+def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool) -> None:
+    """Prints the requested resources, and asks the user for confirmation if they exceed `above`.
+
+    If stdin is not a terminal, the submission counts as confirmed.
+    above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
+    Raises Declined: the user did not answer yes.
+    """
+    for place, line in enumerate(lines):
+        print(f"{'' if place else 'requests':<11}{line}", flush=True)
+    asked, unit = cost.counted
+    if above is None or asked <= above or yes or not sys.stdin.isatty():
+        return
+    print(f"More than confirm_above={number(above)} {unit}. Submit? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Declined("nothing was submitted (--yes submits without a question)")
 
 
 def print_commands(commands: Sequence[str], following: str) -> None:

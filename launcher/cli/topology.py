@@ -11,11 +11,11 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from launcher.binding import hardware, masks
-from launcher.cli.find import find
 from launcher.cli.text import print_unreadable, table
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import name_ranks
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
+from launcher.runs.lookup import find
 from launcher.units import parse_ranges
 
 if TYPE_CHECKING:

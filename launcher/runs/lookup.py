@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.errors import RunError, near
 from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, retry_read, unwrap
+from launcher.paths import default_runs_dir
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, require_known
 
@@ -71,8 +72,11 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
             yield entry.name, entry
 
 
-def find(name: str, runs_dir: Path) -> Run:
-    """Returns the run of this id, prefix, path, SWEEP/POINT or `latest`; raises RunError for none or several."""
+def find(name: str, runs_dir: Path | None) -> Run:
+    """Returns the run of this id, prefix, path, SWEEP/POINT or `latest`; raises RunError for none or several.
+
+    runs_dir: folder of runs; None, as for the functions below: the default one.
+    """
     sweep, slash, point = name.rpartition("/")
     if slash and point.isdecimal() and not Path(name).expanduser().exists():
         found = find_sweep(sweep, runs_dir)
@@ -81,14 +85,41 @@ def find(name: str, runs_dir: Path) -> Run:
     return Run(find_folder(name, runs_dir, "run"))
 
 
-def find_sweep(name: str, runs_dir: Path) -> Sweep:
+def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
     """Returns the sweep that a user names (id, prefix, `latest`, path); raises RunError for none or several."""
     return Sweep(find_folder(name, runs_dir, "sweep"))
 
 
-def find_folder(name: str, runs_dir: Path, what: str) -> Path:
+def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
+    """Finds a run, point or sweep by id, unique prefix, `latest`, directory or SWEEP/POINT; raises RunError."""
+    folder = runs_dir or default_runs_dir()
+    if "/" in name or name == "latest" or unwrap(exists(folder / name / "record.json")):
+        try:
+            return find(name, folder)
+        except RunError as error:
+            try:
+                return find_sweep(name, folder)
+            except RunError:
+                raise error from None
+    if unwrap(exists(folder / name / RECORDS["sweep"])):
+        return find_sweep(name, folder)
+    there = names(folder)  # only directories with a matching name are opened: there may be thousands
+    matches = sorted(
+        each
+        for each in there
+        if each.startswith(name) and any(may_have(f"{folder}/{each}", file) for file in RECORDS.values())
+    )
+    if len(matches) == 1:
+        return find_either(matches[0], folder)
+    if matches:
+        raise RunError(f"{name!r} fits {len(matches)} runs and sweeps: {', '.join(matches[:5])}")
+    raise RunError(f"no run {name!r} in {folder}, and no sweep.{near(name, [*there, 'latest'])}")
+
+
+def find_folder(name: str, runs_dir: Path | None, what: str) -> Path:
     """Returns the directory of the run (`what` is `run`) or sweep (`sweep`) that a user names; see `find`."""
     record = RECORDS[what]
+    runs_dir = runs_dir or default_runs_dir()
     if "/" in name:
         path = Path(name).expanduser().resolve()
         if _has(path, record):

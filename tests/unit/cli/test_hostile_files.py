@@ -19,9 +19,10 @@ import pytest
 
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
-from launcher.cli import checkpoint, explain, status_view, sweep_status
+from launcher.cli import checkpoint, explain, status_view
 from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain, runs_table
+from launcher.cli.sweep import show_status
 from launcher.cli.text import cause, print_unreadable
 from launcher.diagnose import why
 from launcher.diagnose.verdict import evidence_of
@@ -463,7 +464,7 @@ def test_a_sweep_of_which_a_field_is_something_else_is_in_nobodys_way(tmp_path: 
             path.write_text(text)
             states = {row["run"]: row["state"] for row in Rows([], tmp_path, False).look().rows}
             assert states["whole"] == "running"
-            for show in (lambda: sweep_status.show(Sweep(sweep.path), everything=True, as_json=False),):
+            for show in (lambda: show_status(Sweep(sweep.path), everything=True, as_json=False),):
                 with contextlib.suppress(LauncherError), contextlib.redirect_stdout(io.StringIO()):
                     show()
         path.unlink() if whole is None else path.write_text(whole)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher.cli import commands, status_rows, status_view, watch
+from launcher.cli import commands, status_rows, status_view
 from launcher.cli.status_rows import COLUMNS, Rows, StatusFilter, runs_table
 from launcher.config.schema import Debug
 from launcher.diagnose.why import explain, of_why
@@ -711,8 +711,8 @@ def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
         yield
 
     history = happens()
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: clock.sleep(seconds) or next(history))
-    assert watch.show(Rows(["a"], tmp_path, False)) == 0
+    monkeypatch.setattr(status_view.time, "sleep", lambda seconds: clock.sleep(seconds) or next(history))
+    assert status_view.watch(Rows(["a"], tmp_path, False)) == 0
     lines = [line.split("  ", 1)[-1] if line[2:3] == ":" else line for line in capsys.readouterr().out.splitlines()]
     assert [line.split(":")[0].split(", needs")[0] for line in lines] == [
         "a  queued", "a  running, step 1/100 (1%), 1m left", "a  running, step 55/100 (55%), 1m left",
@@ -727,11 +727,11 @@ def test_a_cluster_that_does_not_answer_is_told_once_and_is_not_over(
     silent = [{"hpc": "This is incomplete: no answer; as of 4s ago."}, {"hpc": "the same; as of 19s ago."}, {}]
     views = [status_rows.View([], [], 0, each) for each in silent]
     console = Console(file=io.StringIO(), width=80)
-    console.print(watch.layout(views[0], console))
+    console.print(status_view.layout(views[0], console))
     assert "This is incomplete" in console.file.getvalue()  # type: ignore[attr-defined]
     monkeypatch.setattr(Rows, "look", lambda self: views.pop(0))
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
-    assert watch.show(Rows([], tmp_path, False)) == 0
+    monkeypatch.setattr(status_view.time, "sleep", lambda seconds: None)
+    assert status_view.watch(Rows([], tmp_path, False)) == 0
     assert capsys.readouterr().out.splitlines() == [silent[0]["hpc"], "hpc answers again"]
 
 
@@ -740,7 +740,7 @@ def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Rows, "look", interrupted)
-    assert watch.show(Rows([], tmp_path, False)) == 0
+    assert status_view.watch(Rows([], tmp_path, False)) == 0
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -753,7 +753,7 @@ def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable
     console = Console(
         width=width, height=24, file=io.StringIO(), force_terminal=True, color_system=None, highlight=False
     )
-    console.print(watch.layout(Rows([], tmp_path, False).look(), console))
+    console.print(status_view.layout(Rows([], tmp_path, False).look(), console))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= width
     mine = next(line for line in lines if line.startswith(ID))
@@ -761,7 +761,7 @@ def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable
     assert "30%" in mine
     assert any(line.startswith("lr-1") and "33%" in line for line in lines)
     small = Console(width=width, height=6, file=io.StringIO(), force_terminal=True, color_system=None)
-    small.print(watch.layout(Rows([], tmp_path, False).look(), small))
+    small.print(status_view.layout(Rows([], tmp_path, False).look(), small))
     assert "... and 1 more, which do not fit" in small.file.getvalue()  # type: ignore[attr-defined]
 
 

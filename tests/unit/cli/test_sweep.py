@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cli import commands, sweep_change, sweep_results, sweep_status
+from launcher.cli import commands, sweep_change
+from launcher.cli import sweep as sweep_command
 from launcher.cli.status_rows import _row_of_sweep
 from launcher.errors import LauncherError
 from launcher.monitoring.sweep import PointStatus
@@ -199,8 +200,8 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_
 def test_no_line_of_the_table_is_wider_than_a_terminal(values: list[tuple[str, str]]) -> None:
     overrides = tuple(f"{key}={value}" for key, value in values)
     seen = [PointStatus(Point(7, overrides, Sweep(Path("/runs/lr-1")).run(7)), "waiting")]
-    assert all(len(line) <= 80 for line in sweep_status.points_table(seen, [key for key, _ in values]))
-    assert all(len(line) <= 80 for key, value in values for line in sweep_status.indented(key + value, 7))
+    assert all(len(line) <= 80 for line in sweep_command.points_table(seen, [key for key, _ in values]))
+    assert all(len(line) <= 80 for key, value in values for line in sweep_command.indented(key + value, 7))
 
 
 # -- results
@@ -259,7 +260,7 @@ def test_without_an_objective_no_point_is_the_best(call: Call, sweep: Sweep) -> 
     ],
 )  # fmt: skip
 def test_no_cell_is_a_formula(value: object, cell: object) -> None:
-    assert sweep_results.csv_cell(value) == cell
+    assert sweep_command.csv_cell(value) == cell
 
 
 def test_csv_has_everything(call: Call, sweep: Sweep, tmp_path: Path) -> None:
@@ -282,8 +283,8 @@ def test_results_for_programs(call: Call, sweep: Sweep) -> None:
 
 
 def test_one_point_alone_shows_its_metrics() -> None:
-    assert sweep_results.columns({3: {"loss": 0.5, "rates": [1, 2]}}, [], 60) == (["loss"], ["rates"])
-    assert sweep_results.columns({3: {"loss": 0.5}, 4: {"loss": 0.5}}, [], 60) == ([], ["loss"])
+    assert sweep_command.columns({3: {"loss": 0.5, "rates": [1, 2]}}, [], 60) == (["loss"], ["rates"])
+    assert sweep_command.columns({3: {"loss": 0.5}, 4: {"loss": 0.5}}, [], 60) == ([], ["loss"])
 
 
 def test_a_wide_table_is_cut_to_the_terminal(call: Call, tmp_path: Path) -> None:
@@ -302,7 +303,7 @@ metrics = st.dictionaries(st.sampled_from("abcdef"), st.floats() | st.integers()
 @given(st.lists(metrics, min_size=1, max_size=8), st.booleans())
 def test_ranking_is_an_order_with_what_has_no_number_last(found: list[dict[str, Any]], largest: bool) -> None:
     numbered = dict(enumerate(found))
-    ranked = sweep_results.ranking(numbered, sweep_results.Order("a", largest))
+    ranked = sweep_command.ranking(numbered, sweep_command.Order("a", largest))
     assert sorted(ranked) == list(numbered)
     values = [numbered[index].get("a") for index in ranked]
     numbers = [value for value in values if isinstance(value, (int, float)) and value == value]
@@ -311,7 +312,7 @@ def test_ranking_is_an_order_with_what_has_no_number_last(found: list[dict[str, 
 
 
 def test_metrics_in_tables_lie_flat() -> None:
-    assert sweep_results.flat({"a": 1, "b": {"c": 2, "d": {"e": 3}}}) == {"a": 1, "b.c": 2, "b.d.e": 3}
+    assert sweep_command.flat({"a": 1, "b": {"c": 2, "d": {"e": 3}}}) == {"a": 1, "b.c": 2, "b.d.e": 3}
 
 
 # -- changes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import sweep_results
+from launcher.cli import wait
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
 from launcher.runs.lease import is_being_submitted, only_submitter
@@ -26,7 +26,7 @@ def scheduler(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     running = {f"100_{index}": SchedulerJob(f"100_{index}", JobState.RUNNING, "RUNNING") for index in range(9)}
     monkeypatch.setattr(Slurm, "jobs", lambda _: dict(running))
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
-    monkeypatch.setattr(sweep_results, "IDLE_TIME", 0.0)
+    monkeypatch.setattr(wait, "IDLE_TIME", 0.0)
 
 
 def points(sweep: Sweep, *states: str) -> list[PointStatus]:
@@ -48,7 +48,7 @@ def points(sweep: Sweep, *states: str) -> list[PointStatus]:
 )
 def test_the_exit_code_is_that_of_the_worst_point(tmp_path: Path, states: tuple[str, ...], code: int) -> None:
     sweep = make_sweep(tmp_path, len(states), array=None)
-    assert sweep_results.sweep_exit_code(points(sweep, *states)) == code
+    assert wait.sweep_exit_code(points(sweep, *states)) == code
 
 
 def test_each_end_is_told_once(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ def test_each_end_is_told_once(tmp_path: Path) -> None:
     end(sweep.run(1), 1, job="100_1", fault="ValueError: no", rank=1, host="node2")
     now = [each if each.point.index != 1 else _failed(sweep) for each in first]
     before = {each.point.index: each for each in first}
-    assert list(sweep_results.ended_line(before, now, ["workload.lr"])) == [
+    assert list(wait.ended_line(before, now, ["workload.lr"])) == [
         "point 1 (lr=0.1) failed: rank 1 on node2: ValueError: no"
     ]
-    assert list(sweep_results.ended_line({}, first, [])) == ["point 0 is done"]
-    assert not list(sweep_results.ended_line({each.point.index: each for each in now}, now, []))
+    assert list(wait.ended_line({}, first, [])) == ["point 0 is done"]
+    assert not list(wait.ended_line({each.point.index: each for each in now}, now, []))
 
 
 def _failed(sweep: Sweep) -> PointStatus:
@@ -85,7 +85,7 @@ def test_a_sweep_that_is_over_is_not_waited_for(
     sweep = make_sweep(tmp_path, 2)
     end(sweep.run(0), 0)
     end(sweep.run(1), last)
-    assert sweep_results.follow_to_end(sweep) == code
+    assert wait.follow_sweep(sweep) == code
     assert capsys.readouterr().out == f"lr-1: {words}\n"
 
 
@@ -102,8 +102,8 @@ def test_a_sweep_is_followed_to_its_end(
         yield from itertools.repeat(None)
 
     steps = later()
-    monkeypatch.setattr(sweep_results.time, "sleep", lambda seconds: clock.sleep(seconds) or next(steps))
-    assert sweep_results.follow_to_end(sweep) == 0
+    monkeypatch.setattr(wait.time, "sleep", lambda seconds: clock.sleep(seconds) or next(steps))
+    assert wait.follow_sweep(sweep) == 0
     assert capsys.readouterr().out.splitlines() == [
         "lr-1: 0/2 done, 2 running", "point 1 (lr=0.1) is done", "point 0 (lr=0) is done", "lr-1: 2/2 done",
     ]  # fmt: skip
@@ -112,13 +112,13 @@ def test_a_sweep_is_followed_to_its_end(
 def test_only_the_points_that_matter_are_waited_for(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3)
     end(sweep.run(1), 0)
-    assert sweep_results.follow_to_end(sweep, points={1}) == 0
+    assert wait.follow_sweep(sweep, points={1}) == 0
 
 
 def test_points_that_nobody_will_begin_are_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, 3, first=2)
     end(sweep.run(2), 0)
-    assert sweep_results.follow_to_end(sweep) == 1
+    assert wait.follow_sweep(sweep) == 1
     assert "points 0-1 were never submitted: repeat the command" in capsys.readouterr().out
 
 
@@ -128,9 +128,9 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
     sweep, sent = make_sweep(tmp_path, 2, array=None), []
     sweep.request_local([0, 1], restart=False)
     monkeypatch.setattr("launcher.sweeps.submit.start_local_runner", sent.append)
-    monkeypatch.setattr(sweep_results, "MIN_POLL_INTERVAL", 0.0)
-    assert sweep_results.follow_to_end(sweep) == 1
-    assert sent == [sweep] * sweep_results.MAX_STARTERS
+    monkeypatch.setattr(wait, "MIN_POLL_INTERVAL", 0.0)
+    assert wait.follow_sweep(sweep) == 1
+    assert sent == [sweep] * wait.MAX_STARTERS
     assert f"points 0-1 do not start: see {sweep.path}/points.log" in capsys.readouterr().out
 
 
@@ -146,8 +146,8 @@ def test_points_that_are_being_handed_over_are_waited_for(tmp_path: Path) -> Non
     sweep = make_sweep(tmp_path, 1, array=None)
     waiting = points(sweep, WAITING)
     with only_submitter(sweep.path):
-        assert sweep_results._start_waiting(sweep, waiting, starters=0) is None
-    assert "were never submitted" in str(sweep_results._start_waiting(sweep, waiting, starters=0))
+        assert wait._start_waiting(sweep, waiting, starters=0) is None
+    assert "were never submitted" in str(wait._start_waiting(sweep, waiting, starters=0))
 
 
 @pytest.mark.parametrize("foreground", [False, True])
@@ -160,9 +160,9 @@ def test_ctrl_c_stops_following_or_ends_the_sweep(
         cancelled.append(kill)
         end(sweep.run(0), 0)
 
-    monkeypatch.setattr(sweep_results.control, "cancel", cancel)
-    monkeypatch.setattr(sweep_results.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
-    assert sweep_results.follow_to_end(sweep, foreground=foreground) == 130
+    monkeypatch.setattr(wait.control, "cancel", cancel)
+    monkeypatch.setattr(wait.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
+    assert wait.follow_sweep(sweep, foreground=foreground) == 130
     assert cancelled == ([False] if foreground else [])
     message = "stopping; Ctrl-C again kills" if foreground else "continues without this terminal"
     assert message in capfd.readouterr().err

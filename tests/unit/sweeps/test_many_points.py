@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import sweep_results, sweep_status
 from launcher.cli.multirun import Multirun
+from launcher.cli.sweep import show_results, show_status
 from launcher.errors import ConfigError
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.runs.claims import Claims, EntryKind, Manager, left_out
@@ -41,7 +41,7 @@ def test_what_5000_points_have_in_common_does_not_count_5000_times(
     (site.slurm.folder / "jobs").write_text(f"100 {FEW} 0-11 launcher-1 - script\n")
     sweep.submitting("launcher-1", range(FEW))
     sweep.submitted("launcher-1", "100")
-    sweep_status.show(sweep)
+    show_status(sweep)
     assert f"{sweep.id}: 0/5000 done, {FEW} queued, {5000 - FEW} waiting" in capsys.readouterr().out
     assert len(control.cancel(sweep)) == 5000
     site.slurm.end("100")
@@ -90,19 +90,19 @@ def every(sweep: Sweep) -> list[int]:
 @pytest.mark.parametrize(
     ("made", "command"),
     [
-        (queued, sweep_status.show),
-        (queued, lambda sweep: sweep_status.show(sweep, as_json=True)),
-        (queued, sweep_results.show),
+        (queued, show_status),
+        (queued, lambda sweep: show_status(sweep, as_json=True)),
+        (queued, show_results),
         (queued, control.cancel),
         (queued, lambda sweep: control.cancel(sweep, every(sweep))),
         (queued, lambda sweep: point_statuses(sweep, SweepMonitor(), every(sweep))),
         (queued, lambda sweep: control.throttle(sweep, 2)),
-        (failed, lambda sweep: sweep_status.show(sweep, everything=True)),
-        (failed, sweep_results.show),
+        (failed, lambda sweep: show_status(sweep, everything=True)),
+        (failed, show_results),
         (failed, lambda sweep: control.rerun(sweep, every(sweep))),
-        (waiting, sweep_status.show),
+        (waiting, show_status),
         (waiting, lambda sweep: control.cancel(sweep, every(sweep))),
-        (packed, sweep_status.show),
+        (packed, show_status),
         (packed, lambda sweep: control.cancel(sweep, every(sweep))),
     ],
 )
