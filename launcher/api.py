@@ -7,7 +7,6 @@ when a scheduler takes seconds to respond. Errors are those of launcher.errors.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +18,7 @@ from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files.ownership import require_own
 from launcher.monitoring.run_status import JobMonitor, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.state import RunState, wait_until_over
 from launcher.paths import GROUPS, default_runs_dir
 from launcher.remote.clusters import locate
 from launcher.remote.run import RemoteRun, submitted
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 Overrides = str | Sequence[str] | Mapping[str, Any]
 
-FIRST, SLOWER, SLOWEST = 0.1, 1.2, 15.0  # seconds between polls: the first pause, its growth factor, the longest pause
+FIRST, SLOWEST = 0.1, 15.0  # seconds between polls: at first, at most
 
 
 class Run:
@@ -97,18 +96,12 @@ class Run:
         Raises:
             RunError: the run's record is damaged.
         """
-        live, pause = JobMonitor(share=True), FIRST
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                state = status_of(self._run, live).state
-            except UnavailableError:  # transient: a later poll may be able to read it
-                state = RunState.UNKNOWN
-            left = pause if until is None else until - time.monotonic()
-            if state.over or left <= 0:
-                return state
-            time.sleep(min(pause, left))
-            pause = min(pause * SLOWER, SLOWEST)
+        live = JobMonitor(share=True)
+
+        def look() -> RunState:
+            return status_of(self._run, live).state
+
+        return wait_until_over(look, timeout, first=FIRST, slowest=SLOWEST, unavailable=UnavailableError)
 
     def cancel(self) -> None:
         """Cancels the run: the ranks get SIGTERM, and SIGKILL after launch.grace seconds. Ignores a run that is over.

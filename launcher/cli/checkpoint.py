@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import best_of, newest_first
-from launcher.cli.options import require_action
-from launcher.cli.text import print_columns
+from launcher.cli.text import WIDTH, cut, flat, print_columns
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, long_size, plural
 from launcher.runs import saves
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
 
 def run(arguments: Namespace) -> int:
     action = arguments.action
-    require_action("checkpoint", action)
-    extracting = {"--shard": arguments.shard is not None, "--key": arguments.keys, "--output": arguments.output,
-                  "--format": arguments.as_format}  # fmt: skip
-    for option, given in extracting.items():
-        if given and action != "extract":
-            raise ConfigError(f"{option} goes with checkpoint extract")
-    if arguments.as_json and action not in ("list", "inspect"):
-        raise ConfigError("--json goes with checkpoint list and checkpoint inspect")
     if action == "list" and arguments.step is not None:
         raise ConfigError("checkpoint list shows all steps; checkpoint inspect shows one")
     if action == "adopt":
@@ -234,7 +225,7 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     rest = checkpoint_read.values(path, manifest)
     if as_json:
         shown = {**asdict(manifest), "path": str(path), "tensors": [asdict(entry) for entry in entries]}
-        print(json.dumps({**shown, "values": dict(_flat(rest))}, indent=1, default=str))
+        print(json.dumps({**shown, "values": flat(rest)}, indent=1, default=str))
         return 0
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
     print(f"step {manifest.step}, saved {when} by {manifest.world_size} rank(s) in attempt {manifest.attempt}")
@@ -246,11 +237,10 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     for title, table in (
         ("metrics", manifest.metrics), ("identity", manifest.identity), ("extra", manifest.extra), ("values", rest)
     ):  # fmt: skip
-        lines = list(_flat(table))
-        if lines:
+        if found := flat(table):
             print(f"\n{title}")
-        for name, value in lines:
-            print(_cut(f"  {name}: {value}"))
+        for name, value in found.items():
+            print(cut(f"  {name}: {value}", WIDTH))
     print()
     rows = [
         (entry.name, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.shards)))
@@ -258,14 +248,6 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     ]
     print_columns([("TENSOR", "TYPE", "SHAPE", "SHARDS"), *rows])
     return 0
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 # -- verify
@@ -341,10 +323,3 @@ def _adopt(name: str, step: str | None) -> int:
     adopted = adopt(path, int(number))
     print(f"{adopted}: step {int(number)}; load it with launcher.checkpoint.Checkpointer or LauncherReader")
     return 0
-
-
-# -- text
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= 80 else f"{line[:77]}..."

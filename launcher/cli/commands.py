@@ -68,6 +68,8 @@ class Parser(argparse.ArgumentParser):
         self.behind: str | None = None
         # Module whose `as_keys` replaces options of schedulers before the rest is parsed; None: there can be none.
         self.others: str | None = None
+        self.goes_with: dict[str, list[str]] = {}  # by an option's attribute: the actions that it goes with, if not all
+        self._command = prog.rpartition(" ")[2]
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parses the arguments of a command.
@@ -95,7 +97,17 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {unknown[0]!r}")
         if self.behind is not None:
             setattr(arguments, self.behind, behind)
+        if (action := getattr(arguments, "action", None)) is not None:
+            options.require_action(self._command, action)
+            self._require_fitting(arguments)
         return arguments
+
+    def _require_fitting(self, arguments: argparse.Namespace) -> None:
+        for each in self._actions:
+            fitting = self.goes_with.get(each.dest, [arguments.action])
+            if arguments.action not in fitting and getattr(arguments, each.dest) != each.default:
+                known = " and ".join(f"{self._command} {action}" for action in fitting)
+                raise ConfigError(f"{each.option_strings[-1]} goes with {known}")
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")

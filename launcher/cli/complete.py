@@ -26,7 +26,10 @@ WORDS = "LAUNCHER_COMPLETE"  # variable with the words after the program's name,
 
 def run(arguments: Namespace) -> int:
     if arguments.candidates:
-        return _print_candidates()
+        words = os.environ.get(WORDS, "\n.").split("\n")[:-1]
+        for each in candidates(words):
+            print(each)
+        return 0
     if arguments.shell is not None:
         print(script(_known(arguments.shell)), end="")
         return 0
@@ -39,14 +42,6 @@ def _known(shell: str) -> str:
     if shell not in SHELLS:
         raise ConfigError(f"there is no completion for {shell or 'a shell without a name'!r}: use {', '.join(SHELLS)}")
     return shell
-
-
-def _print_candidates() -> int:
-
-    words = os.environ.get(WORDS, "\n.").split("\n")[:-1]
-    for each in candidates(words):
-        print(each)
-    return 0
 
 
 def script(shell: str) -> str:
@@ -93,17 +88,8 @@ def _add_line(rc: Path, path: Path) -> None:
 
 
 FLAGS = (
-    "--help",
-    "--multirun",
-    "-m",
-    "--cfg",
-    "--resolve",
-    "--info",
-    "--config-dir",
-    "--hydra-help",
-    "--version",
-    "--yes",
-)
+    "--help", "--multirun", "-m", "--cfg", "--resolve", "--info", "--config-dir", "--hydra-help", "--version", "--yes",
+)  # fmt: skip
 VALUES_OF = {"--cfg": ("job", "hydra", "all"), "--info": ("all", "config", "defaults", "plugins", "searchpath")}
 MAX_RUNS = 200  # a terminal shows no more
 

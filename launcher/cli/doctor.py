@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 from launcher import __version__
+from launcher.cli.text import labelled
 from launcher.diagnose import doctor
 from launcher.diagnose.doctor import run_all, start
 from launcher.errors import ConfigError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from launcher.config.schema import Config
     from launcher.findings import Finding
 
-WIDTH = 79
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
@@ -66,14 +65,12 @@ def config_of(cluster: str | None) -> Config:
 
 
 def line(found: Finding) -> str:
-    """Formats a finding for a terminal, wrapped at WIDTH characters. What to do starts on a new line."""
+    """Formats a finding for a terminal. What to do starts on a new line."""
     head = f"{MARKS[found.level.value]}  {found.about:<10} "
-    margin = " " * len(head)
-    body = textwrap.wrap(found.says, WIDTH - len(head), break_long_words=False, break_on_hyphens=False) or [""]
-    lines = [head + body[0], *(margin + part for part in body[1:])]
+    lines = labelled(head, found.says, column=len(head))
     if found.do:
-        lines += [margin + part for part in textwrap.wrap(f"-> {found.do}", WIDTH - len(head), break_long_words=False)]
-    return "\n".join(part.rstrip() for part in lines)
+        lines += labelled("", f"-> {found.do}", column=len(head))
+    return "\n".join(lines)
 
 
 def _json(found: list[Finding]) -> str:

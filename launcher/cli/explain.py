@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from launcher.runs.directory import Attempt, Run
     from launcher.schedulers.pending import Explanation, Option
 
-WIDTH = 79
-
 
 def why(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
@@ -89,7 +87,7 @@ def start_lines(found: Explanation, now: float) -> list[str]:
 def _table(found: Explanation, now: float) -> list[str]:
     rows = [("as it is" if not each.overrides else " ".join(each.overrides), _start(each, now), each.note)
             for each in found.tried]  # fmt: skip
-    lines = table([("CHANGE", "WOULD START", "NOTE"), *rows], wraps=2, width=WIDTH, indent=2)
+    lines = table([("CHANGE", "WOULD START", "NOTE"), *rows], wraps=2, indent=2)
     return list(chain.from_iterable(lines))
 
 

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import require_action
 from launcher.cli.progress import Rate, of_download, shown
 from launcher.environment import archives
 from launcher.errors import FAILED, ConfigError, LauncherError, near
@@ -33,7 +32,6 @@ def data(arguments: Namespace) -> int:
         if arguments.mirrors:
             raise ConfigError("--mirror goes with fetch NAME")
         return _list(arguments.data_dir)
-    require_action("data", action)
     known, problems = workload_hook.data_sets_of_all()
     names = ", ".join(known)
     if name is None:
@@ -87,7 +85,6 @@ def _shown() -> Iterator[Progress]:
 
 
 def env(arguments: Namespace) -> int:
-    require_action("env", arguments.action)
     if len(arguments.paths) > 2:
         raise ConfigError("`env pack` takes a FOLDER and an ARCHIVE")
     *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from launcher.cli.text import confirm, print_commands, program
+from launcher.cli.text import confirm, print_commands, print_under, program
 from launcher.cli.wait import follow_sweep
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun, require_space, space_of
@@ -146,8 +146,7 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
     print(f"sweep      {prepared.path.name}: {what}")
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in prepared.jobs.values() if plan.queued]:
-        for number, line in enumerate(limits.lines_of_all(asking)):
-            print(f"{'' if number else 'requests':<11}{line}")
+        print_under("requests", limits.lines_of_all(asking))
     if prepared.pilots:
         pilot = prepared.pilots[0]
         print(f"\n# {plural(len(prepared.pilots), 'pilot')} on {pilot.cluster.name}, {_at_once(prepared)}")
@@ -191,8 +190,7 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings
     if submitted.already_submitted:
         print(f"           {_submitted_before(submitted)}")
     print(f"directory  {sweep.path}")
-    for number, action in enumerate(("status", "results", "cancel")):
-        print(f"{'' if number else 'next':<11}{program()} sweep {action} {sweep.id}")
+    print_under("next", (f"{program()} sweep {action} {sweep.id}" for action in ("status", "results", "cancel")))
     if submitted.not_accepted:
         print(
             f"launcher: {plural(len(submitted.not_accepted), 'point')} could not be submitted yet: {submitted.limit}\n"

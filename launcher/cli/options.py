@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentTypeError, HelpFormatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, near
 from launcher.units import parse_ranges, parse_time
@@ -79,14 +79,33 @@ def require_action(command: str, action: str) -> None:
         raise ConfigError(f"there is no {command} command {action!r}.{near(action, known)} Known: {', '.join(known)}")
 
 
+def add_for(parser: Parser, actions: str, option: str, *others: str, help: str, **settings: Any) -> None:
+    """Adds an option that goes with some of a command's actions: `Parser.parse` refuses it with any other.
+
+    actions: their names, with a comma between them; they are put in front of the help. Empty: all.
+    """
+    text = f"{actions}: {help}" if actions else help
+    added = parser.add_argument(option, *others, help=text, **settings)
+    if actions:
+        parser.goes_with[added.dest] = actions.split(", ")
+
+
+def add_json(parser: Parser, actions: str = "") -> None:
+    """Adds the option --json, see `add_for`."""
+    add_for(parser, actions, "--json", action="store_true", dest="as_json", help="print JSON, for programs")
+
+
+def add_yes(parser: Parser, actions: str = "") -> None:
+    """Adds the option --yes, see `add_for`."""
+    add_for(parser, actions, "--yes", action="store_true", help="submit without confirmation (confirm_above)")
+
+
 def add_runs_dir(parser: ArgumentParser) -> None:
     """Adds the option --runs-dir. Its value is a Path; None: the option was not given."""
     parser.add_argument(
-        "--runs-dir",
-        type=folder,
-        metavar="DIR",
+        "--runs-dir", type=folder, metavar="DIR",
         help="folder of run directories (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)",
-    )
+    )  # fmt: skip
 
 
 def folder(text: str) -> Path:
@@ -96,10 +115,10 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def whole_number(text: str) -> int:
-    """Converts an option's value to a whole number from 0 up."""
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+def whole_number(text: str, least: int = 0) -> int:
+    """Converts an option's value to a whole number from `least` up."""
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
     return int(text)
 
 
@@ -124,9 +143,7 @@ def age(text: str) -> float:
 
 def positive(text: str) -> int:
     """Converts an option's value to a whole number from 1 up."""
-    if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
+    return whole_number(text, 1)
 
 
 def ranks(text: str) -> tuple[int, ...]:
@@ -161,7 +178,7 @@ def of_run(parser: Parser) -> None:
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="a sweep: one run for each combination of values (KEY=A,B)"
     )
-    parser.add_argument("--yes", action="store_true", help="submit without confirmation (confirm_above)")
+    add_yes(parser)
     parser.add_argument(
         "--cfg", choices=("job", "hydra", "all"), help="only print the config: the run's, Hydra's, or both"
     )
@@ -169,7 +186,7 @@ def of_run(parser: Parser) -> None:
     parser.add_argument("--config-dir", metavar="DIR", help="one more folder in which configs are searched")
 
 
-def of_status(parser: ArgumentParser) -> None:
+def of_status(parser: Parser) -> None:
     """Show the states of the live runs and sweeps and the newest others, or of the named RUNs. The scheduler is queried
     once for all of them."""
     parser.add_argument("names", metavar="RUN", nargs="*", help=EITHER)
@@ -181,7 +198,7 @@ def of_status(parser: ArgumentParser) -> None:
         "--since", type=age, metavar="AGE", help="only those active in this time (2d, 12h) or since a day (2026-10-31)"
     )
     parser.add_argument("--watch", action="store_true", help="update until all are over; Ctrl-C exits")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON list, for programs")
+    add_json(parser)
     add_runs_dir(parser)
 
 
@@ -220,7 +237,7 @@ def of_resume(parser: Parser) -> None:
     parser.add_argument(
         "--new-snapshot", action="store_true", help="with env.snapshot: copy the code again, as it is now"
     )
-    parser.add_argument("--yes", action="store_true", help="submit without confirmation (confirm_above)")
+    add_yes(parser)
     add_runs_dir(parser)
 
 
@@ -291,26 +308,26 @@ def of_topology(parser: ArgumentParser) -> None:
     add_runs_dir(parser)
 
 
-def of_why(parser: ArgumentParser) -> None:
+def of_why(parser: Parser) -> None:
     """Explain why RUN waits: the reason, the scheduler's estimate of the start, the limit that applies, and the
     smallest change with which RUN would start clearly sooner. If RUN does not wait: its state, or why it ended."""
     parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON object, for programs")
+    add_json(parser)
     add_runs_dir(parser)
 
 
-def of_post_mortem(parser: ArgumentParser) -> None:
+def of_post_mortem(parser: Parser) -> None:
     """Show why RUN ended: the cause and its kind, the first rank that failed, with its traceback and last output, and
     what to do. Exits with 0 if RUN is over, else with 1."""
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument(
         "--attempt", type=whole_number, metavar="N", help="explain this attempt, from 0 (default: the last one)"
     )
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON object, for programs")
+    add_json(parser)
     add_runs_dir(parser)
 
 
-def of_sweep(parser: ArgumentParser) -> None:
+def of_sweep(parser: Parser) -> None:
     """Show or change sweeps. Each point of a sweep is a run, which other commands take as SWEEP/7: `logs SWEEP/7`."""
     parser.usage = "%(prog)s ACTION [SWEEP] [POINT ...] [options]"
     add_actions(parser, "sweep")
@@ -319,20 +336,21 @@ def of_sweep(parser: ArgumentParser) -> None:
         "points", metavar="POINT", nargs="*",
         help="rerun, cancel: numbers of points (3, 0-4,7; default: all unfinished); throttle: the number N",
     )  # fmt: skip
-    parser.add_argument(
-        "--all", action="store_true", dest="everything", help="status: all points; without SWEEP, all sweeps"
+    add_for(
+        parser, "status", "--all", action="store_true", dest="everything", help="all points; without SWEEP, all sweeps"
     )
-    parser.add_argument(
-        "--sort", metavar="METRIC", help="results: smallest METRIC first; of the objective, the default, the best first"
-    )
-    parser.add_argument("--reverse", action="store_true", help="results: reverse the order")
-    parser.add_argument("--csv", metavar="FILE", help="results: write all of them to a CSV file (-: to stdout)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="status, results: print JSON, for programs")
-    parser.add_argument("--yes", action="store_true", help="rerun: submit without confirmation (confirm_above)")
+    add_for(
+        parser, "results", "--sort", metavar="METRIC",
+        help="smallest METRIC first; of the objective, the default, the best first",
+    )  # fmt: skip
+    add_for(parser, "results", "--reverse", action="store_true", help="reverse the order")
+    add_for(parser, "results", "--csv", metavar="FILE", help="write all of them to a CSV file (-: to stdout)")
+    add_json(parser, "status, results")
+    add_yes(parser, "rerun")
     add_runs_dir(parser)
 
 
-def of_checkpoint(parser: ArgumentParser) -> None:
+def of_checkpoint(parser: Parser) -> None:
     """List, inspect and verify the checkpoints of a run, or write a plain file with the contents of one."""
     parser.usage = "%(prog)s ACTION RUN [STEP] [options]"
     add_actions(parser, "checkpoint")
@@ -340,53 +358,52 @@ def of_checkpoint(parser: ArgumentParser) -> None:
         "name", metavar="RUN", help=f"{RUN}; or the folder that has the checkpoints, or a checkpoint's own folder"
     )
     parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: print JSON, for programs")
-    parser.add_argument("--shard", type=whole_number, metavar="R", help="extract: only the shard of rank R")
-    parser.add_argument(
-        "--key", action="append", metavar="NAME", dest="keys", default=[],
-        help="extract: only this value (model.weight), or all below this name (model); may be repeated",
+    add_json(parser, "list, inspect")
+    add_for(parser, "extract", "--shard", type=whole_number, metavar="R", help="only the shard of rank R")
+    add_for(
+        parser, "extract", "--key", action="append", metavar="NAME", dest="keys", default=[],
+        help="only this value (model.weight), or all below this name (model); may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", type=folder, metavar="FILE", help="extract: file to write (default: named after RUN and STEP)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("torch", "safetensors"),
-        dest="as_format",
-        help="extract: format of the file (default: torch); safetensors contains only tensors",
-    )
+    add_for(
+        parser, "extract", "-o", "--output", type=folder, metavar="FILE",
+        help="file to write (default: named after RUN and STEP)",
+    )  # fmt: skip
+    add_for(
+        parser, "extract", "--format", choices=("torch", "safetensors"), dest="as_format",
+        help="format of the file (default: torch); safetensors contains only tensors",
+    )  # fmt: skip
     add_runs_dir(parser)
 
 
-def of_site(parser: ArgumentParser) -> None:
+def of_site(parser: Parser) -> None:
     """Show and write profiles of sites (cluster=NAME). Yours are in ~/.config/launcher/cluster."""
     parser.usage = "%(prog)s ACTION [NAME] [options]"
     add_actions(parser, "site")
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="name of the profile (init: by default the cluster's own name)"
     )
-    parser.add_argument(
-        "--ssh", metavar="HOST", help="init: a cluster behind ssh (me@login): install the launcher there, too"
+    add_for(
+        parser, "init", "--ssh", metavar="HOST", help="a cluster behind ssh (me@login): install the launcher there, too"
     )
-    parser.add_argument("--python", metavar="PATH", help="init --ssh: the Python there (default: one with torch)")
-    parser.add_argument(
-        "--activate", metavar="LINE", action="append", default=[],
-        help="init --ssh: a line for the shell there before Python starts ('module load python'); may be repeated",
+    add_for(parser, "init", "--python", metavar="PATH", help="with --ssh, the Python there (default: one with torch)")
+    add_for(
+        parser, "init", "--activate", metavar="LINE", action="append", default=[],
+        help="with --ssh, a line for the shell there before Python starts ('module load python'); may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "--setup", metavar="LINE", action="append", default=[],
-        help="init: a shell line that jobs run first ('module load cuda'); may be repeated",
+    add_for(
+        parser, "init", "--setup", metavar="LINE", action="append", default=[],
+        help="a shell line that jobs run first ('module load cuda'); may be repeated",
     )  # fmt: skip
     from launcher.schedulers.site import described_schedulers
 
     names = [each.name for each in described_schedulers()]
-    parser.add_argument("--scheduler", choices=names, help="init: the scheduler to query, if there are several")
-    parser.add_argument("--partition", metavar="P", help="init: use this partition, not the scheduler's default one")
-    parser.add_argument("--queue", metavar="Q", help="init: use this queue, not the scheduler's default one")
-    parser.add_argument(
-        "--print", action="store_true", dest="only_print", help="init: print the profile, and write nothing"
+    add_for(parser, "init", "--scheduler", choices=names, help="the scheduler to query, if there are several")
+    add_for(parser, "init", "--partition", metavar="P", help="use this partition, not the scheduler's default one")
+    add_for(parser, "init", "--queue", metavar="Q", help="use this queue, not the scheduler's default one")
+    add_for(
+        parser, "init", "--print", action="store_true", dest="only_print", help="print the profile, and write nothing"
     )
-    parser.add_argument("--force", action="store_true", help="init: replace a profile of this name")
+    add_for(parser, "init", "--force", action="store_true", help="replace a profile of this name")
 
 
 def of_env(parser: ArgumentParser) -> None:
@@ -438,21 +455,16 @@ def of_data(parser: ArgumentParser) -> None:
     known = ", ".join(workload_hook.data_sets_of_all()[0])
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"the data set: {known}")
     parser.add_argument(
-        "--mirror",
-        action="append",
-        metavar="URL",
-        dest="mirrors",
+        "--mirror", action="append", metavar="URL", dest="mirrors",
         help="download from this folder, not from the default ones (may be repeated)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--data-dir",
-        type=folder,
-        metavar="DIR",
+        "--data-dir", type=folder, metavar="DIR",
         help="folder of data sets (default: the per-user data folder, where runs look for them)",
-    )
+    )  # fmt: skip
 
 
-def of_doctor(parser: ArgumentParser) -> None:
+def of_doctor(parser: Parser) -> None:
     """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and host
     names. Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is
     shown. Exits with 0 if there is no problem, else with 1."""
@@ -461,7 +473,7 @@ def of_doctor(parser: ArgumentParser) -> None:
         metavar="NAME",
         help="check this profile, and compare it with the live site (default: only check the one that runs use)",
     )
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON object, for programs")
+    add_json(parser)
 
 
 def of_complete(parser: ArgumentParser) -> None:

@@ -10,7 +10,6 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from launcher.cli import remote
-from launcher.cli.options import require_action
 from launcher.cli.text import print_columns
 from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
@@ -27,26 +26,10 @@ if TYPE_CHECKING:
 
 TIMEOUT = 20.0  # seconds for one query to a scheduler
 POOLS = ("partition", "queue")
-# Options of single actions: the attribute, the option, and its actions.
-OPTIONS = {
-    "ssh": ("--ssh", ("init",)),
-    "python": ("--python", ("init",)),
-    "activate": ("--activate", ("init",)),
-    "setup": ("--setup", ("init",)),
-    "scheduler": ("--scheduler", ("init",)),
-    "partition": ("--partition", ("init",)),
-    "queue": ("--queue", ("init",)),
-    "only_print": ("--print", ("init",)),
-    "force": ("--force", ("init",)),
-}
 
 
 def run(arguments: Namespace) -> int:
     action, name = arguments.action, arguments.name
-    require_action("site", action)
-    for key, (option, actions) in OPTIONS.items():
-        if getattr(arguments, key) and action not in actions:
-            raise ConfigError(f"{option} goes with `site {actions[0]}`, not with `site {action}`")
     if action == "list":
         if name is not None:
             raise ConfigError(f"`site list` takes no name: see `site show {name}`")
@@ -132,7 +115,6 @@ def survey(wanted: str | None) -> tuple[Scheduler, Site]:
 
 
 def template(arguments: Namespace) -> int:
-    require_action("template", arguments.action)
     profile = profiles.find(arguments.cluster or "slurm")
     if not profile.scheduler:
         raise ConfigError(f"cluster={profile.name} has no scheduler here, so no job scripts: {profile.path}")

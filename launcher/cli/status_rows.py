@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.text import ending, program, table
+from launcher.cli.text import WIDTH, ending, program, table
 from launcher.errors import ConfigError
 from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
@@ -31,7 +31,6 @@ from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep
 
 Row = Mapping[str, Any]
-WIDTH = 80  # where the terminal's width is not known
 
 
 def runs_table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
@@ -94,18 +93,9 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "CHECKPOINT": _saved,
 }
 ALWAYS = ("RUN", "STATE")
-OTHERS = (
-    "CLUSTER",
-    "STEP",
-    "TIME LEFT",
-    "TIME",
-    "WHY",
-    "CHECKPOINT",
-    "ATTEMPT",
-    "NODES",
-    "ETA",
-    "JOB",
-)  # the most useful first
+OTHERS = (  # the most useful first
+    "CLUSTER", "STEP", "TIME LEFT", "TIME", "WHY", "CHECKPOINT", "ATTEMPT", "NODES", "ETA", "JOB",
+)  # fmt: skip
 
 
 # -- Selects the runs and sweeps that `status` shows, and computes a row of plain values for each
@@ -114,11 +104,8 @@ OTHERS = (
 RECENT = 20  # runs that are over and are shown without --all
 KEYS = (
     "run", "state", "job", "cluster", "nodes", "spares", "ranks", "attempt", "step", "steps", "percent", "rate",
-    "needs",
-    "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "restored", "reason", "cause", "kind", "code",
-    "stop",
-    "stays", "unanswered", "answer_age", "before",
-    "updated", "directory",
+    "needs", "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "restored", "reason", "cause", "kind",
+    "code", "stop", "stays", "unanswered", "answer_age", "before", "updated", "directory",
 )  # fmt: skip
 CODES = ("kind", "code", "stop", "stays")  # columns with the codes of the cause, for programs
 WITHOUT_CAUSE = ("done", "unconfirmed", "unsubmitted", "queued", "running", "suspended")  # states
@@ -257,11 +244,10 @@ class Rows:
             elif row["over"] and noted and name in noted and row["settled"]:
                 live_index.remove(self._folder, name, done=row["state"] == RunState.DONE.value)
 
-    def _row(self, each: RunStatus | DamagedRun) -> dict[str, Any]:
+    @staticmethod
+    def _row(each: RunStatus | DamagedRun) -> dict[str, Any]:
         made = each if isinstance(each, DamagedRun) else or_damaged(each.run, lambda: _row_of(each))
-        if isinstance(made, DamagedRun):
-            return _unreadable(made)
-        return made
+        return _unreadable(made) if isinstance(made, DamagedRun) else made
 
     def _sweep_row(self, sweep: Sweep) -> dict[str, Any]:
         noted = live_index.possibly_live(self._folder)
@@ -297,10 +283,6 @@ def _at(path: str) -> Run | Sweep | None:
     return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
 
 
-def _restored(event: Restored) -> dict[str, Any]:
-    return {"step": event.step, "memory": event.memory, "redone": event.redone}
-
-
 def _row_of(seen: RunStatus) -> dict[str, Any]:
     now = time.time()
     before = None
@@ -334,7 +316,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
         ],
         "checkpoint": far.saved,
         "checkpoint_age": far.saved_ago,
-        "restored": None if restored is None else _restored(restored),
+        "restored": restored and {"step": restored.step, "memory": restored.memory, "redone": restored.redone},
         "reason": seen.job.text or None,
         "cause": why,
         **codes,

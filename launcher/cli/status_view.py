@@ -15,7 +15,6 @@ from launcher.cli.progress import on_terminal, still
 from launcher.cli.screen import raw
 from launcher.cli.status_rows import (
     ORPHANED,
-    WIDTH,
     Rows,
     StatusFilter,
     View,
@@ -25,7 +24,7 @@ from launcher.cli.status_rows import (
     short_job,
     state,
 )
-from launcher.cli.text import cause, cut, print_columns, print_unreadable, program
+from launcher.cli.text import WIDTH, cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import format_time, one_line
 from launcher.monitoring.run_status import JobMonitor
@@ -87,7 +86,7 @@ def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
         for line in view.silent.values():
             print(line)
         return 0
-    for line in runs_table(view.rows, _width()):
+    for line in runs_table(view.rows, shutil.get_terminal_size((WIDTH, 24)).columns):
         print(line)
     for row in view.rows:
         if waits := breakpoints(row):
@@ -127,10 +126,6 @@ def unanswered(view: View) -> Iterator[str]:
             known = any(each.unanswered == scheduler and each.before for each in view.seen)
             brackets = f"; the state of {brief(seen.age)} ago is in brackets" if known else ""
             yield f"{'1 state is' if unknown == 1 else f'{unknown} states are'} unknown{brackets}."
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _print_details(seen: RunStatus, *, heading: bool) -> None:

@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from launcher.cli import remote
 from launcher.cli.commands import remote_profiles
-from launcher.cli.text import confirm, plan_table, print_commands, program
+from launcher.cli.text import confirm, plan_table, print_commands, print_under, program
 from launcher.config import compose
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
@@ -278,8 +278,9 @@ def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool
         + (" (submitted before)" if submitted.again else "")
     )
     print(f"directory  {run.path}", flush=True)
-    for number, command in enumerate(() if waits else (f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")):
-        print(f"{'' if number else 'next':<11}{program()} {command}")
+    if not waits:
+        following = (f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")
+        print_under("next", (f"{program()} {command}" for command in following))
 
 
 def _print_start(plan: JobPlan, submitted: SubmittedRun) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.options import require_action
 from launcher.cli.progress import bar
 from launcher.cli.text import LONGEST_CELL, WIDTH, cause_of_point, cut, flat, metric_text, print_columns, program, table
 from launcher.errors import ConfigError, near
@@ -54,23 +53,10 @@ from launcher.units import parse_ranges
 RECENT = 20  # sweeps, and points of one, that are shown without --all
 # Points in these states are counted, but get no line of their own.
 WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PRUNED.value)
-# Options of single actions: the attribute, the option, and its actions.
-OPTIONS = {
-    "as_json": ("--json", ("status", "results")),
-    "everything": ("--all", ("status",)),
-    "sort": ("--sort", ("results",)),
-    "reverse": ("--reverse", ("results",)),
-    "csv": ("--csv", ("results",)),
-    "yes": ("--yes", ("rerun",)),
-}
 
 
 def run(arguments: Namespace) -> int:
     action, name = arguments.action, arguments.name
-    require_action("sweep", action)
-    for key, (option, actions) in OPTIONS.items():
-        if getattr(arguments, key) and action not in actions:
-            raise ConfigError(f"{option} goes with sweep {' and sweep '.join(actions)}")
     if action == "status" and name is None:
         return overview(arguments.runs_dir, arguments.everything, arguments.as_json)
     if name is None:

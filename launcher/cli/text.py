@@ -15,7 +15,7 @@ from launcher.runs import directory
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from launcher.monitoring.run_status import RunStatus
     from launcher.monitoring.sweep import PointStatus
@@ -61,6 +61,12 @@ def labelled(label: str, text: str, *, column: int = 11) -> list[str]:
         clean(text), WIDTH, initial_indent=f"{label:<{column}}", subsequent_indent=" " * column,
         break_long_words=False, break_on_hyphens=False,
     ) or [label]  # fmt: skip
+
+
+def print_under(label: str, lines: Iterable[str]) -> None:
+    """Prints lines in a column, the first one behind a label; no line is wrapped."""
+    for place, line in enumerate(lines):
+        print(f"{'' if place else label:<11}{line}", flush=True)
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
@@ -234,8 +240,7 @@ def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool)
     above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
     Raises Declined: the user did not answer yes.
     """
-    for place, line in enumerate(lines):
-        print(f"{'' if place else 'requests':<11}{line}", flush=True)
+    print_under("requests", lines)
     asked, unit = cost.counted
     if above is None or asked <= above or yes or not sys.stdin.isatty():
         return

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from launcher.binding import hardware, masks
-from launcher.cli.text import print_unreadable, table
+from launcher.cli.text import WIDTH, print_unreadable, table
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import name_ranks
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from launcher.binding.hardware import Node
     from launcher.runs.events import Bound, BoundRank
 
-WIDTH = 79
 _HOSTS = 6  # hosts that are named
 _CELL = 32  # characters of a cell in the table of NUMA nodes, after which it is wrapped
 
@@ -111,7 +110,7 @@ def _of_group(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | Non
     for place, rank in enumerate(first.ranks):
         name = f"local {place}" if shared else str(rank.rank)
         rows.append((name, str(rank.cores or "-"), rank.cpus, rank.numa or "-", _gpu(rank), rank.nic or "-"))
-    of_rows = table(rows, wraps=2, wrap=lambda text, room: _wrapped(text.split(","), room), width=WIDTH, indent=2)
+    of_rows = table(rows, wraps=2, wrap=lambda text, room: _wrapped(text.split(","), room), indent=2)
     lines += ["", *chain.from_iterable(of_rows)]
     if shared:
         lines.append(f"  local 0 is {name_ranks(each.ranks[0].rank for each in group)}")

@@ -27,8 +27,10 @@ A run whose files cannot be read now is unknown (launcher/monitoring/run_status.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +211,27 @@ def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
     if started is None or not (seen.plan.queued or saves):
         return None
     return max(0, int(started.time + seen.plan.time - now))
+
+
+def wait_until_over(
+    look: Callable[[], RunState], timeout: float | None, *, first: float, slowest: float, unavailable: type[Exception]
+) -> RunState:
+    """Polls a run's state until it is over, for at most `timeout` seconds (None: no limit); returns the last state.
+
+    first, slowest: seconds between polls, at first and at most. unavailable: raised by `look` if nothing is known now.
+    """
+    until = time.monotonic() + (math.inf if timeout is None else timeout)
+    pause = first
+    while True:
+        try:
+            state = look()
+        except unavailable:  # a later poll may know
+            state = RunState.UNKNOWN
+        left = until - time.monotonic()
+        if state.over or left <= 0:
+            return state
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.2, slowest)
 
 
 def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:

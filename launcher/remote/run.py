@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
-from launcher.monitoring.state import RunState
+from launcher.monitoring.state import RunState, wait_until_over
 from launcher.remote import command
 from launcher.remote.clusters import RemoteCluster, Unreachable
 
-FIRST, SLOWER, SLOWEST = 1.0, 1.2, 30.0  # seconds between polls: the first pause, its growth factor, the longest pause
+FIRST, SLOWEST = 1.0, 30.0  # seconds between polls: at first, at most
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,7 @@ class RemoteRun:
 
         A cluster that does not answer is asked again.
         """
-        until, pause = time.monotonic() + (float("inf") if timeout is None else timeout), FIRST
-        while True:
-            try:
-                state = self.state()
-            except Unreachable:
-                state = RunState.UNKNOWN
-            left = until - time.monotonic()
-            if state.over or left <= 0:
-                return state
-            time.sleep(min(pause, left))
-            pause = min(pause * SLOWER, SLOWEST)
+        return wait_until_over(self.state, timeout, first=FIRST, slowest=SLOWEST, unavailable=Unreachable)
 
     def cancel(self) -> None:
         """Cancels the run; raises RunError."""

@@ -9,7 +9,8 @@ import pytest
 from launcher.binding import hardware, masks
 from launcher.binding.masks import parse
 from launcher.cli import commands
-from launcher.cli.topology import WIDTH, devices_of, node_tables
+from launcher.cli.text import WIDTH
+from launcher.cli.topology import devices_of, node_tables
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
 from launcher.runs.events import Bound
