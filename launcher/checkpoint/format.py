@@ -352,6 +352,12 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
     return [problem for problem in found_problems if problem]
 
 
+def require_none(path: Path, problems: Sequence[str]) -> None:
+    """Raises Damaged if there are lines about what is wrong with a checkpoint."""
+    if problems:
+        raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
+
+
 def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
     buffer = memoryview(bytearray(min(_BUFFER, size)))
     crc32 = 0
@@ -384,30 +390,23 @@ def verify(path: Path) -> list[str]:
 # -- listing
 
 
-def sound(folder: Path) -> dict[Path, Manifest]:
+def sound(folder: Path, *, all_readable: bool = False) -> dict[Path, Manifest]:
     """Returns the checkpoints with a valid manifest and files of the right sizes, newest first; raises CannotRead.
 
-    Leaves out checkpoints that cannot be read, and those of a newer version of launcher.
+    Leaves out checkpoints of a newer version of launcher and, unless `all_readable`, those that cannot be read now.
     """
     found = {}
     for path in candidates(folder):
-        with contextlib.suppress(CheckpointError):
+        try:
             manifest = read(path)
             if not wrong_sizes(path, manifest):
                 found[path] = manifest
+        except CheckpointError as error:
+            if all_readable and isinstance(error, CannotRead):
+                raise
     return dict(sorted(found.items(), key=lambda item: item[1].age, reverse=True))
 
 
 def newest_step(folder: Path) -> int | None:
     """Returns the step from which a run would resume, by sizes, not checksums; None: none. Raises CannotRead."""
-    known = []
-    for path in candidates(folder):
-        try:
-            manifest = read(path)
-            if not wrong_sizes(path, manifest):
-                known.append(manifest.age)
-        except CannotRead:
-            raise
-        except CheckpointError:
-            continue
-    return max(known)[1] if known else None
+    return next((manifest.step for manifest in sound(folder, all_readable=True).values()), None)

@@ -242,9 +242,9 @@ def _part(name: str, shape: Sequence[int], offset: Sequence[int], tensor: Tensor
 
 def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None:
     found = [block for block in checkpoints.blocks(manifest) if block.name in names]
-    problems = checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
-    if problems:
-        raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
+    checkpoints.require_none(
+        path, checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
+    )
 
 
 def _rank_of(name: str) -> int:

@@ -30,7 +30,7 @@ from launcher.checkpoint import files, reading
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.files import HashedFiles, Reader
 from launcher.checkpoint.folder import CheckpointFolder, Retention, fsync_folder
-from launcher.checkpoint.format import DCP, MANIFEST, METADATA_FILE, SINGLE, CheckpointError, Damaged, File, Manifest
+from launcher.checkpoint.format import DCP, MANIFEST, METADATA_FILE, SINGLE, CheckpointError, File, Manifest
 from launcher.checkpoint.state import facts, step_number
 from launcher.runs import lease
 from launcher.runs.event_writer import Events, current_attempt
@@ -180,7 +180,7 @@ class LauncherReader(Reader):
             path = Path(self.path)
             CheckpointFolder(path.parent, 0, Retention(), self._timeout).require_private(path)
             manifest = checkpoints.read(path, self._timeout)
-            _require_none(path, checkpoints.wrong_sizes(path, manifest, self._timeout))
+            checkpoints.require_none(path, checkpoints.wrong_sizes(path, manifest, self._timeout))
             self._blocks = checkpoints.blocks(manifest) if self._verify else []
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
 
@@ -197,7 +197,8 @@ class LauncherReader(Reader):
                 f"{type(planner).__name__}.finish_plan drops storage_data of the plan, which says what to verify: use "
                 "dataclasses.replace there, or LauncherReader(folder, verify=False)"
             )
-        _require_none(path, checkpoints.wrong_checksums(path, plan.storage_data or (), self._threads, self._timeout))
+        problems = checkpoints.wrong_checksums(path, plan.storage_data or (), self._threads, self._timeout)
+        checkpoints.require_none(path, problems)
         return super().read_data(plan, planner)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -208,11 +209,6 @@ class LauncherReader(Reader):
                 "launcher.checkpoint.Checkpointer, or make a plain file of it with `launcher checkpoint extract`"
             )
         return super().read_metadata(*args, **kwargs)
-
-
-def _require_none(path: Path, problems: list[str]) -> None:
-    if problems:
-        raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
 
 
 # -- Makes a folder that torch.distributed.checkpoint has written one of our checkpoints; executes nothing in it

@@ -414,3 +414,36 @@ def test_the_folder_is_any_kind_of_path(tmp_path: Path, form: Any) -> None:
     assert checkpointer.load({"w": torch.zeros(1)}) is not None
     checkpointer.close()
     assert checkpointer.folder == tmp_path / "checkpoints"
+
+
+class Halved(nn.Linear):
+    """Loads half of the weight that was saved."""
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().load_state_dict({**state_dict, "weight": state_dict["weight"] / 2}, *args, **kwargs)
+
+
+def halved_by_a_hook() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.register_load_state_dict_pre_hook(lambda _, state, *rest: state.update(weight=state["weight"] / 2))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "factor"), [(Net, 1.0), (lambda: Halved(2, 2), 0.5), (halved_by_a_hook, 0.5)], ids=["net", "own", "hook"]
+)
+def test_a_module_keeps_its_parameters_and_its_hooks_are_called(
+    make: Make, build: Callable[[], nn.Module], factor: float
+) -> None:
+    """Its tensors are filled in place: load_state_dict copies none of them, unless it may have something to change."""
+    model, fresh = build(), build()
+    make().save(1, {"model": model}, wait=True)
+    called: list[int] = []
+    fresh.register_load_state_dict_post_hook(lambda *_: called.append(1))
+    before = [*fresh.parameters(), *fresh.buffers()]
+    assert make().load({"model": fresh}) is not None
+    assert list(map(id, [*fresh.parameters(), *fresh.buffers()])) == list(map(id, before))
+    assert called == [1]
+    assert all(each.requires_grad == (name != "frozen") for name, each in fresh.named_parameters())
+    for name, saved in model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], saved * factor if name == "weight" else saved), name
