@@ -47,7 +47,7 @@ from launcher.runs.events import (
 )
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
-from launcher.schedulers.base import JOB_TIMEOUT, Ending, QueryError
+from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError
 from launcher.schedulers.run_command import submit_after
 from launcher.spec.plan import JobPlan
 from launcher.submission import race, render
@@ -244,7 +244,7 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> RequeueDecision:
             scheduler.requeue(job)
             return continues(What.ELSEWHERE, NextReason.REQUEUED, job)
         except QueryError as error:
-            if how == ResumeHow.requeue.value:
+            if how == ResumeHow.requeue.value or isinstance(error, AnswerLost):  # a lost one may continue
                 raise
             print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
     job = _resubmit(plan, attempt)

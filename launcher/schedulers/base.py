@@ -313,7 +313,7 @@ class Scheduler(ABC):
     requeues = False  # whether users can requeue their running jobs, which keep their ids
 
     def requeue(self, job_id: str) -> None:
-        """Requeues the job. Raises QueryError: the scheduler refuses (with its message) or does not answer."""
+        """Requeues the job. Raises AnswerLost if it is unknown whether, QueryError (with the scheduler's message) if not."""
         raise NotImplementedError
 
     def preempted(self, job_id: str) -> float | None:

@@ -71,8 +71,11 @@ NO_ANSWER = re.compile(
     "|try again|temporarily unable",
     re.IGNORECASE,
 )
-# Error messages if the user has reached a limit on the number of jobs.
-JOB_LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobCount", re.IGNORECASE)
+# Error messages if the user has reached a limit on the number of jobs. The text with "job submit limit" comes with each
+# refusal of an association or QOS; newer versions print before it which limit it is (QOSMaxWallDurationPerJobLimit).
+JOB_LIMIT = re.compile(
+    r"\b(Assoc|QOS)\w*Submit|MaxJobCount|\A(?!.*\b(Assoc|QOS)\w{3}).*submit limit", re.IGNORECASE | re.DOTALL
+)
 
 
 class Slurm(Struct):
@@ -195,9 +198,13 @@ class Slurm(Struct):
         self.run("scontrol", "update", f"JobId={job_id}", *options)
 
     def max_array_size(self, plan: JobPlan | None = None) -> int | None:
-        """Returns the maximum size of a job array, or None if unknown. It is MaxArraySize (man slurm.conf)."""
-        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config"), re.MULTILINE)
-        return int(match[1]) if match else None
+        """Returns the maximum size of a job array, or None if unknown (man slurm.conf).
+
+        It is MaxArraySize, or less, if SchedulerParameters has max_array_tasks.
+        """
+        shown = self.run("scontrol", "show", "config")
+        sizes = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", shown, re.MULTILINE)
+        return min((int(size or tasks) for size, tasks in sizes), default=None)
 
     def throttle(self, job_id: str, most: int) -> None:
         self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
@@ -213,16 +220,22 @@ class Slurm(Struct):
         return parse_local_time(text)  # N/A: it has not
 
     def requeue(self, job_id: str) -> None:
-        self.run("scontrol", "requeue", job_id)
+        """Requeues a job. Raises AnswerLost if Slurm may have received it, else QueryError."""
+        self._change("scontrol", "requeue", job_id)
 
     def cancel(self, *job_ids: str) -> None:
         """Cancels jobs, ended ones too. Raises AnswerLost if Slurm may have received it, else QueryError."""
         try:
-            self.run("scancel", *job_ids)
+            self._change("scancel", *job_ids)
+        except QueryError as error:
+            if not all("already" in line or "Invalid job id" in line for line in str(error).splitlines()):
+                raise
+
+    def _change(self, *command: str) -> None:
+        try:
+            self.run(*command)
         except QueryError as error:
             words = str(error)
-            if all("already" in line or "Invalid job id" in line for line in words.splitlines()):
-                return
             if NO_ANSWER.search(words) and not UNREACHED.search(words):
                 raise AnswerLost(words) from None
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,9 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
+from launcher.files.shared_files import backoff
 from launcher.schedulers.base import (
     JOB_TIMEOUT,
     Allocation,
+    AnswerLost,
     Ending,
     JobExecution,
     JobVariables,
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from launcher.schedulers.pending import Explanation, Form, Waiting
     from launcher.schedulers.slurm.limits import SlurmSite
     from launcher.spec.plan import JobPlan
+
+ASKED_FOR = 10.0  # seconds for which an ending job asks again if squeue gives no answer; Slurm kills it after 30
 
 
 class SlurmScheduler(Queue):
@@ -87,14 +92,15 @@ class SlurmScheduler(Queue):
         if left <= 0:
             return None
         slurm, job_id = Slurm(JOB_TIMEOUT), os.environ["LAUNCHER_JOB_ID"]
-        try:
-            state, reason = slurm.state_and_reason(job_id)
-            if state == "RUNNING" or reason == "TimeLimit":
-                return None
-            preempted = state == "PREEMPTED" or slurm.preempted(job_id) is not None
-        except QueryError:  # unknown; the caller's attempt to requeue then shows whether the job is ending
-            return None
-        return Ending(NextReason.PREEMPTED if preempted else NextReason.SCHEDULER_ENDS, "Slurm", state)
+        for _ in backoff(ASKED_FOR if stop_requested else 0.0, 1.0):
+            with contextlib.suppress(QueryError):
+                state, reason = slurm.state_and_reason(job_id)
+                if state == "RUNNING" or reason == "TimeLimit":
+                    return None
+                preempted = state == "PREEMPTED" or slurm.preempted(job_id) is not None
+                return Ending(NextReason.PREEMPTED if preempted else NextReason.SCHEDULER_ENDS, "Slurm", state)
+        # Unknown. A requeue could bring back a job that its owner has deleted; without a stop request it cannot be one.
+        return super().ending(plan, stop_requested=stop_requested, left=left)
 
     def queries(self, timeout: float) -> Slurm:
         return Slurm(timeout)
@@ -125,7 +131,16 @@ class SlurmScheduler(Queue):
         return environment
 
     def requeue(self, job_id: str) -> None:
-        Slurm(JOB_TIMEOUT).requeue(job_id)
+        slurm = Slurm(JOB_TIMEOUT)
+        try:
+            slurm.requeue(job_id)
+        except AnswerLost as lost:
+            try:
+                received = slurm.state_and_reason(job_id)[0] != "RUNNING"
+            except QueryError:
+                raise lost from None
+            if not received:
+                raise QueryError(str(lost)) from None
 
     def preempted(self, job_id: str) -> float | None:
         return Slurm(JOB_TIMEOUT).preempted(job_id)

@@ -10,13 +10,20 @@ from launcher.schedulers.pbs.client import JOB_LIMIT as PBS
 from launcher.schedulers.sge.client import JOB_LIMIT as SGE
 from launcher.schedulers.slurm.client import JOB_LIMIT as SLURM
 
+POLICY = (
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+
 
 @pytest.mark.parametrize(
     ("scheduler", "words", "limit"),
     [
         (SLURM, "sbatch: error: AssocMaxSubmitJobLimit", True),
         (SLURM, "sbatch: error: QOSMaxSubmitJobPerUserLimit", True),
-        (SLURM, "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", True),
+        (SLURM, POLICY, True),
+        (SLURM, f"sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: {POLICY}", True),
+        (SLURM, f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}", False),
+        (SLURM, f"sbatch: error: QOSMinGRES\nsbatch: error: {POLICY}", False),
         (SLURM, "sbatch: error: invalid partition specified: gpuu", False),
         (SLURM, "sbatch: error: Batch job submission failed: Invalid job array specification", False),
         # Those of PBS are in OpenPBS's own tests of its limits.

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.failures.codes import NextReason
+from launcher.schedulers.base import AnswerLost, JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.run_command import SubmissionRefused
+from launcher.schedulers.slurm import scheduler
 from launcher.schedulers.slurm.capacity import ResourceQueries
 from launcher.schedulers.slurm.client import (
     STATES,
@@ -297,6 +299,68 @@ def test_the_line_with_the_name_of_the_cluster_is_no_answer(commands: Path) -> N
     assert Slurm().jobs() == {}
     assert Slurm().state_and_reason("7") == ("PENDING", "Priority")
     assert not Slurm().count_jobs()
+
+
+@pytest.mark.parametrize(
+    ("shown", "size"),
+    [
+        ("MaxArraySize            = 1001", 1001),
+        ("MaxArraySize            = 100001\nSchedulerParameters     = defer,max_array_tasks=1000,bf_continue", 1000),
+        ("MaxArraySize            = 500\nSchedulerParameters     = max_array_tasks=1000", 500),
+        ("SchedulerParameters     = (null)", None),
+    ],
+)
+def test_an_array_is_as_large_as_both_limits_allow(commands: Path, shown: str, size: int | None) -> None:
+    put(commands, "scontrol", f"echo '{shown}'")
+    assert Slurm().max_array_size() == size
+
+
+@pytest.mark.parametrize(
+    ("squeue", "requested", "reason"),
+    [
+        ("echo 'RUNNING|None'", True, None),
+        ("echo 'COMPLETING|TimeLimit'", True, None),
+        ("echo 'COMPLETING|None'", True, NextReason.SCHEDULER_ENDS),
+        ("exit 1", True, NextReason.STOP_REQUESTED),  # scancel, perhaps: a requeue would bring the job back
+        ("exit 1", False, None),
+        ("[ -e asked ] && echo 'RUNNING|None' || { : >asked; exit 1; }", True, None),
+    ],
+)
+def test_an_end_that_slurm_cannot_tell_is_what_the_stop_request_says(
+    commands: Path, squeue: str, requested: bool, reason: NextReason | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(commands, "squeue", f"cd {commands}; {squeue}")
+    monkeypatch.setenv("LAUNCHER_JOB_ID", "7")
+    monkeypatch.setattr(scheduler, "ASKED_FOR", 0.01)
+    found = SlurmScheduler().ending(plan_of(), stop_requested=requested, left=60.0)
+    assert (found and found.reason) == reason
+
+
+LOST = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "squeue", "error"),
+    [
+        ("true", "exit 1", None),
+        (LOST, "echo 'PENDING|BeginTime'", None),  # it was received, and nothing else may be submitted
+        (LOST, "echo 'COMPLETING|None'", None),
+        (LOST, "echo 'RUNNING|None'", QueryError),
+        ("echo 'Requested operation is presently disabled' >&2; exit 1", "echo 'PENDING|None'", QueryError),
+        (LOST, "exit 1", AnswerLost),
+    ],
+)
+def test_a_requeue_whose_answer_is_lost_is_looked_for(
+    commands: Path, scontrol: str, squeue: str, error: type[Exception] | None
+) -> None:
+    put(commands, "scontrol", scontrol)
+    put(commands, "squeue", squeue)
+    if error is None:
+        SlurmScheduler().requeue("7")
+        return
+    with pytest.raises(QueryError) as raised:
+        SlurmScheduler().requeue("7")
+    assert type(raised.value) is error
 
 
 def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
