@@ -313,7 +313,7 @@ class Scheduler(ABC):
     requeues = False  # whether users can requeue their running jobs, which keep their ids
 
     def requeue(self, job_id: str) -> None:
-        """Requeues the job. Raises AnswerLost if it is unknown whether, QueryError (with the scheduler's message) if not."""
+        """Requeues the job; raises QueryError (with the scheduler's message), AnswerLost if it may be requeued."""
         raise NotImplementedError
 
     def preempted(self, job_id: str) -> float | None:
