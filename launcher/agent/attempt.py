@@ -18,7 +18,7 @@ import torch
 
 from launcher import errors, processes
 from launcher.agent import forks, stop_requests
-from launcher.agent.control import AttemptOver, Control, Overtaken
+from launcher.agent.control import AttemptOver, Control, NobodyLeads, Overtaken
 from launcher.agent.failures import (
     AttemptFailed,
     Done,
@@ -162,6 +162,10 @@ def run(run_dir: str) -> dict[str, Any]:
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
         return {}
+    except NobodyLeads as error:  # others may go on; if nobody does, the run has to be resumed
+        fault = Fault(code=FaultCode.LEADER_LOST, host=host, error=str(error), ends_with=errors.RESUME)
+        events(fault)
+        raise AttemptFailed(fault, errors.RESUME) from None
     except _LeftOut:
         return {}
     except RendezvousError as error:

@@ -21,7 +21,7 @@ from launcher.agent.policy import Blame, History, RoundLimits
 from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
-from launcher.files.shared_files import Ok, exists
+from launcher.files.shared_files import Ok, backoff, exists, is_transient
 from launcher.formatting import log_line
 from launcher.rendezvous import protocol
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message, wait_for
@@ -63,6 +63,10 @@ class Overtaken(Exception):
 
 class AttemptOver(Exception):
     """The attempt ended while this agent waited to take part."""
+
+
+class NobodyLeads(Exception):
+    """For too long no leader has shown a sign of life to this agent, which waits to take part; nothing says why."""
 
 
 class Control:
@@ -448,22 +452,24 @@ class Control:
     def join(self) -> tuple[History, Rendezvous]:
         """Joins the round after the running one, once its leader starts it. Returns its history and rendezvous.
 
-        Raises AttemptOver (the attempt ended, or its leader shows no heartbeat any more) or AskedToStop.
+        Raises AttemptOver, NobodyLeads (the attempt may go on without this agent, or not at all) or AskedToStop.
         """
         self._stop_leading()
-        seen, since, turn = "", time.monotonic(), -1
+        seen, since, turn = (-1, 0), time.monotonic(), -1
         latest: Round | None = None
         while not self._attempt_over():
             turn += 1
-            with contextlib.suppress(OSError):  # an unavailable file server does not mean that the attempt has ended
+            try:
                 latest = self._rounds.latest()
                 if latest is None:
-                    raise AttemptOver("its rounds are gone")
-            alive = seen if latest is None else self._rounds.last_heartbeat(latest.number)
-            if alive != seen:
-                seen, since = alive, time.monotonic()
-            elif time.monotonic() - since > self._limits.heartbeat + FILE_DELAY:
-                raise AttemptOver("its leader has shown no sign of life for too long")
+                    raise NobodyLeads("the attempt's rounds are gone")
+                alive = latest.number, self._rounds.time_of(latest.number)
+                if alive != seen:
+                    seen, since = alive, time.monotonic()
+            except OSError:  # the leader may be alive: a file server that does not answer is no sign
+                since = time.monotonic()
+            if time.monotonic() - since > self._limits.heartbeat + FILE_DELAY:
+                raise NobodyLeads("no agent that leads has shown a sign of life for too long")
             for leader, ports, timeout in () if latest is None else self._leaders(latest, turn):
                 try:
                     self._connect(self._address(leader), ports, self._secret, leader, timeout)
@@ -537,7 +543,7 @@ class Control:
         assert self._hub is not None
         self._began = None
         try:
-            claimed = self._rounds.claim(number, self.own, self._hub.port, members)
+            claimed = self._record(number, self._hub.port, members)
         except OSError as error:  # a full disk, or a file server that does not answer
             problem = f"round {number} cannot be recorded: {error}"
             if number and self.elastic:  # the other side of a partition may have recorded it
@@ -547,6 +553,16 @@ class Control:
         with contextlib.suppress(OSError):  # the round is ours, also if its time cannot be read now
             self._began = self._rounds.time_of(number)
         return None if claimed else self._late()
+
+    def _record(self, number: int, port: int, members: Sequence[Member]) -> bool:
+        limit = self._limits.heartbeat / 3  # meanwhile the others hear nothing
+        for waited in backoff(limit):
+            try:
+                return self._rounds.claim(number, self.own, port, members)
+            except OSError as error:
+                if waited >= limit or not is_transient(error):
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def _late(self) -> Fault:
         place = self._places[self.own.index]

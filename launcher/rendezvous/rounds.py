@@ -195,7 +195,10 @@ class Rounds:
         self._folder = folder
 
     def claim(self, number: int, leader: Member, port: int, members: Sequence[Member]) -> bool:
-        """Creates the file of a round atomically; False: another leader has. OSError: it is unknown whether one has."""
+        """Creates the file of a round atomically; False: another leader has. OSError: it is unknown whether one has.
+
+        After an OSError it may be called again: a file that this leader made without getting an answer is its own.
+        """
         values = {
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
             "members": [asdict(member) for member in members],
@@ -204,7 +207,9 @@ class Rounds:
         try:
             run_files.create(self._folder / f"{number}.json", json.dumps(values).encode())
         except FileExistsError:
-            return False
+            return self._of_number(number) == Round(
+                number, leader.host, port, leader.index, tuple(member.index for member in members)
+            )
         return True
 
     def begun(self, number: int) -> bool:
@@ -222,24 +227,18 @@ class Rounds:
         except FileNotFoundError:
             return None
         numbers = [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()]
-        for number in sorted(numbers, reverse=True):
-            try:
-                values: dict[str, Any] = json.loads((self._folder / f"{number}.json").read_text())
-                members = tuple(int(member["index"]) for member in values["members"])
-                host, port, leader = str(values["host"]), int(values["port"]), int(values["leader"])
-            except (ValueError, KeyError, TypeError):
-                continue
-            return Round(number, host, port, leader, members)
-        return None
+        found = (self._of_number(number) for number in sorted(numbers, reverse=True))
+        return next((each for each in found if each is not None), None)
+
+    def _of_number(self, number: int) -> Round | None:
+        try:
+            values: dict[str, Any] = json.loads((self._folder / f"{number}.json").read_text())
+            members = tuple(int(member["index"]) for member in values["members"])
+            return Round(number, str(values["host"]), int(values["port"]), int(values["leader"]), members)
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def heartbeat(self, number: int) -> None:
         """Updates the mtime of a round's file, if possible. The leader calls it regularly; agents that wait poll it."""
         with contextlib.suppress(OSError):
             os.utime(self._folder / f"{number}.json")
-
-    def last_heartbeat(self, number: int) -> str:
-        """Returns a string that changes with each heartbeat of the round's leader; constant if it cannot be read."""
-        try:
-            return f"{number} {self.time_of(number)}"
-        except OSError:
-            return f"{number}"

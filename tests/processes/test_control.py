@@ -18,7 +18,7 @@ import pytest
 
 from launcher.agent import control as control_module
 from launcher.agent import control as link
-from launcher.agent.control import AttemptOver, Control, Overtaken
+from launcher.agent.control import AttemptOver, Control, NobodyLeads, Overtaken
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundLimits, RoundVerdict
 from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.failures.codes import FaultCode, HangSign
@@ -527,6 +527,56 @@ def test_a_claim_whose_answer_was_lost_on_the_way_is_still_ours(
     rounds = Rounds(tmp_path / "rounds")
     assert rounds.claim(0, ME, 1234, [ME])
     assert not rounds.claim(0, Member(1, 1, "node1", 1), 99, [])
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_claim_without_an_answer_is_tried_again(make: Make, monkeypatch: pytest.MonkeyPatch, made: bool) -> None:
+    """Without a hard mount the client gives up: the file server may have made the link, or not."""
+    real, tries = files_of_rounds.os.link, 0
+
+    def link(source: Any, target: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 1 or made:
+            real(source, target)
+        if tries == 1:
+            raise OSError(errno.ETIMEDOUT, "Connection timed out", str(target))
+
+    agent = make(0, least=1, heartbeat=30.0)
+    monkeypatch.setattr(files_of_rounds.os, "link", link)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "_hub", SimpleNamespace(port=1))
+        assert agent._claim(1, [agent.own]) is None
+    assert tries == 2
+    latest = agent._rounds.latest()
+    assert latest is not None and (latest.number, latest.leader) == (1, 0)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_who_waits_for_a_leader_that_is_silent_does_not_count_the_attempt_as_done(
+    make: Make, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    monkeypatch.setattr(control_module, "LOOK", 0.01)
+    monkeypatch.setattr(control_module, "FILE_DELAY", 0.2)
+    agent = make(0, size=2, least=1, heartbeat=0.1)
+    agent._rounds.claim(0, Member(1, 1, "node1", 1), 1, [])
+    monkeypatch.setattr(agent, "_leaders", lambda *_: ())
+    if readable:
+        with pytest.raises(NobodyLeads):
+            agent.join()
+        return
+    began = time.monotonic()
+    real = agent._rounds.time_of
+
+    def time_of(number: int) -> int:
+        if time.monotonic() - began < 1.0:  # for longer than a silent leader has
+            raise OSError(errno.EIO, "Input/output error")
+        (agent._exit_code).write_text("0")
+        return real(number)
+
+    monkeypatch.setattr(agent._rounds, "time_of", time_of)
+    with pytest.raises(AttemptOver):
+        agent.join()
 
 
 def test_a_round_whose_time_cannot_be_read_is_still_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.attempt import Binder
-from launcher.agent.control import AttemptOver, Overtaken
+from launcher.agent.control import AttemptOver, NobodyLeads, Overtaken
 from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by
 from launcher.agent.policy import History
 from launcher.agent.preflight import PreflightVerdict
@@ -236,10 +236,12 @@ AGAIN = [NEXT, DONE]
         ({"supervise": AGAIN, "next": [AttemptOver("it has ended")]}, {}),
         ({"supervise": AGAIN, "next": [EIO]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [AttemptOver("it has ended")]}, {}),
+        ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [NobodyLeads("silent")]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [STOP]}, 128 + signal.SIGTERM),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [EIO]}, errors.RESUME),
         ({"first": [unmet()]}, errors.FAILED),
         ({"first": [AttemptOver("it has ended")]}, {}),
+        ({"first": [NobodyLeads("silent")]}, errors.RESUME),
         ({"first": [STOP]}, 128 + signal.SIGTERM),
         ({"first": [EIO]}, errors.RESUME),
         ({"first": [UnavailableError("the file server does not answer")]}, errors.RESUME),
