@@ -415,6 +415,7 @@ class Control:
         Raises RendezvousError (too few members arrived), Overtaken (the others went on without this agent) or
             AskedToStop.
         """
+        self.status = {}  # what the last round's ranks did is no sign of life of the next one's
         left = sorted(member.index for member in before.members if member.index not in lost)
         seats = [member.index for member in before.members]
         leader = before.members[0].index

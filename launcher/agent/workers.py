@@ -303,7 +303,10 @@ class WorkerGroup:
 
     def _collect(self) -> None:
         for worker in self._workers:
-            if worker.code is None and (code := _exit_code(worker.pid)) is not None:
+            if worker.code is not None:
+                continue
+            _reap_orphans(worker.pid)
+            if (code := _exit_code(worker.pid)) is not None:
                 worker.code = code
                 report = rank_report.read_report(worker.report)
                 error = report.error
@@ -392,6 +395,14 @@ def _signals_blocked() -> Iterator[set[Any]]:
         yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _reap_orphans(rank: int) -> None:
+    # What a rank starts, in its process group, and does not wait for (`os.system("rsync … &")`) becomes a child of the
+    # agent, and would remain a zombie until the end of the round
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_PGID, rank, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != rank:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _exit_code(pid: int) -> int | None:

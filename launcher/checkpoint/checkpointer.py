@@ -179,7 +179,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         step = step_number(step)
-        self.wait()
+        self._wait_for_save()
         self._settle()
         still = wait or not self._background
         compare = self._check_replicas and not self._compared
@@ -230,10 +230,14 @@ class Checkpointer:
             CheckpointError: a save has failed for good: another attempt owns the run, or the state cannot be saved.
                 Other failures are only logged.
         """
+        self._wait_for_save()
+        with heartbeat.alive():
+            self._folder.wait()
+
+    def _wait_for_save(self) -> None:
         save, self._save = self._save, None
         if save is not None:
             save.join()
-        self._folder.wait()
         if self._final is not None:
             raise CheckpointError(self._final)
 

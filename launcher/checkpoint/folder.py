@@ -223,6 +223,7 @@ class CheckpointFolder:
                 raise
         self._sequence, self._parent = manifest.sequence, manifest.step  # published, even if fsync fails
         fsync_folder(self.path)
+        self.wait()  # for what the save before has left: not before this one, as a stop may leave little time
         removed = old if old is not None and checkpoints.replaced_step(old.name) is not None else None
         remover = threading.Thread(
             target=self._remove_surplus, args=(manifest, removed, fence), name="checkpoint-retention"

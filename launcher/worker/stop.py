@@ -85,14 +85,13 @@ def interval(step_time: float) -> int:
 
 class _ThroughAgents:
     def __init__(self, slot: heartbeat.RankSlot) -> None:
-        self._slot, self._pid, self._stopped = slot, os.getpid(), False
+        self._slot, self._stopped = slot, False
         self._state = replace(slot.stop.read(), closed=False)  # an earlier Stop of this process has counted boundaries
         self._slot.stop.write(self._state)
 
     def want(self, cause: Cause) -> None:
         """Shows the agent a cause at once, not only at the next boundary. For use in a signal handler."""
-        forked = os.getpid() != self._pid  # for example a data loader's worker
-        if not (forked or self._stopped or self._state.closed):
+        if not (self._stopped or self._state.closed):
             self._update(cause=max(cause, self._state.cause))
 
     def boundary(self, want: Want, step_time: float) -> Want:
@@ -132,7 +131,7 @@ class StopFlag:
 
     def __init__(self, env: Env, run: Settings | None = None) -> None:
         # Declares to the agent that this rank checks for stop requests and exits
-        self._env = env
+        self._env, self._pid = env, os.getpid()
         self._settings = settings() if run is None else run
         self._cause = Cause.NONE
         self._lead = float(self._settings.resume.lead)
@@ -220,6 +219,11 @@ class StopFlag:
             self._work = None
 
     def _on_signal(self, number: int, _: object) -> None:
+        if os.getpid() != self._pid:  # a process that this rank has forked, which has the handler as well
+            if number == signal.SIGTERM:  # by which `Pool` and `Process.terminate` end it
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
         term = number in (signal.SIGTERM, signal.SIGINT)
         self._cause = max(self._cause, Cause.TERM if term else Cause.WARNING)
         if self._agents is not None:

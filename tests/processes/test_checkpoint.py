@@ -9,8 +9,11 @@ import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import signal
 import stat
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from launcher import Env
 from launcher.checkpoint import files as checkpoint_files
+from launcher.checkpoint import folder
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as checkpoint_read
 from launcher.checkpoint import saving as checkpoint
@@ -461,6 +465,33 @@ def test_no_space_is_told_and_does_not_end_the_training(
     checkpointer.save(4, state(4), wait=True)
     assert load(checkpointer)[0].step == 4
     assert checkpointer.cost > 0
+
+
+def test_the_last_save_does_not_wait_until_old_checkpoints_are_removed(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stop may leave little time, and a file system a minute for the removal of thousands of files."""
+    saved, real = threading.Event(), shutil.rmtree
+
+    def rmtree(path: Any, **options: Any) -> None:
+        if ".gone" in str(path):
+            assert saved.wait(30), "the next save waits for this removal"
+        real(path, **options)
+
+    checkpointer = make(keep=1)
+    monkeypatch.setattr(folder.shutil, "rmtree", rmtree)
+    checkpointer.save(1, state(1), wait=True)
+    checkpointer.save(2, state(2), wait=True)
+    checkpoint_of_3 = threading.Thread(target=lambda: checkpointer.save(3, state(3), wait=True))
+    checkpoint_of_3.start()
+    give_up = time.monotonic() + 30
+    while "step-000000003" not in names(tmp_path) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert "step-000000003" in names(tmp_path)
+    saved.set()
+    checkpoint_of_3.join()
+    checkpointer.wait()
+    assert names(tmp_path) == ["step-000000003"]
 
 
 def test_a_fence_that_is_closed_ends_all_saving(make: Any, tmp_path: Path) -> None:

@@ -607,6 +607,15 @@ def test_what_is_no_round_is_passed_over(tmp_path: Path) -> None:
     assert latest is not None and latest.number == 0
 
 
+def test_a_round_begins_without_what_the_ranks_of_the_last_one_did(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a new rank that never joins counts as one that trains, or as idle for too long."""
+    agent = make(0, size=1, least=1)
+    (first,) = met(agent)
+    agent.status = {"step": 7, "joined": [0], "done": [], "idle": 1801.0}
+    monkeypatch.setattr(agent, "_lead", lambda *_: dict(agent.status))
+    assert agent.next(R1, first, ()) == {}
+
+
 # -- heartbeats
 
 

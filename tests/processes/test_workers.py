@@ -296,6 +296,32 @@ def test_what_a_rank_has_started_goes_with_it(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_what_a_rank_leaves_to_its_agent_does_not_remain_a_zombie(tmp_path: Path) -> None:
+    def starts(_: Placement) -> None:
+        for _ in range(5):
+            os.system("true &")
+        time.sleep(600)
+
+    pid = os.fork()
+    if pid == 0:  # an agent, which adopts what loses its parent
+        code = 1
+        with contextlib.suppress(Exception):
+            processes.adopt()
+            group = WorkerGroup(tmp_path)
+            group.start(ranks(1), lambda me: os.setpgid(0, 0) or starts(me))
+            group.open_gate()
+            give_up, most = time.monotonic() + 30, 0
+            while time.monotonic() < give_up and not (most > 1 and children() == set(group.pids())):
+                most = max(most, len(children()))
+                time.sleep(0.05)
+                if most > 1:
+                    group.poll()
+            code = 0 if most > 1 and children() == set(group.pids()) else 2
+            group.close()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that waits for a device: a signal does not end it, and waiting for it gives nothing."""
     group.start(ranks(2, first=6), lambda me: time.sleep(60))

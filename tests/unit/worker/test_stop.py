@@ -146,13 +146,18 @@ def test_boundaries_are_counted_on_by_the_next_training_of_a_process(monkeypatch
     assert shared.stops()[0] == RankState(2)
 
 
-def test_a_forked_process_of_a_rank_wants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_forked_process_of_a_rank_wants_nothing_and_can_be_terminated(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """`multiprocessing.Pool` ends its processes with SIGTERM, and waits for them."""
     shared = with_agent(monkeypatch)
-    flag = StopFlag(env_of(2, (0, 0), 2), Settings())
+    StopFlag(env_of(2, (0, 0), 2), Settings())
     if (pid := os.fork()) == 0:
-        flag._on_signal(signal.SIGTERM, None)
+        signal.raise_signal(number)
         os._exit(0)
-    os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == (-signal.SIGTERM if number is signal.SIGTERM else 0)
     assert shared.stops()[0] == RankState()
 
 
