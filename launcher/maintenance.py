@@ -8,7 +8,7 @@
 | is needed by an unfinished run, which waits for it (`after`) or names a file in it (`baseline`, ...) | no |
 | is being submitted now, or belongs to another user | no |
 | was active after the given time, or at an unknown time | no |
-| otherwise, if its state is one of the given ones | yes; a sweep only with all its points |
+| otherwise, if its state is one of the given ones | yes; a sweep only with all its points and pilots |
 
 Files of a run outside of its directory (`checkpoint.dir`, the code of a repository, data) are not removed.
 """
@@ -16,6 +16,7 @@ Files of a run outside of its directory (`checkpoint.dir`, the code of a reposit
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -61,6 +62,7 @@ class Old:
     last_active: float | None  # time of the newest event, in seconds since the epoch; None: not known
     needed_by: tuple[str, ...] = ()  # ids of unfinished runs that wait for this run or sweep, or use its files
     error: str = ""  # why the run or sweep cannot be read; empty: it can be read
+    pilots: tuple[Path, ...] = ()  # directories of the pilots of a packed sweep, which are removed with it
 
     @property
     def id(self) -> str:
@@ -82,25 +84,31 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
     return None if old.last_active < before else "it is younger"
 
 
-def survey(runs_dir: Path) -> list[Old]:
-    """Returns all runs and sweeps in a folder, links included, the longest inactive first."""
-    live = SweepMonitor()  # queries the schedulers anew: a deletion must not depend on a cached state
+def survey(runs_dir: Path, live: SweepMonitor) -> list[Old]:
+    """Returns all runs and sweeps in a folder, links included, the longest inactive first.
+
+    live: queries the schedulers; not one that shares replies of other commands, since a deletion depends on it.
+    """
     folders = [Path(path) for path in lookup.newest(runs_dir)]
     runs = [Run(path) for path in folders if lookup.may_have(str(path), RECORDS["run"])]
     found: list[Old] = []
     users: list[tuple[str, JobPlan]] = []  # unfinished runs
+    pilots: dict[Path, list[Path]] = {}  # by sweep; without one of them the sweep would begin again at its number
     for each in each_status(runs, live):
         if isinstance(each, DamagedRun):
             found.append(Old(each.run.path, frozenset(), None, error=each.message))
             continue
-        found.append(Old(each.run.path, frozenset({each.state.value}), each.history.moved or None))
         users += [] if each.state.over else [(each.run.id, each.plan)]
+        if each.plan.independent and (sweep := Sweep(Path(each.plan.workload.params["kwargs"]["sweep"]))).recorded():
+            pilots.setdefault(sweep.path, []).append(each.run.path)
+            continue
+        found.append(Old(each.run.path, frozenset({each.state.value}), each.history.moved or None))
     for sweep in (Sweep(path) for path in folders if lookup.may_have(str(path), sweep_directory.RECORD)):
         made = or_damaged(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
         if isinstance(made, DamagedRun):
             found.append(Old(sweep.path, frozenset(), None, error=made.message))
             continue
-        found.append(made[0])
+        found.append(replace(made[0], pilots=tuple(pilots.get(sweep.path, ()))))
         users += made[1]
     paths = [each.path for each in found]
     needed = needs(users, paths)
@@ -167,17 +175,17 @@ def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, Jo
     return old, [(run.id, run.plan()) for run in unfinished]
 
 
-def size_of(folder: Path) -> int:
-    """Returns the bytes that a folder occupies on disk."""
+def size_of(*folders: Path) -> int:
+    """Returns the bytes that folders occupy on disk."""
     total = 0
-    for root, _, files in os.walk(folder):
+    for root, _, files in itertools.chain.from_iterable(map(os.walk, folders)):
         for name in files:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(root, name)).st_blocks * 512
     return total
 
 
-def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> str | None:
+def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], live: SweepMonitor) -> str | None:
     """Checks what `survey` found once more, with its submission lock, and removes it and a link to it in runs_dir.
 
     Returns why it was kept; None: it was removed. before, states: see `reason_to_keep`.
@@ -191,16 +199,19 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
         for name in (SUBMITTING, ".points") if unwrap(exists(path / sweep_directory.RECORD)) else (SUBMITTING,):
             if not stack.enter_context(locks.try_acquire(path / name)):
                 return "it is being submitted"
-        if why := reason_to_keep(_refreshed(old), before, states):
+        if why := reason_to_keep(_refreshed(old, live), before, states):
             return why
-        aside = path.with_name(f"{REMOVED}{path.name}")
-        path.rename(aside)
-    for folder in {runs_dir, path.parent}:
-        live_index.remove(folder, path.name, done=True)
-        for link in (folder / path.name, folder / "latest"):
-            if link.is_symlink() and not link.exists():
-                link.unlink(missing_ok=True)
-    shutil.rmtree(aside)
+        aside = [(each, each.with_name(f"{REMOVED}{each.name}")) for each in (path, *old.pilots)]
+        for each, hidden in aside:
+            each.rename(hidden)
+    for each, _ in aside:
+        for folder in {runs_dir, each.parent}:
+            live_index.remove(folder, each.name, done=True)
+            for link in (folder / each.name, folder / "latest"):
+                if link.is_symlink() and not link.exists():
+                    link.unlink(missing_ok=True)
+    for _, hidden in aside:
+        shutil.rmtree(hidden)
     return None
 
 
@@ -215,16 +226,18 @@ def finish(runs_dir: Path) -> int:
     return freed
 
 
-def _refreshed(old: Old) -> Old:
+def _refreshed(old: Old, live: SweepMonitor) -> Old:
     # `needed_by` keeps its ids, and gains those of runs that wait for it now
-    live, path = SweepMonitor(), old.path
+    path = old.path
     try:
         if unwrap(exists(path / sweep_directory.RECORD)):
             now = _of_sweep(Sweep(path), live)[0]
         else:
             seen = status_of(Run(path), live)
             now = Old(path, frozenset({seen.state.value}), seen.history.moved or None)
-        return replace(now, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)])))
+        return replace(
+            now, pilots=old.pilots, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)]))
+        )
     except DAMAGE as error:
         return Old(path, frozenset(), None, error=str(error))
 

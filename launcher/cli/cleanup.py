@@ -11,6 +11,7 @@ from launcher.files.ownership import require_own
 from launcher.formatting import plural, rough_size
 from launcher.maintenance import Orphan
 from launcher.monitoring.run_status import JobMonitor, status_of
+from launcher.monitoring.sweep import SweepMonitor
 from launcher.paths import default_runs_dir
 from launcher.remote import clusters
 from launcher.runs.directory import Run
@@ -82,11 +83,12 @@ def prune(arguments: Namespace) -> int:
     folder: Path = arguments.runs_dir or default_runs_dir()
     before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
     freed, count = maintenance.finish(folder) if arguments.delete else 0, 0
-    for old in maintenance.survey(folder):
+    live = SweepMonitor()
+    for old in maintenance.survey(folder, live):
         why = maintenance.reason_to_keep(old, before, states)
-        size = maintenance.size_of(old.path) if why is None else 0
+        size = maintenance.size_of(old.path, *old.pilots) if why is None else 0
         if tried := why is None and arguments.delete:
-            why = maintenance.remove(old, folder, before, states)
+            why = maintenance.remove(old, folder, before, states, live)
         if why is None:
             if not count:
                 print(PRUNE_LINE.format("SIZE", "STATE", "RUN"))

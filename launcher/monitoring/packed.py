@@ -21,7 +21,7 @@ from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, ManagerBegan, PointBegan, PointEnded, known
-from launcher.runs.sweep_directory import Packing, Sweep
+from launcher.runs.sweep_directory import RECORD, Packing, Sweep
 from launcher.schedulers.base import JobState
 from launcher.structs import Struct, replace
 
@@ -60,6 +60,7 @@ class Boards:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[Path, _Listing] = {}
+        self._packings: dict[Path, tuple[int, Packing | None]] = {}  # with the mtime (ns) of the sweep's record
         self._ended: set[tuple[Path, Manager]] = set()
 
     def of(self, sweep: Sweep, packing: Packing) -> ClaimsBoard:
@@ -74,6 +75,15 @@ class Boards:
         self._known[sweep.path] = listing
         alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
         return ClaimsBoard(listing.logs, alive)
+
+    def packing(self, sweep: Sweep) -> Packing | None:
+        """Returns how a sweep's points share pilots, without reading its record for each point; raises RunError."""
+        record = sweep.path / RECORD
+        changed = unwrap(retry_read(lambda: record.stat().st_mtime_ns, record)) or 0
+        known = self._packings.get(sweep.path)
+        if known is None or known[0] != changed:
+            known = self._packings[sweep.path] = changed, sweep.manifest().packing
+        return known[1]
 
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
         # Heartbeats are compared with this machine's clock
@@ -90,7 +100,7 @@ class Boards:
 def of_point(run: Run, boards: Boards) -> JobState | None:
     """Returns the state of a packed sweep's point as a job's; None: it is over, or has a job of its own; RunError."""
     sweep = Sweep(run.path.parent)
-    packing = sweep.manifest().packing
+    packing = boards.packing(sweep)
     if packing is None:
         return None
     board, point = boards.of(sweep, packing), int(run.path.name)

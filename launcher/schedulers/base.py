@@ -398,6 +398,13 @@ class Queue(Scheduler):
         """Returns whether other jobs can depend on this one; some schedulers exclude array elements."""
         return True
 
+    def keeps(self, job_id: str, timeout: float) -> bool:
+        """Returns whether it still has a job that was just submitted behind others; raises QueryError.
+
+        PBS deletes such a job at once if it has forgotten one of the others.
+        """
+        return True
+
     @abstractmethod
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         """Compares a plan with the scheduler's live limits and nodes; returns notes for the user.

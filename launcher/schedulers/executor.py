@@ -28,7 +28,7 @@ from launcher.files.run_files import naming, write
 from launcher.files.shared_files import exists, read_text, unwrap
 from launcher.processes import Process
 from launcher.runs.directory import Run
-from launcher.runs.events import ProcessStarted, Started, Submitted, Submitting, every, first
+from launcher.runs.events import ProcessStarted, Started, Submitted, Submitting, every, first, last
 from launcher.runs.history import journal_events, process_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, SchedulerJob, parts
@@ -310,13 +310,21 @@ class RunExecutor(core.PicklingExecutor):
             delayed.dump(path)
 
 
+CLOCKS = 5.0  # seconds by which the clocks of a login node and a compute node may differ
+
+
 def begun_job(run: Run) -> str | None:
-    """Returns the id of a job that started the run although the run's journal does not have it; None: there is none."""
+    """Returns the id of a job that started the run although the run's journal does not have it; None: there is none.
+
+    A job that began before the last submission is none: an earlier one whose id was lost, as of a killed submitter.
+    """
     journal = journal_events(run)
     known = {job for each in every(journal, Submitted) for job in (each.job, *each.chain)}
+    submitting = last(journal, Submitting)
+    since = 0.0 if submitting is None else submitting.time - CLOCKS
     for attempt in reversed(run.attempts()):
         started = first(attempt.latest_events(), Started)
-        if started and started.job not in known:
+        if started and started.job not in known and started.time >= since:
             return started.job
     return None
 

@@ -248,7 +248,14 @@ def submit_behind(
     plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
     """Like `submit_after`, but starts when all `jobs` have ended; raises SubmissionError."""
-    asks = registry.queue(plan.cluster.scheduler).queries(timeout)
-    return submit_once(
-        lambda: asks.submit(script, environment, *asks.options(jobs, token)), lambda: asks.find(token, plan.name)
-    )
+    queue = registry.queue(plan.cluster.scheduler)
+    asks = queue.queries(timeout)
+
+    def send() -> str:
+        job = asks.submit(script, environment, *asks.options(jobs, token))
+        if jobs and not queue.keeps(job, timeout):
+            why = f"it has deleted job {job}, because a job that it waits for had just ended"
+            raise SubmissionRefused(f"{plan.cluster.scheduler} did not keep the job: {why}", definite=True)
+        return job
+
+    return submit_once(send, lambda: asks.find(token, plan.name))

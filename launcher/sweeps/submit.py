@@ -388,7 +388,7 @@ def submit_pilots(
     assert packing is not None, "the sweep is packed"
     Claims.create(sweep.path)
     jobs: dict[int, SubmittedRun] = {}
-    living, wanted, limit = 0, packing.pilots, ""
+    living, wanted, limit, live = 0, packing.pilots, "", JobMonitor()
     if not chooses_more(sweep):
         left = sum(not each.over for each in point_statuses(sweep))
         wanted = min(wanted, math.ceil(left / dataclasses.replace(packing, pilots=1).at_once))
@@ -397,7 +397,7 @@ def submit_pilots(
             break
         run = sweep.pilot(number)
         if run.recorded() and read_history(run).job_id is not None:
-            state = _pilot_state(sweep, number)
+            state = _pilot_state(sweep, number, live)
             living += not state.over and not is_leaving(run)
             if state is RunState.DONE or not state.over:
                 continue
@@ -434,12 +434,12 @@ def _submit_pilot(
     return submitted
 
 
-def _pilot_state(sweep: Sweep, number: int) -> RunState:
+def _pilot_state(sweep: Sweep, number: int, live: JobMonitor) -> RunState:
     # If all slot managers of a running pilot have stopped claiming points, it waits up to ENDS seconds for the job's
     # end, because such a pilot would not run points that are freed now.
     folder, run, give_up = Claims(sweep.path, 0), sweep.pilot(number), time.monotonic() + ENDS
     while True:
-        seen = status_of(run, JobMonitor())
+        seen = status_of(run, live)
         if seen.state is not RunState.RUNNING or time.monotonic() >= give_up:
             return seen.state
         mine = [each for each in folder.managers() if (each.pilot, each.attempt) == (number, seen.history.attempt)]

@@ -81,6 +81,9 @@ class PBSScheduler(QsubScheduler):
     def can_be_waited_for(self, job_id: str) -> bool:
         return "[" not in pbs_id(job_id)  # qsub: illegal -W value
 
+    def keeps(self, job_id: str, timeout: float) -> bool:
+        return PBS(timeout).holds(job_id)
+
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         from launcher.schedulers.pbs import limits
 

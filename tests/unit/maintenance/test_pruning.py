@@ -17,12 +17,13 @@ from launcher.cli import commands
 from launcher.errors import ConfigError
 from launcher.maintenance import Old, needs, reason_to_keep
 from launcher.monitoring import run_status
+from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.lease import SUBMITTING, only_submitter
 from launcher.schedulers.base import JobState
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.submission import dependencies
 from tests.unit.faults import FileServer
 from tests.unit.plans import plan_of, with_fields
@@ -181,10 +182,33 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
 
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
-    found = maintenance.survey(tmp_path)[0]
+    found = maintenance.survey(tmp_path, SweepMonitor())[0]
     event_file.append(run.path / "attempts/0/events/s.jsonl", kinds.Ended(code=1))  # its last news is of now
-    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
+    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"], SweepMonitor()) == "it is younger"
     assert run.path.exists()
+
+
+def test_the_pilots_of_a_sweep_go_with_it_and_not_before(
+    make: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep whose pilot 0 is gone begins again with it, where the claims and stops of the first one still are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: OLD)
+        sweep = make_sweep(tmp_path, 2, name="s", plan=HERE)
+        end(sweep.run(0))
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING))
+    params = {"kwargs": {"sweep": str(sweep.path), "pilot": 0}}
+    pilot = make("s-pilot-0", plan=with_fields(HERE, workload={"entry": PILOT_ENTRY, "params": params}))
+    shown = pruned(capsys, "--delete")
+    assert "removed: 0 runs" in shown
+    assert sweep.path.exists() and pilot.path.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: OLD)
+        end(sweep.run(1))
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus())
+    shown = pruned(capsys, "--delete")
+    assert "removed: 1 run, " in shown
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".live"] == []
 
 
 @pytest.mark.parametrize("point", [False, True])
@@ -197,7 +221,7 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         sweep = make_sweep(tmp_path, 2, name="a", plan=HERE)
         for number in range(2):
             end(sweep.run(number))
-    (found,) = maintenance.survey(tmp_path)
+    (found,) = maintenance.survey(tmp_path, SweepMonitor())
     queued = dataclasses.replace(plan_of(), after=(f"ok:{sweep.run(1).path if point else sweep.path}",))
     if by_a_sweep:
         follower = make_sweep(tmp_path / "other", 1, name="b", plan=queued).path
@@ -205,9 +229,9 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         follower = make("b", None, queued, tmp_path / "other").path
     assert dependencies.blocking_jobs(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
     monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING))
-    why = maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"])
+    why = maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], SweepMonitor())
     assert why == f"{'b/0' if by_a_sweep else 'b'} needs it"
-    assert maintenance.survey(tmp_path)[0].needed_by
+    assert maintenance.survey(tmp_path, SweepMonitor())[0].needed_by
     assert sweep.path.exists()
 
 
@@ -216,10 +240,10 @@ def test_who_waits_and_cannot_be_read_now_may_need_it(
 ) -> None:
     needed = make("a")
     follower = make("b", None, dataclasses.replace(plan_of(), after=(f"ok:{needed.path}",)), tmp_path / "other")
-    (found,) = maintenance.survey(tmp_path)
+    (found,) = maintenance.survey(tmp_path, SweepMonitor())
     dependencies.blocking_jobs(follower.plan())
     server.fail(follower.path / "journal.jsonl", number=errno.EIO)
-    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"]) == "b needs it"
+    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], SweepMonitor()) == "b needs it"
 
 
 def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import SubmissionError
+from launcher.runs import event_file
+from launcher.runs import events as kinds
+from launcher.runs.directory import Run
 from launcher.schedulers.base import QueryError
+from launcher.schedulers.executor import begun_job
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, submit_once
 
 SURE = SubmissionRefused("fatal: no configuration", definite=True)
@@ -165,3 +170,26 @@ def test_there_is_one_job_whatever_gets_lost(fates: list[str], before: bool) -> 
         scheduler = Lossy(fates)
         assert submit_once(scheduler.send, scheduler.find, before=before) == "1"
         assert scheduler.jobs == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("began", "known", "found"),
+    [
+        (90.0, (), None),  # of an earlier submission, whose id was lost: it is no answer to this one
+        (98.0, (), "18"),  # by the clock of the compute node
+        (120.0, (), "18"),
+        (120.0, ("18",), None),
+    ],
+)
+def test_a_job_that_began_before_this_submission_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: float, known: tuple[str, ...], found: str | None
+) -> None:
+    run = Run.create(tmp_path / "run")
+    (run.path / "attempts/0/events").mkdir(parents=True)
+    times = iter([*(50.0 for _ in known), 100.0, began])
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    for job in known:
+        run.journal(kinds.Submitted(job=job))
+    run.journal(kinds.Submitting(token="token"))
+    event_file.append(run.path / "attempts/0/events/s.jsonl", kinds.Started(job="18"))
+    assert begun_job(run) == found

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from launcher.errors import SubmissionError
+from launcher.runs.directory import Run
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.run_command import submit_after
+from launcher.schedulers.pbs.executor import PBSRunExecutor
+from launcher.schedulers.run_command import SubmissionRefused, submit_after
+from launcher.submission import render
 from tests.unit.plans import bare_plan
 
 
@@ -27,6 +33,42 @@ def test_a_job_waits_for_another_one_but_for_no_element_of_an_array(
         return "8.server"
 
     monkeypatch.setattr(PBS, "submit", submit)
+    monkeypatch.setattr(PBS, "holds", lambda *_: True)
     plan = bare_plan(cluster={"scheduler": "pbs"})
     assert submit_after(plan, job, "script.sh", "token-1", {}, 1.0) == "8.server"
     assert asked == ["-f", "-v", "LAUNCHER_TOKEN=token-1", *waits]
+
+
+def test_a_job_that_pbs_has_deleted_at_once_was_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does that if one of the jobs that the new one waits for has ended meanwhile, and prints an id nonetheless."""
+    monkeypatch.setattr(PBS, "submit", lambda *_: "8.server")
+    monkeypatch.setattr(PBS, "holds", lambda *_: False)
+    with pytest.raises(SubmissionRefused, match=r"it has deleted job 8\.server"):
+        submit_after(bare_plan(cluster={"scheduler": "pbs"}), "7.server", "script.sh", "token-1", {}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "kept", "job"),
+    [
+        ([["7", "6"]], ["1"], "1"),
+        ([["7", "6"], ["6"]], ["2"], "2"),  # 7 has ended, and 6 not
+        ([["7"], []], [], "2"),  # nothing is left to wait for
+        ([["7"]] * 9, [], None),
+    ],
+)
+def test_a_run_that_waits_for_several_jobs_is_submitted_until_pbs_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfinished: list[list[str]], kept: list[str], job: str | None
+) -> None:
+    first, *rest = unfinished
+    left, jobs = iter(rest), iter("123456789")
+    executor = PBSRunExecutor(
+        Run.create(tmp_path / "run"), bare_plan(cluster={"scheduler": "pbs"}), "token-1", None, scripts=render,
+        blocking_jobs=lambda: next(left),
+    )  # fmt: skip
+    monkeypatch.setattr(PBS, "submit", lambda *_: next(jobs))
+    monkeypatch.setattr(PBS, "holds", lambda _, each: each in kept)
+    if job is None:
+        with pytest.raises(SubmissionError, match="repeat the command"):
+            executor._submit_behind(tmp_path / "script.sh", {}, first)
+        return
+    assert executor._submit_behind(tmp_path / "script.sh", {}, first) == job
