@@ -101,7 +101,8 @@ def _decide(plan: JobPlan) -> tuple[StartDecision, str, list[Dependency]]:
 def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Dependency]) -> str | None:
     # Returns the id of the new job; None: it could not be submitted
     jobs = jobs_to_wait_for(dependencies)
-    if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
+    # Jobs of a chain cannot submit, and follow each other; the job that has won a race is the only one that may run.
+    if not jobs or plan.resume.how == ResumeHow.chain.value or plan.race:
         return None
     try:
         return _submit_again(plan, attempt.run, jobs, JOB_TIMEOUT)

@@ -118,7 +118,10 @@ class PBSRunExecutor(RunExecutor):
             job = super()._submit_behind(script, environment, jobs)
             if not jobs or PBS(self.plan.cluster.submit_timeout).holds(job):
                 return job
-            jobs = self._blocking_jobs()  # PBS deletes a job at once if it depends on one that it has forgotten
+            before, jobs = jobs, self._blocking_jobs()
+            if jobs == before:  # it ended for another reason
+                return job
+            # PBS deletes a job at once if it depends on one that it has forgotten.
         raise SubmissionError(
             f"PBS has deleted job {job}, because a job that it waits for had just ended: repeat the command"
         )

@@ -53,7 +53,8 @@ def test_a_job_that_pbs_has_deleted_at_once_was_not_submitted(monkeypatch: pytes
         ([["7", "6"]], ["1"], "1"),
         ([["7", "6"], ["6"]], ["2"], "2"),  # 7 has ended, and 6 not
         ([["7"], []], [], "2"),  # nothing is left to wait for
-        ([["7"]] * 9, [], None),
+        ([["7", "6"], ["7", "6"]], [], "1"),  # nothing has ended, so it was deleted for another reason
+        ([[str(each)] for each in range(9)], [], None),
     ],
 )
 def test_a_run_that_waits_for_several_jobs_is_submitted_until_pbs_keeps_it(

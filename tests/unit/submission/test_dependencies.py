@@ -245,8 +245,10 @@ def test_a_job_that_may_not_submit_waits_where_it_is(
     assert told.count("mine waits here: prep is queued") == 1
 
 
-@pytest.mark.parametrize("plan", [{"cluster": {"scheduler": "local"}}, {"resume": {"how": "chain"}}])
-def test_a_run_of_this_machine_and_a_chain_wait_where_they_are(
+@pytest.mark.parametrize(
+    "plan", [{"cluster": {"scheduler": "local"}}, {"resume": {"how": "chain"}}, {"race": ({}, {"member": 1})}]
+)
+def test_a_run_of_this_machine_a_chain_and_a_race_wait_where_they_are(
     plan: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = Gate(tmp_path, monkeypatch, [[other("ok", "running", "7")], [other("ok", "done")]], **plan)
