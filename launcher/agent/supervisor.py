@@ -209,7 +209,13 @@ class Supervisor:
         status.update(step=ranks.step, resumable=self._resumable, joined=joined, done=done)
         if changed or first_step or first_exit:
             self._control.heartbeat()
-        if self._phase is not Phase.RUNNING or not ranks.due(now):
+        if not ranks.due(now):
+            return
+        if self._leads and self._control.coordinator is not None:  # for the ranks of others when its own have ended
+            ranks.judge_paces(self._control.coordinator.take_paces())
+            if request := self._context.request_handler.next_request():
+                self._control.coordinator.broadcast({"type": "question", "text": request})
+        if self._phase is not Phase.RUNNING:
             return
         status.update(ranks.measure(self._pids(), now))
         if (silence := ranks.silence(now)) is not None:
@@ -217,10 +223,6 @@ class Supervisor:
         if (pace := ranks.pace(now)) is not None:
             status["pace"] = pace
             self._control.heartbeat()
-        if self._leads and self._control.coordinator is not None:
-            ranks.judge_paces(self._control.coordinator.take_paces())
-            if request := self._context.request_handler.next_request():
-                self._control.coordinator.broadcast({"type": "question", "text": request})
 
     # -- stop requests
 

@@ -8,6 +8,7 @@ square.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import socket
@@ -194,6 +195,7 @@ def _require_none(refused: Sequence[str]) -> None:
 # -- The public API in a rank: `init` makes the process group; `progress`, `evaluated` and `report` report to the run
 
 
+LOOKING = 60.0  # seconds for which ranks that waited in vain wait for the names of those that are missing
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
 
 
@@ -450,7 +452,12 @@ def _join(store: dist.Store, place: topology.Topology, facts: RankFacts, timeout
     try:
         store.wait(["all joined"], timedelta(seconds=timeout))
     except dist.DistStoreError:
-        missing = [rank for rank in range(place.world_size) if not store.check([f"joined/{rank}"])]
+        if store.add("late", 1) == 1:  # one rank looks for all others: the store answers one request at a time
+            absent = [rank for rank in range(place.world_size) if not store.check([f"joined/{rank}"])]
+            store.set("missing", json.dumps(absent))
+        with contextlib.suppress(dist.DistStoreError):
+            store.wait(["missing"], timedelta(seconds=LOOKING))
+        missing = json.loads(store.get("missing")) if store.check(["missing"]) else []
         places = _places(place, "")
         accused = tuple(Accused(host=places[rank].host, rank=rank) for rank in missing)
         raise RendezvousError(Fault(code=FaultCode.NOT_JOINED, accused=accused, seconds=float(timeout))) from None

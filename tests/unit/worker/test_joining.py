@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launcher import errors
+from launcher.rendezvous.rounds import RendezvousError
 from launcher.schedulers import topology
 from launcher.worker import process_group
 from launcher.worker.process_group import RankFacts, RanksDiffer, compare, facts_of, gpu_identity
@@ -114,23 +115,30 @@ class CountingStore(dist.Store):
         self.values += len(keys)
         return self.store.multi_get(keys)
 
+    def check(self, keys: list[str]) -> bool:
+        self.requests["check"] += 1
+        return self.store.check(keys)
+
     def wait(self, *arguments: Any) -> None:
         self.requests["wait"] += 1
         self.store.wait(*arguments)
 
 
-def joined(facts: list[RankFacts], store: dist.Store) -> list[Exception | None]:
-    """What joining raised on each rank, all of them at once."""
+def joined(
+    facts: list[RankFacts], store: dist.Store, *, world_size: int | None = None, timeout: float = 30
+) -> list[Exception | None]:
+    """What joining raised on each rank, all of them at once; world_size: with ranks that never join."""
     outcome: list[Exception | None] = [None] * len(facts)
 
     def join(each: RankFacts) -> None:
         environ = {
-            "RANK": str(each.rank), "WORLD_SIZE": str(len(facts)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "RANK": str(each.rank), "WORLD_SIZE": str(world_size or len(facts)),
+            "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "node0", "MASTER_PORT": "1",
         }  # fmt: skip
         place = topology.derive(environ, "node0", lambda path: "")
         try:
-            process_group._join(store, place, each, 30)
+            process_group._join(store, place, each, timeout)
         except Exception as error:
             outcome[each.rank] = error
 
@@ -148,6 +156,16 @@ def test_the_cost_is_linear_in_ranks(world_size: int) -> None:
     assert joined([rank(number) for number in range(world_size)], store) == [None] * world_size
     assert store.requests.total() <= 4 * world_size + 2
     assert store.values == 2 * world_size  # the facts once, and the verdict once for each
+
+
+def test_ranks_that_wait_in_vain_name_who_is_missing_with_one_look() -> None:
+    store = CountingStore(dist.HashStore())
+    outcome = joined([rank(number) for number in range(62)], store, world_size=64, timeout=0.5)
+    assert {type(error) for error in outcome} == {RendezvousError}
+    for error in outcome:
+        assert isinstance(error, RendezvousError)
+        assert [each.rank for each in error.fault.accused] == [62, 63]
+    assert store.requests["check"] == 64 + 62
 
 
 def test_every_rank_is_refused_with_the_same_words() -> None:
