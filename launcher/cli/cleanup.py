@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from launcher import maintenance
 from launcher.cli.options import PRUNABLE
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, LauncherError, RunError
 from launcher.files.ownership import require_own
 from launcher.formatting import plural, rough_size
 from launcher.maintenance import Orphan
@@ -23,37 +24,45 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
-PRUNE_LINE = "{:>5}  {:9}  {}"  # lines are printed while runs are removed, so the last column may have any width
+PRUNE_LINE = "{:>5}  {:12}  {}"  # lines are printed while runs are removed, so the last column may have any width
 
 
 def cancel(arguments: Namespace) -> int:
-    found = [_find(name, arguments.runs_dir) for name in arguments.names]
-    for each in found:
-        if not isinstance(each, Orphan):
-            require_own(each.path, "cancel it")
-    live = JobMonitor()
-    for each in found:
-        if isinstance(each, Orphan):
-            maintenance.cancel_orphan(each)
-            print(f"job {each.job}, whose run was in {each.folder}, is being cancelled", flush=True)
-            continue
-        sweep = each if isinstance(each, Sweep) else sweep_of(each)
-        if sweep is not None:
-            from launcher.cli import sweep_change
+    names, live, code = dict.fromkeys(arguments.names), JobMonitor(), 0
+    for name in names:
+        try:
+            _cancel(name, arguments.runs_dir, live)
+        except LauncherError as error:
+            if len(names) == 1:
+                raise
+            print(f"launcher: {name} is not cancelled: {error}", file=sys.stderr, flush=True)
+            code = code or error.exit_code
+    return code
 
-            sweep_change.cancel(sweep, None if sweep is each else [int(each.path.name)])
-            continue
-        assert not isinstance(each, Sweep)
-        seen = status_of(each, live)
-        if seen.state.over:
-            print(f"{each.id} is over already: {seen.state.value}")
-            continue
-        live.cancel(each)
-        print(f"{each.id} is being cancelled", flush=True)
-        from launcher.sweeps.control import release_followers
 
-        release_followers([each.path], [seen])
-    return 0
+def _cancel(name: str, runs_dir: Path | None, live: JobMonitor) -> None:
+    found = _find(name, runs_dir)
+    if isinstance(found, Orphan):
+        maintenance.cancel_orphan(found)
+        print(f"job {found.job}, whose run was in {found.folder}, is being cancelled", flush=True)
+        return
+    require_own(found.path, "cancel it")
+    sweep = found if isinstance(found, Sweep) else sweep_of(found)
+    if sweep is not None:
+        from launcher.cli import sweep_change
+
+        sweep_change.cancel(sweep, None if sweep is found else [int(found.path.name)])
+        return
+    assert not isinstance(found, Sweep)
+    seen = status_of(found, live)
+    if seen.state.over:
+        print(f"{found.id} is over already: {seen.state.value}")
+        return
+    live.cancel(found)
+    print(f"{found.id} is being cancelled", flush=True)
+    from launcher.sweeps.control import release_followers
+
+    release_followers([found.path], [seen])
 
 
 def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:

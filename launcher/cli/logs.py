@@ -42,8 +42,8 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
             write_output(text)
             nothing = False
         sys.stdout.flush()
-        if nothing and not run.attempts():
-            print(f"launcher: {run.id} has not started, so it has printed nothing: see `why {run.id}`", file=sys.stderr)
+        if nothing:
+            _say_if_not_started(run)
         return 0
     pace = PollPace(time.monotonic())
     is_over: Callable[[], bool] | None = None
@@ -70,8 +70,14 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
                 for text in stream.new(last=True):
                     write_output(text)
                 sys.stdout.flush()
+                _say_if_not_started(run)
                 return 0
         time.sleep(pace.pause(now))
+
+
+def _say_if_not_started(run: Run) -> None:
+    if not run.attempts():
+        print(f"launcher: {run.id} has not started, so it has printed nothing: see `why {run.id}`", file=sys.stderr)
 
 
 class PollPace:

@@ -78,8 +78,8 @@ class Multirun:
             print_submitted(prepared, submitted)
         if submitted.not_accepted and not first:
             self._command.codes.append(FAILED)
-        wait = bool(submitted.local) if config.wait is None else config.wait
-        if wait:
+        here = not any(plan.queued for plan in prepared.plans.values())  # also if all its points are over
+        if here if config.wait is None else config.wait:
             code = follow_sweep(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
             self._command.codes.append(code)
         return self._returns(prepared)

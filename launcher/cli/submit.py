@@ -241,7 +241,16 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
     prepared, wait = ready.prepared, ready.composed.config.wait
     if not prepared.plan.queued and wait is not False:  # the run belongs to this terminal from its start
         run = Run(Path(prepared.plan.run_dir))
-        return follow_to_end(run, foreground=True, stream=output, start=ready.submit)
+
+        def start() -> None:
+            if ready.submit().again:
+                print(
+                    f"note: {run.id} was submitted before, and is not started again: this is what it printed. "
+                    f"`{program()} resume {run.id}` continues it; with another run_id it begins anew", file=sys.stderr,
+                    flush=True,
+                )  # fmt: skip
+
+        return follow_to_end(run, foreground=True, stream=output, start=start)
     submitted = ready.submit()
     if submitted.command:
         print_commands([submitted.command], f"status {submitted.run.id}")

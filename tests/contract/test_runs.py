@@ -65,6 +65,7 @@ def test_a_run_is_what_a_dry_run_showed_and_has_its_environment_and_private_file
     again = launcher(*words, "wait=true")
     assert again.returncode == 0, again.stderr
     assert len(run.attempts()) == 1, "a run_id is submitted once"
+    assert "submitted before" in again.stdout + again.stderr
     other = launcher(*words, "seed=3", "wait=true")
     assert other.returncode == 2
     assert "seed" in other.stderr

@@ -75,8 +75,12 @@ def test_what_is_not_there(run: Run, words: list[str], problem: str) -> None:
         commands.main(["logs", "a", *words])
 
 
-def test_a_run_that_has_not_started_is_told_as_such(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["logs", "a"]) == 0
+@pytest.mark.parametrize("words", [(), ("-f",)])
+def test_a_run_that_has_not_started_is_told_as_such(
+    run: Run, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logs, "_is_over", lambda _: lambda: True)  # its job was lost, say
+    assert commands.main(["logs", "a", *words]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == (
         "", "launcher: a has not started, so it has printed nothing: see `why a`\n"

@@ -443,6 +443,24 @@ def test_a_cancel_that_the_scheduler_did_not_take_is_taken_back(
     assert rows(tmp_path)["a"]["state"] == "running"
 
 
+def test_each_run_is_cancelled_though_another_one_cannot_be(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cancel(_: object, *jobs: str) -> None:
+        if jobs == ("1",):
+            raise QueryError("scancel: error: Unable to contact slurm controller")
+
+    runs = [make(tmp_path, name, job) for name, job in (("a", "1"), ("b", "2"))]
+    says({"1": RUNNING, "2": RUNNING})
+    monkeypatch.setattr(Slurm, "cancel", cancel)
+    assert commands.main(["cancel", "nobody", "a", "b", "a", "--runs-dir", str(tmp_path)]) == 1
+    assert [run.has("cancelled") for run in runs] == [False, True]
+    printed = capsys.readouterr()
+    assert "b is being cancelled" in printed.out
+    assert "launcher: nobody is not cancelled: no run 'nobody'" in printed.err
+    assert printed.err.count("launcher: a is not cancelled: scancel: error: Unable") == 1
+
+
 def test_a_run_that_is_asked_to_end_does_not_count_as_running(
     tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

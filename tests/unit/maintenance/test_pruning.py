@@ -112,8 +112,8 @@ def test_it_lists_and_removes_only_with_delete(
     done, failed = make("done"), make("failed", code=1)
     done.link(tmp_path)
     listed = pruned(capsys)
-    assert listed.startswith(" SIZE  STATE      RUN\n") and "done       done\n" in listed
-    assert "failed     failed\n" in listed
+    assert listed.startswith(" SIZE  STATE         RUN\n") and "done          done\n" in listed
+    assert "failed        failed\n" in listed
     assert "2 runs, " in listed
     assert "--delete removes them" in listed
     assert done.path.exists()
@@ -175,7 +175,7 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
             end(run)
     half.request_local([1], restart=False)
     shown = pruned(capsys, "--delete")
-    assert "done       whole\n" in shown
+    assert "done          whole\n" in shown
     assert not whole.path.exists()
     assert half.path.exists()
 
