@@ -146,17 +146,24 @@ def history_of(
     """
     submitted, wanted, times = None, False, [0.0]
     by_hand: Submitting | None = None
+    others: set[str] = set()  # tokens of jobs that were submitted instead, unless the scheduler refused them
     pruned: Pruned | None = None
     for event in known(journal):
         if isinstance(event, (Pruned, Submitted)):
             pruned = event if isinstance(event, Pruned) else None
         submitted = event if isinstance(event, Submitted) else submitted
-        if isinstance(event, (Submitting, Submitted, Refused)):
-            by_hand = event if isinstance(event, Submitting) and event.by_hand else None
+        if isinstance(event, Submitted) or (isinstance(event, Submitting) and event.by_hand):
+            by_hand, others = event if isinstance(event, Submitting) else None, set()
+        elif isinstance(event, Submitting):
+            others.add(event.token)
+        elif isinstance(event, Refused):
+            others.discard(event.token)
+            by_hand = None if by_hand is not None and by_hand.token == event.token else by_hand
         if isinstance(event, (Cancelled, CancelFailed, Submitted)):
             wanted = isinstance(event, Cancelled)  # else the run was resumed since, or the cancellation failed
         if isinstance(event, (Submitting, Submitted, ProcessStarted)):
             times.append(event.time)
+    by_hand = None if others else by_hand
     started = last(events, Started)
     if by_hand is None:
         jobs = _jobs(submitted, events)

@@ -20,8 +20,8 @@ from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.own_module import program
 from launcher.runs.directory import Run
+from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
-from launcher.runs.events import every
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
@@ -84,7 +84,10 @@ def _resume(
             with interrupted(run), refusals_of_the_system(run, plan, token):
                 write_record(run, prepared, config, overrides)
                 return start(run, plan, token, resumed=tried_before, by_hand=by_hand)
-        except (SubmissionRefused, ConfigError):  # the run is unchanged
+        except (SubmissionRefused, ConfigError) as error:  # the run is unchanged
+            if tried(run, token):
+                with contextlib.suppress(OSError):  # a full disk: the run then counts as unconfirmed
+                    run.journal(Refused(token=token, error=str(error)))
             run.restore_record()
             raise
 

@@ -14,7 +14,7 @@ from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Run
-from launcher.runs.events import Event, Submitted, Submitting, every
+from launcher.runs.events import Event, Refused, Submitted, Submitting, every
 from launcher.runs.history import journal_events, read_history
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from tests.unit.plans import bare_plan
@@ -75,6 +75,24 @@ def test_a_job_is_found_and_recorded_once(tmp_path: Path, server: Server) -> Non
         assert status_of(run, JobMonitor()).state is RunState.QUEUED
     assert jobs(run) == [("7", ())]
     assert server.asked == ["t"] * 3, "once it is known, nobody looks for it"
+
+
+@pytest.mark.parametrize(
+    ("after", "state"),
+    [
+        ([Refused(token="t-r0", error="invalid account")], RunState.UNSUBMITTED),
+        ([], RunState.UNCONFIRMED),  # the submitter was killed
+        ([Refused(token="t-r0"), Submitting(token="t-r0")], RunState.UNCONFIRMED),
+        ([Refused(token="t-r0"), Submitting(token="t-r0"), Refused(token="t-r0")], RunState.UNSUBMITTED),
+    ],
+)
+def test_a_resume_that_the_scheduler_refuses_leaves_the_run_to_the_user(
+    tmp_path: Path, server: Server, after: list[Event], state: RunState
+) -> None:
+    run = made(tmp_path / "run")
+    for event in [Submitting(token="t", by_hand=True), Submitting(token="t-r0"), *after]:
+        run.journal(event)
+    assert status_of(run, JobMonitor()).state is state
 
 
 def test_a_full_disk_hides_no_job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
