@@ -8,7 +8,7 @@ fields are the same for all points. Works without Optuna, as sweeps without a se
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.config.search_space import Space
@@ -25,8 +25,8 @@ def template_of(
 
     first, moved: records of points 0 and 1 (`names`: SWEEP/0, SWEEP/1), both with the first value of each key.
     others: for each key and each of its composed values, the record of point 0 with this value.
-    Raises ConfigError: a field differs between points 0 and 1 in more than the id; a number is only a part of a field;
-        or a field depends on two keys.
+    Raises ConfigError: a field differs between points 0 and 1 in more than the id; a number is a part of a field but
+        not its end (as in `--lr 0.1`, `lr=0.1`); or a field depends on two keys.
     """
     old, new = dict(_leaves(first)), dict(_leaves(moved))
     own = [path for path in old if old[path] != new.get(path)]
@@ -36,28 +36,36 @@ def template_of(
     of_key: dict[Path, str] = {}
     choices: dict[str, dict[str, list[tuple[Path, Any]]]] = {}
     numbers: dict[str, list[Path]] = {}
+    texts: dict[str, list[tuple[Path, str]]] = {}  # fields that end with the number, with what is before it
     for key, dimension in space.items():
         records = {text: dict(_leaves(record)) for text, record in others[key].items()}
-        paths = {path: None for leaves in records.values() for path in _differing(old, leaves)}
+        paths = _outermost(path for leaves in records.values() for path in _differing(old, leaves))
         for path in paths:
-            if of_key.setdefault(path, key) != key:
-                raise ConfigError(
-                    f"{_dotted(path)} depends on {of_key[path]} and on {key}: a search can change one of them"
-                )
+            for other, its_key in of_key.items():
+                if path[: len(other)] == other[: len(path)]:
+                    raise ConfigError(
+                        f"{_dotted(path)} depends on {its_key} and on {key}: a search can change one of them"
+                    )
+        of_key.update(dict.fromkeys(paths, key))
         if dimension.choices:
             choices[key] = {
                 text: [(path, _at(others[key][text], path)) for path in paths] for text in dimension.choices
             }
             continue
-        for text, record in others[key].items():
-            for path in paths:
-                if (found := _at(record, path)) != float(text) or isinstance(found, bool):
-                    raise ConfigError(
-                        f"{_dotted(path)} is made of {key}, and is not its value alone ({found!r} of {text}): give it "
-                        "a list of values instead of an interval or a range"
-                    )
-        numbers[key] = list(paths)
-    return {"record": first, "name": names[0], "own": own, "choices": choices, "numbers": numbers}
+        numbers[key], texts[key] = [], []
+        for path in paths:
+            found = {text: _at(record, path) for text, record in others[key].items()}
+            if all(value == float(text) and not isinstance(value, bool) for text, value in found.items()):
+                numbers[key].append(path)
+            elif (before := _before_the_number(found)) is not None:
+                texts[key].append((path, before))
+            else:
+                text, value = next(iter(found.items()))
+                raise ConfigError(
+                    f"{_dotted(path)} is made of {key}, and does not end with its value ({value!r} of {text}): give it "
+                    "a list of values instead of an interval or a range"
+                )
+    return {"record": first, "name": names[0], "own": own, "choices": choices, "numbers": numbers, "texts": texts}
 
 
 def record_of(template: Mapping[str, Any], name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -72,6 +80,8 @@ def record_of(template: Mapping[str, Any], name: str, overrides: Sequence[str]) 
         for path in template["numbers"].get(key, ()):
             whole = isinstance(_at(record, path), int)
             _set(record, path, int(text) if whole else float(text))
+        for path, before in template.get("texts", {}).get(key, ()):
+            _set(record, path, f"{before}{text}")
     record["overrides"] = list(overrides)
     return record
 
@@ -80,8 +90,8 @@ _NOTHING: Any = object()
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
+    if isinstance(value, (Mapping, list)) and value:
+        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _leaves(each, (*path, key))
     else:
         yield path, value
@@ -89,10 +99,27 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def _differing(one: Mapping[Path, Any], other: Mapping[Path, Any]) -> list[Path]:
     found = [path for path in one if path in other and one[path] != other[path]]
-    for path in {**one, **other}:
+    for path, value in {**one, **other}.items():
         if (path in one) != (path in other):
-            found.append(path[:-1])
-    return list(dict.fromkeys(found))
+            found.append(path if value in ({}, []) else path[:-1])
+    return found
+
+
+def _outermost(paths: Iterable[Path]) -> list[Path]:
+    # Without fields that are in another one of them
+    found = dict.fromkeys(paths)
+    return [path for path in found if not any(path[:end] in found for end in range(len(path)))]
+
+
+def _before_the_number(found: Mapping[str, Any]) -> str | None:
+    # What all these texts have before their number (`lr=` of `lr=0.1`); None: one is no text, or does not end with it
+    before = set()
+    for text, value in found.items():
+        number = next(
+            (each for each in (text, str(float(text))) if isinstance(value, str) and value.endswith(each)), None
+        )
+        before.add(None if number is None else value.removesuffix(number))
+    return before.pop() if len(before) == 1 else None
 
 
 def _at(value: Any, path: Path) -> Any:

@@ -56,12 +56,29 @@ def test_whole_numbers_stay_whole_and_others_do_not() -> None:
 
 def test_a_number_within_a_text_is_refused_and_choices_are_not() -> None:
     def make(values: dict[str, str], name: str) -> dict[str, Any]:
-        return {"plan": {"name": f"lr-{values['lr']}", "run_dir": name}}
+        return {"plan": {"name": f"lr-{values['lr']}-x", "run_dir": name}}
 
     with pytest.raises(ConfigError, match=r"name is made of lr.*a list of values"):
         template(space_of(["lr=interval(0,1)"])[0], make)
     made = template(space_of(["lr=0.1,0.2"])[0], make)
-    assert record_of(made, "s/3", ("lr=0.2",))["plan"] == {"name": "lr-0.2", "run_dir": "s/3"}
+    assert record_of(made, "s/3", ("lr=0.2",))["plan"] == {"name": "lr-0.2-x", "run_dir": "s/3"}
+
+
+def test_options_of_a_script_are_searched() -> None:
+    """As `workload.flags.lr` and `workload.overrides.model.width` make them."""
+
+    def make(values: dict[str, str], name: str) -> dict[str, Any]:
+        lr, width = float(values["lr"]), int(values["width"])
+        more = ["--nesterov"] if values["more"] == "yes" else []
+        return {"plan": {"args": ["--lr", str(lr), f"model.width={width}"], "run_dir": name, "more": more}}
+
+    made = template(space_of(["lr=tag(log,interval(1e-5,1))", "width=range(1,65)", "more=yes,no"])[0], make)
+    for lr, width, more in (("0.000123", "7", "no"), ("3e-05", "64", "yes")):
+        plan = record_of(made, "s/3", (f"lr={lr}", f"width={width}", f"more={more}"))["plan"]
+        assert plan == {
+            "args": ["--lr", lr, f"model.width={width}"], "run_dir": "s/3",
+            "more": ["--nesterov"] if more == "yes" else [],
+        }  # fmt: skip
 
 
 def test_a_value_that_depends_on_two_keys_is_refused() -> None:
@@ -70,6 +87,16 @@ def test_a_value_that_depends_on_two_keys_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="name depends on a and on b"):
         template(space_of(["a=1,2", "b=1,2"])[0], make)
+
+
+def test_a_list_whose_length_depends_on_one_key_has_no_items_of_another() -> None:
+    def make(values: dict[str, str], name: str) -> dict[str, Any]:
+        args = ["--lr", values["lr"], *(["--fast"] if values["fast"] == "yes" else [])]
+        return {"plan": {"args": args, "run_dir": name}}
+
+    for grid in (["lr=interval(0,1)", "fast=yes,no"], ["fast=no,yes", "lr=interval(0,1)"]):
+        with pytest.raises(ConfigError, match=r"args(\.\d)? depends on \w+ and on \w+"):
+            template(space_of(grid)[0], make)
 
 
 def test_what_differs_between_points_follows_from_their_ids() -> None:
