@@ -333,7 +333,7 @@ def of_sweep(parser: Parser) -> None:
     add_actions(parser, "sweep")
     parser.add_argument("name", metavar="SWEEP", nargs="?", help=f"a sweep: {NAMES}")
     parser.add_argument(
-        "points", metavar="POINT", nargs="*",
+        "points", metavar="POINT", nargs="*", default=[],
         help="rerun, cancel: numbers of points (3, 0-4,7; default: all unfinished); throttle: the number N",
     )  # fmt: skip
     add_for(
