@@ -43,6 +43,36 @@ def test_ranks_exchange_objects_of_any_size() -> None:
         assert result.metrics["found"] == [[[0, 1, 2] if rank == 0 else [], [0, 1, 2], 0]] * len(SIZES)
 
 
+def exchange_few(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    collectives = []
+    for name in ("gather", "all_gather", "broadcast"):
+        real = getattr(dist, name)
+        setattr(dist, name, lambda *a, name=name, real=real, **k: (collectives.append(name), real(*a, **k))[1])
+    found = []
+    group = dist.new_group([1, 2, 3, 4, 5])
+    for holders in ([], [3], [0, 5], [0, 1, 2, 3, 4, 5]):
+        mine = "x" * (1000 + env.rank) if env.rank in holders else ""
+        gathered = [len(text) for text in rank_objects.gather(mine)]
+        everyone = [len(text) for text in rank_objects.all_gather(mine)]
+        inner = [len(text) for text in rank_objects.all_gather(mine, group)] if 0 < env.rank < 6 else []
+        found.append([gathered, everyone, inner])
+    return {"found": found, "collectives": collectives}
+
+
+def test_long_values_of_few_ranks_take_no_memory_for_those_of_others() -> None:
+    results = run_ranks(exchange_few, {}, 8)
+    for rank, result in enumerate(results):
+        for holders, (gathered, everyone, inner) in zip(
+            ([], [3], [0, 5], [0, 1, 2, 3, 4, 5]), result.metrics["found"], strict=True
+        ):
+            lengths = [1000 + each if each in holders else 0 for each in range(8)]
+            assert gathered == (lengths if rank == 0 else [])
+            assert everyone == lengths
+            assert inner == (lengths[1:6] if 0 < rank < 6 else [])
+        names = result.metrics["collectives"]
+        assert names.count("gather") == 1, "only where most ranks have a long value"
+
+
 def pretend(config: dict[str, Any], env: Env) -> dict[str, Any]:
     """Rank 1 is a stranger, who knows all but the secret."""
     if env.rank == 1:
