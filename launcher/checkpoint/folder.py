@@ -213,6 +213,7 @@ class CheckpointFolder:
         except OSError:
             if path.name not in reading.entries(self.path):
                 raise
+            self.wait()  # else the thread could remove what gets the name of a checkpoint that it is about to remove
             what = "old" if self._is_ours(path, manifest) else "aside"
             old = self.path / checkpoints.temporary(manifest.step, self.attempt, what)
             path.rename(old)

@@ -156,9 +156,10 @@ def history_of(
             by_hand, others = event if isinstance(event, Submitting) else None, set()
         elif isinstance(event, Submitting):
             others.add(event.token)
-        elif isinstance(event, Refused):
+        elif isinstance(event, Refused) and event.token in others:
             others.discard(event.token)
-            by_hand = None if by_hand is not None and by_hand.token == event.token else by_hand
+        elif isinstance(event, Refused) and by_hand is not None and by_hand.token == event.token:
+            by_hand = None
         if isinstance(event, (Cancelled, CancelFailed, Submitted)):
             wanted = isinstance(event, Cancelled)  # else the run was resumed since, or the cancellation failed
         if isinstance(event, (Submitting, Submitted, ProcessStarted)):

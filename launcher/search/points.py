@@ -76,17 +76,14 @@ def record_of(template: Mapping[str, Any], name: str, overrides: Sequence[str]) 
     for each in overrides:
         key, _, text = each.partition("=")
         for path, value in template["choices"].get(key, {}).get(text, ()):
-            _set(record, path, value)
+            _set(record, path, _renamed(value, template["name"], name))
         for path in template["numbers"].get(key, ()):
             whole = isinstance(_at(record, path), int)
             _set(record, path, int(text) if whole else float(text))
         for path, before in template.get("texts", {}).get(key, ()):
-            _set(record, path, f"{before}{text}")
+            _set(record, path, f"{_renamed(before, template['name'], name)}{text}")
     record["overrides"] = list(overrides)
     return record
-
-
-_NOTHING: Any = object()
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -132,6 +129,15 @@ def _set(value: Any, path: Path, new: Any) -> None:
     for key in path[:-1]:
         value = value[key]
     value[path[-1]] = new
+
+
+def _renamed(value: Any, name: str, new: str) -> Any:
+    # With the id of another point: `value` is from the record of the template's point
+    if isinstance(value, str):
+        return value.replace(name, new)
+    if isinstance(value, list):
+        return [_renamed(each, name, new) for each in value]
+    return {key: _renamed(each, name, new) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def _dotted(path: Path) -> str:

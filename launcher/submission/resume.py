@@ -85,7 +85,8 @@ def _resume(
                 write_record(run, prepared, config, overrides)
                 return start(run, plan, token, resumed=tried_before, by_hand=by_hand)
         except (SubmissionRefused, ConfigError) as error:  # the run is unchanged
-            if tried(run, token):
+            # What fails before the scheduler is asked says nothing of an earlier try, which may have made a job.
+            if tried(run, token) and (isinstance(error, SubmissionRefused) or not tried_before):
                 with contextlib.suppress(OSError):  # a full disk: the run then counts as unconfirmed
                     run.journal(Refused(token=token, error=str(error)))
             run.restore_record()

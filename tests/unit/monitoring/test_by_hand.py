@@ -95,6 +95,13 @@ def test_a_resume_that_the_scheduler_refuses_leaves_the_run_to_the_user(
     assert status_of(run, JobMonitor()).state is state
 
 
+def test_a_refused_resume_with_the_token_of_the_users_job_leaves_it_to_the_user(tmp_path: Path, server: Server) -> None:
+    run = made(tmp_path / "run")
+    for event in (Submitting(token="t", by_hand=True), Submitting(token="t"), Refused(token="t")):
+        run.journal(event)
+    assert status_of(run, JobMonitor()).state is RunState.UNSUBMITTED
+
+
 def test_a_full_disk_hides_no_job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(tmp_path / "run")
     run.journal(Submitting(token="t", by_hand=True))

@@ -89,6 +89,19 @@ def test_a_value_that_depends_on_two_keys_is_refused() -> None:
         template(space_of(["a=1,2", "b=1,2"])[0], make)
 
 
+def test_each_point_has_its_own_folder_whatever_else_is_in_its_name() -> None:
+    def make(values: dict[str, str], name: str) -> dict[str, Any]:
+        args = ["--out", f"/ck/{name}", *(["--fast"] if values["fast"] == "yes" else [])]
+        folder = f"/ck/{name}-lr{float(values['lr'])}"
+        return {"plan": {"args": args, "dir": folder, "title": f"{name} {values['fast']}"}}
+
+    for grid in (["lr=interval(0.1,0.9)", "fast=yes,no"], ["fast=no,yes", "lr=interval(0.1,0.9)"]):
+        made = template(space_of(grid)[0], make)
+        for fast in ("yes", "no"):
+            plan = record_of(made, "s/7", ("lr=0.5", f"fast={fast}"))["plan"]
+            assert plan == make({"lr": "0.5", "fast": fast}, "s/7")["plan"]
+
+
 def test_a_list_whose_length_depends_on_one_key_has_no_items_of_another() -> None:
     def make(values: dict[str, str], name: str) -> dict[str, Any]:
         args = ["--lr", values["lr"], *(["--fast"] if values["fast"] == "yes" else [])]
