@@ -162,10 +162,6 @@ def run(run_dir: str) -> dict[str, Any]:
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
         return {}
-    except NobodyLeads as error:  # others may go on; if nobody does, the run has to be resumed
-        fault = Fault(code=FaultCode.LEADER_LOST, host=host, error=str(error), ends_with=errors.RESUME)
-        events(fault)
-        raise AttemptFailed(fault, errors.RESUME) from None
     except _LeftOut:
         return {}
     except RendezvousError as error:
@@ -175,7 +171,7 @@ def run(run_dir: str) -> dict[str, Any]:
         fault = stopped_early(host, request, AgentPhase.STARTING)
         events(fault)
         raise AttemptFailed(fault, 128 + request.number) from None
-    except (errors.RunError, OSError, Overtaken, LeaderLost) as error:
+    except (errors.RunError, OSError, Overtaken, LeaderLost, NobodyLeads) as error:
         failed = failed_by(error, host)
         events(failed.event)
         raise failed from None

@@ -66,7 +66,7 @@ class AttemptOver(Exception):
 
 
 class NobodyLeads(Exception):
-    """For too long no leader has shown a sign of life to this agent, which waits to take part; nothing says why."""
+    """This agent waits to take part, and has seen no heartbeat of a leader for too long; the attempt may go on."""
 
 
 class Control:
@@ -469,8 +469,9 @@ class Control:
                     seen, since = alive, time.monotonic()
             except OSError:  # the leader may be alive: a file server that does not answer is no sign
                 since = time.monotonic()
-            if time.monotonic() - since > self._limits.heartbeat + FILE_DELAY:
-                raise NobodyLeads("no agent that leads has shown a sign of life for too long")
+            limit = self._limits.heartbeat + FILE_DELAY
+            if time.monotonic() - since > limit:
+                raise NobodyLeads(f"no heartbeat of a leading agent for {limit:.0f} s")
             for leader, ports, timeout in () if latest is None else self._leaders(latest, turn):
                 try:
                     self._connect(self._address(leader), ports, self._secret, leader, timeout)

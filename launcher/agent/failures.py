@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import errors
-from launcher.agent.control import Overtaken
+from launcher.agent.control import NobodyLeads, Overtaken
 from launcher.agent.policy import History, RoundEnd, describe
 from launcher.agent.stop_requests import AskedToStop
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
@@ -241,17 +241,18 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
     |---|---|
     | transient: the file server does not answer, no file descriptor or memory is left | can be resumed |
     | the leader was lost, or the others have continued, at an unexpected moment | can be resumed |
+    | nobody seems to lead, and others may continue | can be resumed, if nobody decides otherwise |
     | the run directory is damaged (RunError) | fails, and would fail again |
     | any other: no permission, a full disk | fails |
     """
-    lost = isinstance(error, (LeaderLost, Overtaken))
+    lost = isinstance(error, (LeaderLost, Overtaken, NobodyLeads))
     unreadable = isinstance(error, errors.RunError)
     exit_code = errors.NO_RETRY if unreadable else errors.FAILED
     if is_transient(error) or lost:
         exit_code = errors.RESUME
     code = FaultCode.UNREADABLE if unreadable else FaultCode.LEADER_LOST if lost else FaultCode.AGENT
     fault = Fault(code=code, host=host, error=str(error), ends_with=exit_code)
-    return AttemptFailed(fault, exit_code, decides=True)
+    return AttemptFailed(fault, exit_code, decides=not isinstance(error, NobodyLeads))
 
 
 def stopped_early(host: str, request: AskedToStop, during: AgentPhase) -> Fault:

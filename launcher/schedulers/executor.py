@@ -47,6 +47,7 @@ NOT_OVER = {
 # -- The states of jobs, as submitit sees them
 
 
+KEPT_TRIES = 5  # jobs that are submitted behind others until the queue keeps one (`Queue.keeps`)
 OVER = "OVER"  # state of an ended job with an outcome that has not been queried yet
 
 
@@ -235,7 +236,17 @@ class RunExecutor(core.PicklingExecutor):
         return submit_once(send, look, before=self._resumed)
 
     def _submit_behind(self, script: Path, environment: Mapping[str, str], jobs: Sequence[str]) -> str:
-        return self._commands.submit(str(script), environment, *self._commands.options(jobs))
+        queue = registry.queue(self.plan.cluster.scheduler)
+        for _ in range(KEPT_TRIES):
+            job = self._commands.submit(str(script), environment, *self._commands.options(jobs))
+            if not jobs or queue.keeps(job, self.plan.cluster.submit_timeout):
+                return job
+            before, jobs = jobs, self._blocking_jobs()
+            if jobs == before:  # it ended for another reason
+                return job
+        raise SubmissionError(
+            f"{queue.title} has deleted job {job}, because a job that it waits for had just ended: repeat the command"
+        )
 
     def _known(self) -> str | None:
         return begun_job(self.run) if self._elements is None else begun(self._elements)

@@ -281,19 +281,26 @@ def test_a_rank_dies_with_its_agent(tmp_path: Path) -> None:
 # -- ranks that do not end
 
 
-def test_what_a_rank_has_started_goes_with_it(tmp_path: Path) -> None:
+def in_an_agent(folder: Path, supervise: Callable[[WorkerGroup], int]) -> int:
+    """What a function returns in another process, which adopts what loses its parent; 1 after an error."""
     pid = os.fork()
-    if pid == 0:  # an agent, which adopts what loses its parent
+    if pid == 0:
         code = 1
         with contextlib.suppress(Exception):
             processes.adopt()
-            group = WorkerGroup(tmp_path)
-            group.start(ranks(1), lambda me: {"pid": subprocess.Popen(["setsid", "sleep", "600"]).pid} and os._exit(1))
-            group.reap(30)
-            group.close()
-            code = len(children())
+            code = supervise(WorkerGroup(folder))
         os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_what_a_rank_has_started_goes_with_it(tmp_path: Path) -> None:
+    def supervise(group: WorkerGroup) -> int:
+        group.start(ranks(1), lambda me: {"pid": subprocess.Popen(["setsid", "sleep", "600"]).pid} and os._exit(1))
+        group.reap(30)
+        group.close()
+        return len(children())
+
+    assert in_an_agent(tmp_path, supervise) == 0
 
 
 def test_what_a_rank_leaves_to_its_agent_does_not_remain_a_zombie(tmp_path: Path) -> None:
@@ -302,24 +309,20 @@ def test_what_a_rank_leaves_to_its_agent_does_not_remain_a_zombie(tmp_path: Path
             os.system("true &")
         time.sleep(600)
 
-    pid = os.fork()
-    if pid == 0:  # an agent, which adopts what loses its parent
-        code = 1
-        with contextlib.suppress(Exception):
-            processes.adopt()
-            group = WorkerGroup(tmp_path)
-            group.start(ranks(1), lambda me: os.setpgid(0, 0) or starts(me))
-            group.open_gate()
-            give_up, most = time.monotonic() + 30, 0
-            while time.monotonic() < give_up and not (most > 1 and children() == set(group.pids())):
-                most = max(most, len(children()))
-                time.sleep(0.05)
-                if most > 1:
-                    group.poll()
-            code = 0 if most > 1 and children() == set(group.pids()) else 2
-            group.close()
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def supervise(group: WorkerGroup) -> int:
+        group.start(ranks(1), lambda me: os.setpgid(0, 0) or starts(me))
+        group.open_gate()
+        give_up, most = time.monotonic() + 30, 0
+        while time.monotonic() < give_up and not (most > 1 and children() == set(group.pids())):
+            most = max(most, len(children()))
+            time.sleep(0.05)
+            if most > 1:
+                group.poll()
+        code = 0 if most > 1 and children() == set(group.pids()) else 2
+        group.close()
+        return code
+
+    assert in_an_agent(tmp_path, supervise) == 0
 
 
 def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:

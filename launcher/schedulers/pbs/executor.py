@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
-from launcher.errors import SubmissionError
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.functions import executor
@@ -105,26 +103,10 @@ class PBSExecutor(FunctionExecutor):
 # -- Submits runs to PBS through submitit
 
 
-LOST_TRIES = 5  # jobs that are submitted until one is not deleted because one of those before it has just ended
-
-
 class PBSRunExecutor(RunExecutor):
     """Submits the jobs of one plan with qsub."""
 
     job_class = PBSJob
-
-    def _submit_behind(self, script: Path, environment: Mapping[str, str], jobs: Sequence[str]) -> str:
-        for _ in range(LOST_TRIES):
-            job = super()._submit_behind(script, environment, jobs)
-            if not jobs or PBS(self.plan.cluster.submit_timeout).holds(job):
-                return job
-            before, jobs = jobs, self._blocking_jobs()
-            if jobs == before:  # it ended for another reason
-                return job
-            # PBS deletes a job at once if it depends on one that it has forgotten.
-        raise SubmissionError(
-            f"PBS has deleted job {job}, because a job that it waits for had just ended: repeat the command"
-        )
 
     def _element_id(self, job_id: str, index: int) -> str:
         return element_id(job_id, index)

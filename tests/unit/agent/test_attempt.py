@@ -411,6 +411,11 @@ def test_what_becomes_of_an_error(error: Exception, code: int) -> None:
     assert (failed.event.host, failed.event.error, failed.event.ends_with) == ("node0", str(error), code)
 
 
+def test_an_agent_that_sees_nobody_lead_decides_nothing_for_the_others() -> None:
+    failed = failed_by(NobodyLeads("silent"), "node0")
+    assert (failed.exit_code, failed.decides) == (errors.RESUME, False)
+
+
 # -- a partition
 
 
