@@ -19,14 +19,17 @@ For authors of tests:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -63,6 +66,22 @@ def shared_compositions() -> Iterator[None]:
     """Hydra does once for all tests of this process what depends on the files of conf/ and on their choice alone."""
     with hydra_cache.shared():
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Kills what a failed test's runs on this machine have left: it would take time from all later tests."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                environment = (process / "environ").read_bytes()
+                of_test = os.fsencode(folder) in environment + (process / "cmdline").read_bytes()
+                in_job = any(name in environment for name in (b"SLURM_JOB_ID=", b"PBS_JOBID=", b"JOB_ID="))
+                if of_test and not in_job and int(process.name) != os.getpid():
+                    os.kill(int(process.name), signal.SIGKILL)
+    return report
 
 
 # -- the clusters

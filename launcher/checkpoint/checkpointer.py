@@ -430,11 +430,11 @@ class Checkpointer:
         began, changed = time.perf_counter(), False
         while True:
             source, problems = memory.find(least)
-            self._report_copies(problems)
+            memory.report(problems)
             if source is None:
                 return None, changed
             if problems := memory.fetch(source):
-                self._report_copies(problems, source.step)
+                memory.report(problems, source.step)
                 continue
             opened = InMemory(memory, source, wanted, everyone)
             try:
@@ -448,26 +448,18 @@ class Checkpointer:
                 assert loaded is not None
                 self._peers.on_all(opened.restore)
                 memory.keep_only(source)
-                moved = sum(each.sender != each.to for each in source.transfers)
-                self._report_restored(loaded, began, received=moved)
+                self._report_restored(loaded, began, received=source.moved)
                 return loaded, changed
-            self._report_copies(problems, source.step)
+            memory.report(problems, source.step)
             memory.reject(source)
 
     def _report_restored(self, loaded: Loaded, began: float, *, received: int = 0) -> None:
-        reached = int(os.environ.get(rank_report.REACHED, "-1"))
-        redone = max(0, reached - loaded.step) if reached >= 0 else None
         self._events(
             events.Restored(
-                step=loaded.step, memory=loaded.path is None, redone=redone,
+                step=loaded.step, memory=loaded.path is None, redone=rank_report.redone(loaded.step),
                 seconds=round(time.perf_counter() - began, 4), received=received,
             )
         )  # fmt: skip
-
-    def _report_copies(self, problems: Sequence[str], step: int | None = None) -> None:
-        if problems and self._first:
-            log_line(f"copies in memory are not used: {'; '.join(problems)}", sys.stdout)
-            self._events(events.PassedOver(checkpoint="memory", step=step, problems=tuple(problems)))
 
     def _open(
         self, opened: Opened, wanted: LoadTarget, accept: Callable[[Loaded], None], passed_over: Sequence[str]

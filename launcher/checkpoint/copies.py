@@ -285,6 +285,11 @@ class Source:
     world_size: int  # number of ranks that had made the copies
     transfers: tuple[Transfer, ...]
 
+    @property
+    def moved(self) -> int:
+        """Number of copies that one rank sends to another."""
+        return sum(each.sender != each.to for each in self.transfers)
+
 
 def choose(held: Sequence[Held], first_ranks: Sequence[int], least: int) -> Source | None:
     """Returns what to load from memory; None: no step there is complete, or all are older than the disk.

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,13 @@ from launcher.binding import hardware
 from launcher.checkpoint import copies
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.files import Contents, one_line
-from launcher.checkpoint.format import MEMORY, Damaged, Manifest
+from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
 from launcher.checkpoint.loading import LoadTarget, Opened
 from launcher.checkpoint.staging import Snapshot, Staging
-from launcher.checkpoint.state import ReplicaTable, fill_all, local_part, offset_of, size_of
+from launcher.checkpoint.state import ReplicaTable, fill_all, local_part, nested, offset_of, size_of
 from launcher.formatting import log_line
+from launcher.runs import events
+from launcher.runs.event_writer import Events, current_attempt
 from launcher.worker import rank_report
 from launcher.worker.process_group import Env
 
@@ -62,6 +64,17 @@ class _Needs:
     difference: int = 0  # the sum over all ranks is 0 if none has other tensors than others under one name
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A copy of all ranks, as it was given to `MemoryCheckpoints.keep`."""
+
+    step: int
+    state: dict[Any, Any]  # empty where another rank of the node has the same
+    rank_state: dict[str, Any] | None  # None: another number of ranks has made the copy
+    shared: bool  # whether the state is the same on all ranks; then each agent's first rank has it
+    received: int  # number of ranks' copies that another node has sent
+
+
 _in_use = False  # whether an object of this process has the memory
 
 
@@ -71,6 +84,8 @@ class MemoryCheckpoints:
     Attributes:
         every: steps between two copies; 0: no more copies are made.
         group: the ranks, for copies alone.
+        leads: whether this rank is the first of its agent.
+        first_rank: the first rank of this agent.
     """
 
     def __init__(self, env: Env, lineage: str, every: int | None, *, peers: bool, timeout: float, check: bool) -> None:
@@ -87,6 +102,7 @@ class MemoryCheckpoints:
         self._env, self._lineage, self._auto = env, lineage, every is None
         self.every = every or 1
         self.group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1)
+        self._events = Events(current_attempt() if env.rank == 0 else None, "checkpoint")
         self._round = int(os.environ.get("LAUNCHER_ROUND", "0"))
         self._check, self._first = check, True
         self._mode = copies.WHOLE  # how tensors are divided over ranks
@@ -96,6 +112,7 @@ class MemoryCheckpoints:
         self._last: tuple[int, float] | None = None  # step of the last copy, and when it was made
         self._bad: set[copies.Held] = set()
         self._indices: dict[copies.Header, dict[str, Any]] = {}  # of the copies that `fetch` has verified
+        self.leads, self.first_rank = False, env.rank
         self._kept = False  # whether a copy was made in this round
         self._uses = False  # whether it has the memory; one object of a process has
         here = None if _in_use else rank_report.shared_memory()
@@ -112,7 +129,7 @@ class MemoryCheckpoints:
         self._first_ranks = [first for first in firsts if first is not None]
         _in_use = self._uses = True
         self._file, place = here
-        self._leads = place == 0
+        self.leads, self.first_rank = place == 0, env.rank - place
         # The same shift on all ranks, also where nodes have different numbers of ranks
         of_nodes = Counter(env.node_ranks)
         self._peer = max(of_nodes.values()) if peers and len(of_nodes) > 1 else 0
@@ -149,8 +166,8 @@ class MemoryCheckpoints:
                 self._pairs[copies.OWN].turn()
                 pair, kept = self._pairs[copies.OWN], content.tensors
                 if self._mode == copies.WHOLE:
-                    pair, kept = self._pairs[copies.REPLICA], content.tensors if self._leads else {}
-                    if self._leads:
+                    pair, kept = self._pairs[copies.REPLICA], content.tensors if self.leads else {}
+                    if self.leads:
                         pair.turn()
                 buffers = pair.slots[pair.last].buffers(kept) if kept else {}
                 copy.copying = Staging(buffers).start(kept)
@@ -161,7 +178,7 @@ class MemoryCheckpoints:
         # Before the first copy: how the tensors are divided over ranks, and whether there is memory for the copies
         self._first = False
         content = copy.content
-        mine = _Needs(copy.fault, self._env.node_rank, free=self._free(), held=self._held_bytes() if self._leads else 0)
+        mine = _Needs(copy.fault, self._env.node_rank, free=self._free(), held=self._held_bytes() if self.leads else 0)
         try:
             if content is not None and copy.fault is None:
                 mine.sharded = content.sharded
@@ -194,7 +211,7 @@ class MemoryCheckpoints:
             why = why or copies.shortage(2 * sum(each.size for each in on_node), None if free is None else free + held)
         if why:
             self._end(why)
-        elif self._mode == copies.SINGLE and self._leads:
+        elif self._mode == copies.SINGLE and self.leads:
             for slot in self._pairs[copies.REPLICA].slots:
                 slot.free()
         return not why
@@ -249,7 +266,7 @@ class MemoryCheckpoints:
         if mode != copies.WHOLE:
             self._newest(copies.OWN).seal(header, tensors, {**rest, **own})
             return
-        if self._leads:
+        if self.leads:
             self._newest(copies.REPLICA).seal(header, tensors, rest)
         self._newest(copies.OWN).seal(header, {}, own)
 
@@ -337,6 +354,40 @@ class MemoryCheckpoints:
         """Whether `load` looks at copies: not after this round made one, since who goes back wants the disk."""
         return bool(self._pairs) and not self._kept
 
+    def newest(self) -> Kept | None:
+        """Returns the newest sound copy, for a trainer that makes its state from files; None: there is none.
+
+        All ranks must call it. Sharded states, and different ones of another number of ranks, count as none.
+        """
+        while self.loads:
+            source, problems = self.find(0)
+            self.report(problems)
+            if source is None:
+                return None
+            same = source.world_size == self._env.world_size
+            if source.mode == copies.SHARDS or not (same or source.mode == copies.WHOLE):
+                return None
+            if problems := self.fetch(source):
+                self.report(problems, source.step)
+                continue
+            opened: list[tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]] = []
+            try:
+                self.group.on_all(partial(_append, opened, partial(self.opened, source)))
+            except CheckpointError as error:
+                self.report([str(error)], source.step)
+                self.reject(source)
+                continue
+            self.keep_only(source)
+            ((index, tensors, rank_state),) = opened
+            shared = source.mode == copies.WHOLE
+            # clones, since torch.save would write all of the memory for each tensor
+            tensors = {name: tensor.clone() for name, tensor in tensors.items() if self.leads or not shared}
+            state = (
+                {} if shared and not self.leads else nested(tensors, index["paths"], index["values"], index["lists"])
+            )
+            return Kept(source.step, state, rank_state, shared, source.moved)
+        return None
+
     def find(self, least: int) -> tuple[copies.Source | None, list[str]]:
         """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""
         found = self.group.gather(self._held())
@@ -356,7 +407,7 @@ class MemoryCheckpoints:
     def _held(self) -> tuple[list[copies.Held], list[str]]:
         held, lines = [], []
         for kind, pair in self._pairs.items():
-            for slot in pair.slots if self._leads or kind != copies.REPLICA else ():
+            for slot in pair.slots if self.leads or kind != copies.REPLICA else ():
                 try:
                     header = slot.header()
                     if header is not None and header.lineage != self._lineage:
@@ -431,7 +482,7 @@ class MemoryCheckpoints:
     def keep_only(self, source: copies.Source | None) -> None:
         """Erases all copies but those of a step: the one that was loaded from memory; None: from disk."""
         for kind, pair in self._pairs.items():
-            if self._leads or kind != copies.REPLICA:
+            if self.leads or kind != copies.REPLICA:
                 pair.keep_only(None if source is None else (source.round, source.step), self._env.rank)
         self._indices.clear()
         self._last = None
@@ -445,6 +496,21 @@ class MemoryCheckpoints:
                 index = self._indices.get(header) or copies.index_of(body, header)
                 return index, copies.tensors_in(body, index)
         raise Damaged(f"the copy of step {source.step} is gone")
+
+    def opened(self, source: copies.Source) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
+        """Returns index and tensors of this rank's copy, or of its agent's replica, and the rank's own state."""
+        rank = self._env.rank if source.world_size == self._env.world_size else None
+        if source.mode != copies.WHOLE:
+            index, tensors = self.part(copies.OWN, rank, source)
+            return index, tensors, index["rank_state"]
+        own = None if rank is None else self.part(copies.OWN, rank, source)[0]["rank_state"]
+        return *self.part(copies.REPLICA, None, source), own
+
+    def report(self, problems: Sequence[str], step: int | None = None) -> None:
+        """Logs and records on rank 0 why copies are not used."""
+        if problems and self._env.rank == 0:
+            log_line(f"copies in memory are not used: {'; '.join(problems)}", sys.stdout)
+            self._events(events.PassedOver(checkpoint="memory", step=step, problems=tuple(problems)))
 
     def first_index(self, source: copies.Source) -> dict[str, Any]:
         """Returns on all ranks the index of one rank's copy."""
@@ -485,15 +551,10 @@ class InMemory(Opened):
         self._there: dict[str, Tensor] = {}  # the tensors of the copy in this agent's memory
 
     def open(self) -> None:
-        source, rank = self._source, self._peers.rank
+        source = self._source
         same = source.world_size == self._peers.world_size
-        if source.mode == copies.WHOLE:
-            self._index, self._there = self._memory.part(copies.REPLICA, None, source)
-            if same:
-                self.rank_state = self._memory.part(copies.OWN, rank, source)[0]["rank_state"]
-        elif same:
-            self._index, self._there = self._memory.part(copies.OWN, rank, source)
-            self.rank_state = self._index["rank_state"]
+        if same or source.mode == copies.WHOLE:
+            self._index, self._there, self.rank_state = self._memory.opened(source)
         else:
             self._index = self._memory.first_index(source)
         self._manifest = replace(self._manifest, extra=self._index["extra"], metrics=self._index["metrics"])
@@ -529,6 +590,10 @@ class InMemory(Opened):
             if error is not None:
                 raise error
         return [f"{name} is incomplete" for name, count in left.items() if count]
+
+
+def _append(results: list[Any], function: Callable[[], Any]) -> None:
+    results.append(function())
 
 
 def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:

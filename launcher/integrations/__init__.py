@@ -1,8 +1,9 @@
 """Callbacks for the Trainer of Lightning and the Trainer of Hugging Face's transformers.
 
 Each module has a `LauncherCallback`, and `last_checkpoint()` to resume from. Outside of a run both do nothing. They may
-import `launcher.worker` and what is below it. Nothing else in launcher imports them, Lightning or transformers.
+import `launcher.checkpoint` and what is below it. Nothing else in launcher imports them, Lightning or transformers.
 
+- `memory`: copies of their checkpoints in memory
 - `lightning`: callback for Lightning's Trainer; extra `launcher[lightning]`
 - `transformers`: callback for transformers' Trainer; extra `launcher[transformers]`
 """

@@ -14,6 +14,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,26 +24,33 @@ import torch.distributed as dist
 
 from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
+from launcher.integrations.memory import TrainerMemory, copied, memory_of
 from launcher.runs.event_writer import current_attempt
 from launcher.worker import heartbeat, rank_objects, stop
 
 try:
     from lightning.pytorch import Callback
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
     from lightning.pytorch.utilities import rank_zero_warn
 except ImportError as error:
     try:  # the same under its earlier name
         from pytorch_lightning import Callback
+        from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
         from pytorch_lightning.utilities import rank_zero_warn
     except ImportError:
         raise missing("lightning", error) from error
 
 __all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
 
+COPY = "copy.ckpt"  # a copy in memory
 OURS = "launcher-step-"  # prefix of this callback's checkpoints
 
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the newest checkpoint, by this callback or a ModelCheckpoint, for `fit(ckpt_path=...)`.
+
+    If ranks were started again in this attempt, and there are copies in memory (checkpoint.memory), it is the path of
+    one of them. So all ranks must call it. They have a process group afterwards, which Lightning uses.
 
     Args:
         folder: directory of the checkpoints (a ModelCheckpoint's `dirpath`); None: `checkpoint_dir()`.
@@ -53,7 +61,10 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
-    found = Path(checkpoint_dir() if folder is None else folder).glob("*.ckpt")
+    folder = Path(checkpoint_dir() if folder is None else folder)
+    if (memory := copied(folder, lambda kept: {COPY: partial(torch.save, kept.state)})) is not None:
+        return str(memory / COPY)
+    found = folder.glob("*.ckpt")
     whole = [path for path in found if not path.name.startswith(".") and (path.is_dir() or zipfile.is_zipfile(path))]
     return str(max(whole, key=lambda path: (path.stat().st_mtime_ns, path.name))) if whole else None
 
@@ -66,6 +77,7 @@ class LauncherCallback(Callback):
     - When the attempt must end (time limit, signal, RUN/stop), all ranks save a Lightning checkpoint after the same
       step and exit with code 75. A validation that is due at that step is skipped.
     - After `touch RUN/save` all ranks save and continue.
+    - With checkpoint.memory, copies of the checkpoint are made in memory (strategies `ddp` and single device).
     - A training that resumes in the middle of an epoch skips the batches of that epoch that are done, unless its
       loaders have a state_dict. It restores the random number generators of each rank.
 
@@ -85,6 +97,7 @@ class LauncherCallback(Callback):
         self._before: Mapping[str, Any] = {}  # metrics before a validation
         self._not_training: set[str] = set()  # names of metrics from validations
         self._generators: list[Any] = []  # each rank's random number state: to be saved, or from the last checkpoint
+        self._memory: TrainerMemory | None = None
 
     # -- training
 
@@ -93,8 +106,15 @@ class LauncherCallback(Callback):
             return
         stop.listen().take_signals()  # after Lightning's own handlers, so that they do not replace these
         self._step, self._total = trainer.global_step, total_steps(trainer)
+        kind = type(trainer.strategy)
+        fits = kind in (DDPStrategy, SingleDeviceStrategy)
+        self._memory = memory_of(self._folder, "" if fits else f"the strategy is {kind.__name__}, and not ddp")
         if trainer.fit_loop.restarting:
-            resume_data(trainer, self._generators)
+            of_all = len(self._generators) == trainer.world_size
+            then = self._generators[trainer.global_rank] if of_all else None
+            if self._memory is not None and self._memory.given is not None:
+                then = self._memory.given.rank_state
+            resume_data(trainer, then)
         self._generators = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -109,8 +129,20 @@ class LauncherCallback(Callback):
             self._save(trainer, step)
         if leaves(verdict.stop, step, self._total):
             raise SystemExit(errors.RESUME)
+        if self._memory is not None:
+            self._memory.loaded()
+        if not validates(trainer):  # else after the validation, which draws random numbers
+            self._copy(trainer, step)
+
+    def _copy(self, trainer: Any, step: int) -> None:
+        if self._memory is not None and self._memory.due(step):
+            state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)  # private: no public way
+            self._memory.keep(step, state, generators())
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         if self._inside:
             report(steps=trainer.global_step, **self._evaluation)
 
@@ -159,8 +191,17 @@ class LauncherCallback(Callback):
         self._not_training |= set(new)
         self._evaluation.update(numbers(new))
         evaluated(trainer.global_step, **numbers(new))
+        self._copy(trainer, trainer.global_step)
 
     on_test_start, on_test_batch_end, on_test_end = on_validation_start, on_validation_batch_end, on_validation_end
+
+
+def validates(trainer: Any) -> bool:
+    """Returns whether a validation follows this training batch; the same on all ranks."""
+    loop: Any = trainer.fit_loop
+    check = getattr(loop.epoch_loop, "_should_check_val_fx", None)  # private, and there is no public way
+    by_time = getattr(trainer, "_val_check_time_interval", None) is not None  # which ranks do not know alike
+    return check is not None and not by_time and bool(check(loop._data_fetcher))
 
 
 def total_steps(trainer: Any) -> int:
@@ -171,12 +212,13 @@ def total_steps(trainer: Any) -> int:
     return int(total) if 0 < total < float("inf") else 0
 
 
-def resume_data(trainer: Any, rank_states: list[Any]) -> None:
+def resume_data(trainer: Any, generators_then: Mapping[str, Any] | None) -> None:
     """Restores the position in the data and the random number generators when a training resumes.
 
     Lightning restores neither. Data that loaders with workers prefetch would be shuffled as in the first epoch. Loaders
     with a state_dict restore their position themselves.
-    rank_states: as `all_generators` returned it; empty: the checkpoint was saved by another callback, and has none.
+    generators_then: as `generators` returned it on this rank; None: another callback, or another number of ranks, has
+    saved the checkpoint.
     """
     loop = trainer.fit_loop
     done = loop.epoch_loop.batch_progress.current.processed
@@ -198,8 +240,8 @@ def resume_data(trainer: Any, rank_states: list[Any]) -> None:
             for _ in range(skipped):
                 next(fetcher)
         fetcher.fetched -= skipped  # Lightning adds them again
-    if len(rank_states) == trainer.world_size:
-        set_generators(rank_states[trainer.global_rank])
+    if generators_then is not None:
+        set_generators(generators_then)
     if moves and not skipped:
         iter(fetcher)  # as each epoch begins; after restoring the generators, since it draws a seed for the workers
 

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import torch
 
 from launcher import errors, evaluated, progress, report
+from launcher.checkpoint.memory import Kept
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
+from launcher.integrations.memory import TrainerMemory, copied, memory_of
 from launcher.runs.event_writer import current_attempt
 from launcher.worker import heartbeat, stop
 
@@ -29,11 +38,17 @@ except ImportError as error:
 __all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
 
 STATE = "trainer_state.json"  # the Trainer writes it last
+MODEL = "pytorch_model.bin"
+# The files of a checkpoint of the Trainer, and the argument of callbacks, or attribute of the optimizer, that has it
+OBJECTS = {"optimizer.pt": "optimizer", "scheduler.pt": "lr_scheduler", "scaler.pt": "scaler"}
 NOT_METRICS = ("epoch", "_runtime", "_per_second", "_time")  # suffixes of logged values that are no metrics
 
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the Trainer's newest complete checkpoint, for `train(resume_from_checkpoint=...)`.
+
+    If ranks were started again in this attempt, and there are copies in memory (checkpoint.memory), it is the path of
+    one of them. So all ranks must call it. They have a process group afterwards, which the Trainer uses.
 
     Args:
         folder: the Trainer's output_dir; None: `checkpoint_dir()`.
@@ -44,7 +59,10 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
-    found = Path(checkpoint_dir() if folder is None else folder).glob("checkpoint-*")
+    folder = Path(checkpoint_dir() if folder is None else folder)
+    if (memory := copied(folder, files_of, own_file_of)) is not None:
+        return str(memory)
+    found = folder.glob("checkpoint-*")
     steps = {int(name[1]): path for path in found if (name := re.fullmatch(r"checkpoint-(\d+)", path.name))}
     return next((str(steps[step]) for step in sorted(steps, reverse=True) if _complete(steps[step])), None)
 
@@ -65,6 +83,7 @@ class LauncherCallback(TrainerCallback):
     - When the attempt must end (time limit, signal, RUN/stop), all ranks save a checkpoint of the Trainer after the
       same step and exit with code 75. An evaluation that is due at that step is skipped.
     - After `touch RUN/save` all ranks save and continue.
+    - With checkpoint.memory, copies of the checkpoint are made in memory (not with FSDP, DeepSpeed).
 
     Outside of a run it does nothing.
     """
@@ -75,15 +94,19 @@ class LauncherCallback(TrainerCallback):
         self._saving = ExitStack()  # open while the Trainer saves
         self._began = 0.0
         self._evaluation: dict[str, float] = {}
+        self._memory: TrainerMemory | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._inside:
             stop.listen().take_signals()
+            sharded = [name for name in ("fsdp", "deepspeed") if getattr(args, name, None)]
+            obstacle = f"the training uses {sharded[0]}" if sharded else ""
+            self._memory = memory_of(Path(args.output_dir), obstacle)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saving.close()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+    def on_step_end(self, args: Any, state: Any, control: Any, **training: Any) -> Any:
         if not self._inside:
             return control
         step, total = state.global_step, state.max_steps
@@ -98,7 +121,23 @@ class LauncherCallback(TrainerCallback):
         if control.should_save:
             self._began = time.monotonic() if not control.should_evaluate else 0.0
             self._saving.enter_context(heartbeat.alive())
+        if self._memory is not None:
+            self._memory.loaded()
+        if not control.should_evaluate:  # else after the evaluation, which draws random numbers
+            self._copy(state, control, training)
         return control
+
+    def _copy(self, state: Any, control: Any, training: Mapping[str, Any]) -> None:
+        if self._memory is None or not self._memory.due(state.global_step):
+            return
+        trainer = asdict(state)
+        trainer["stateful_callbacks"] = {**state.stateful_callbacks, type(control).__name__: control.state()}
+        kept: dict[str, Any] = {STATE: json.dumps(trainer), MODEL: training["model"].state_dict()}
+        for name, of in OBJECTS.items():
+            item = training[of] if of in training else getattr(training["optimizer"], of, None)
+            if item is not None:
+                kept[name] = item.state_dict()
+        self._memory.keep(state.global_step, kept, generators())
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saving.close()
@@ -117,15 +156,46 @@ class LauncherCallback(TrainerCallback):
         if self._inside and metrics:
             progress(state.global_step, state.max_steps, **numbers(metrics))
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **training: Any) -> None:
         if self._inside:
             results = {name: each for name, each in (metrics or {}).items() if not name.endswith(NOT_METRICS)}
             self._evaluation = numbers(results)
             evaluated(
                 state.global_step, **{name.removeprefix("eval_"): each for name, each in self._evaluation.items()}
             )
+            self._copy(state, control, training)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saving.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         if self._inside:
             report(steps=state.global_step, **self._evaluation)
+
+
+def generators() -> dict[str, Any]:
+    """Returns the state of this process's random number generators, as the Trainer saves it."""
+    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
+    found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def files_of(kept: Kept) -> dict[str, Callable[[BinaryIO], object]]:
+    """Returns what writes each file of a checkpoint of the Trainer, from a copy that `LauncherCallback` has made."""
+    files: dict[str, Callable[[BinaryIO], object]] = {}
+    for name, item in kept.state.items():
+        files[name] = partial(_write, item.encode()) if name == STATE else partial(torch.save, item)
+    return files
+
+
+def own_file_of(kept: Kept) -> dict[str, Callable[[BinaryIO], object]]:
+    """The same of the file that each rank has for itself."""
+    rank = f"_{os.environ['RANK']}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    return {} if kept.rank_state is None else {f"rng_state{rank}.pth": partial(torch.save, kept.rank_state)}
+
+
+def _write(data: bytes, file: BinaryIO) -> None:
+    file.write(data)

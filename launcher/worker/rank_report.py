@@ -105,6 +105,12 @@ def share_memory(file: int, place: int) -> None:
         os.environ[MEMORY] = f"{os.getpid()}:{file}:{place}"
 
 
+def redone(step: int) -> int | None:
+    """Returns how many steps the last round's ranks had done after this one; None: they are not known."""
+    reached = int(os.environ.get(REACHED, "-1"))
+    return max(0, reached - step) if reached >= 0 else None
+
+
 def shared_memory() -> tuple[int, int] | None:
     """Returns that file and this rank's place; None: there is none, or this is a child process of a rank."""
     with contextlib.suppress(KeyError, ValueError, OSError):

@@ -30,11 +30,13 @@ def launcher(tmp_path: Path) -> Launcher:
     "framework", ["lightning", "transformers", pytest.param("fsdp", marks=needs_fsdp_on_cpus), "accelerate"]
 )
 def test_a_training_that_is_killed_and_stopped_ends_with_the_weights_of_an_undisturbed_one(
-    framework: str, launcher: Launcher
+    framework: str, launcher: Launcher, tmp_path: Path
 ) -> None:
     script = f"workload.script=tests/examples/with_{framework}.py"
-    keys = ("workload=program", script, "procs_per_node=2", "run_id=elastic", "workload.args=[4,0.3]")
-    done = launcher.submit(*keys, "wait=false")
+    keys = ["workload=program", script, "procs_per_node=2", "run_id=elastic", "workload.args=[4,0.3]"]
+    keys += ["checkpoint.memory=1"] if framework in EVALUATION else []
+    (tmp_path / "tmp").mkdir()
+    done = launcher.submit(*keys, "wait=false", TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
     run = launcher.last()
     launcher.until(lambda: (launcher.status()["step"] or 0) >= 3, "its first steps", timeout=180)
@@ -44,6 +46,10 @@ def test_a_training_that_is_killed_and_stopped_ends_with_the_weights_of_an_undis
     assert launcher.status()["state"] == "running"  # it has saved and goes on
     os.kill(process_of_rank(run, 1), signal.SIGKILL)
     launcher.until(lambda: goes_on(run), "steps of the ranks' second round", timeout=180)
+    if framework in EVALUATION:
+        (restored,) = [event for event in run.attempts()[0].events() if event["event"] == "restored"]
+        assert restored["memory"] and restored["redone"] <= 1
+        assert not list((tmp_path / "tmp").glob("launcher-memory-*"))  # the files that the trainer has loaded
     (run.path / "stop").touch()
     assert launcher("wait", "elastic", "-q").returncode == 75
     (stop,) = [event for event in run.attempts()[0].events() if event["event"] == "stop"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.copies import HEADER, OWN, PEER, REPLICA, SINGLE, Pair
 from launcher.checkpoint.memory import MemoryCheckpoints
+from launcher.integrations.memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
 from launcher.worker import rank_report
+from launcher.worker.settings import CHECKPOINT, Settings
 from tests.processes.workload_ranks import run_ranks
 
 SIZE = 30  # elements of the large tensor; divides by no number of ranks but 2, 3 and 5
@@ -271,3 +274,65 @@ def test_nodes_with_different_numbers_of_ranks_copy_to_each_other(first: Life) -
 
 def two_and_one(env: Env) -> None:
     object.__setattr__(env, "node_ranks", (0, 0, 1))
+
+
+# -- trainers that load files alone
+
+
+def trainer_life(it: Life, env: Env) -> dict[str, Any]:
+    file = os.open(it.memories[env.node_rank], os.O_RDWR)
+    os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
+    rank_report.share_memory(file, env.local_rank)
+    run = Settings(replace(CHECKPOINT, memory=1, peers=it.peers, timeout=20), run_dir=it.folder)
+    memory = TrainerMemory(it.folder, run, env)
+    folder = memory.files(
+        lambda kept: {"state.pt": partial(torch.save, kept.state)},
+        lambda kept: {} if kept.rank_state is None else {f"own-{env.rank}.pt": partial(torch.save, kept.rank_state)},
+    )
+    found: dict[str, Any] = {"found": folder is not None}
+    if folder is not None:
+        state = torch.load(folder / "state.pt", weights_only=True)
+        found |= {
+            "step": state["step"],
+            "weights": state["weights"].tolist(),
+            "beside": sorted(path.name for path in folder.iterdir()),
+        }
+        found["own"] = (
+            torch.load(folder / f"own-{env.rank}.pt", weights_only=True)
+            if (folder / f"own-{env.rank}.pt").exists()
+            else None
+        )
+        memory.loaded()
+        memory.loaded()  # nothing is left to free
+        dist.barrier()
+        found["left"] = os.path.lexists(folder)
+    for step in range(1, it.last + 1):
+        weights = torch.full((SIZE,), float(step)) + (1000 * env.rank if it.kind == "single" else 0)
+        memory.keep(step, {"weights": weights, "step": step}, {"rank": env.rank})
+    memory._memory.wait()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost", "ranks"), [("whole", None, 4), ("whole", 0, 4), ("single", 1, 4), ("whole", 0, 2)]
+)
+def test_a_trainer_gets_files_of_the_newest_copy(first: Life, kind: str, lost: int | None, ranks: int) -> None:
+    first = replace(first, kind=kind)
+    run_ranks(trainer_life, first, 4, 2)
+    memories = tuple(memory() if node == lost else path for node, path in enumerate(first.memories))
+    then = replace(first, memories=memories, round=1, last=0)
+    for rank, each in enumerate(run_ranks(trainer_life, then, ranks, 2)):
+        found = each.metrics
+        assert found["step"] == 5 and not found["left"]
+        assert found["weights"] == [5.0 + (1000 * rank if kind == "single" else 0)] * SIZE
+        assert found["own"] == ({"rank": rank} if ranks == 4 else None)
+        own = [f"own-{rank}.pt"] if kind == "single" else [f"own-{rank - rank % 2 + one}.pt" for one in (0, 1)]
+        assert found["beside"] == [*(own if ranks == 4 else []), "state.pt"]
+
+
+def test_a_trainer_gets_no_files_of_different_states_at_another_number_of_ranks(first: Life) -> None:
+    first = replace(first, kind="single")
+    run_ranks(trainer_life, first, 4, 2)
+    assert [each.metrics["found"] for each in run_ranks(trainer_life, replace(first, round=1, last=0), 2, 2)] == [
+        False
+    ] * 2

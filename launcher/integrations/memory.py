@@ -1,0 +1,162 @@
+"""Copies of a trainer's checkpoint in memory, as checkpoint.memory asks for them, for trainers that load files alone.
+
+They are given to the trainer as files in memory. Their names are links in a folder, so what a killed process leaves is
+a folder of links that lead nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from launcher import processes
+from launcher.checkpoint.format import CheckpointError
+from launcher.checkpoint.memory import Kept, MemoryCheckpoints
+from launcher.formatting import log_line
+from launcher.runs import events
+from launcher.runs.event_writer import Events, current_attempt
+from launcher.worker import process_group, rank_report, stop
+from launcher.worker.process_group import Env
+from launcher.worker.settings import Settings, settings
+
+Writers = Mapping[str, Callable[[BinaryIO], object]]  # what writes each file, by its name
+FilesOf = Callable[[Kept], Writers]  # the files to be made of a copy
+
+_current: TrainerMemory | None = None  # that of the training which this process does
+
+
+class TrainerMemory:
+    """The copies in memory of one training. All ranks make one, and call its methods in the same order."""
+
+    def __init__(self, folder: Path, run: Settings, env: Env) -> None:
+        """folder: directory of the trainer's checkpoints on disk, which tells this training from others."""
+        self._env, keys = env, run.checkpoint
+        lineage = hashlib.sha256(f"trainer {os.path.abspath(folder)}".encode()).hexdigest()
+        self._memory = MemoryCheckpoints(
+            self._env, lineage[:32], keys.memory, peers=keys.peers, timeout=keys.timeout, check=keys.check_replicas
+        )
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        self.given: Kept | None = None  # the copy in the files, until these are freed
+        self._files: list[int] = []  # their descriptors on this rank
+        self._links: Path | None = None
+
+    def _before_step(self, *_: object) -> None:
+        self._memory.staged()
+
+    def due(self, step: int) -> bool:
+        """Returns whether to call `keep` after this step; the same on all ranks."""
+        return self._memory.due(step)
+
+    def keep(self, step: int, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        """Copies a state that is the same on all ranks, and what each rank has for itself; see `Checkpointer.keep`.
+
+        Optimizers of torch wait until the state may change; nothing else may change it before their next step.
+        """
+        self._memory.keep(step, state, rank_state, {}, {})
+
+    def files(self, shared: FilesOf, own: FilesOf) -> Path | None:
+        """Returns a folder with files of the newest copy (then `given`); None: there is no copy that fits.
+
+        The folder is this rank's alone if ranks had different states, else that of all ranks of this node.
+        shared: the files that the first rank of a folder writes. own: those that each rank adds.
+        """
+        began = time.perf_counter()
+        kept = self._memory.newest()
+        if kept is None:
+            return None
+        group = self._memory.group
+        try:
+            writes = self._memory.leads or not kept.shared
+            folders = group.on_all(lambda: self._write(shared(kept)) if writes else Path())
+            folder = folders[self._memory.first_rank if kept.shared else self._env.rank]
+            group.on_all(lambda: self._add(folder, own(kept)))
+            group.on_all(lambda: [path.stat() for path in folder.iterdir()])  # files of other processes, too
+        except CheckpointError as error:
+            self._free()
+            self._memory.report([str(error)], kept.step)
+            return None
+        self.given = kept
+        if self._env.rank == 0:
+            log_line(f"continues after step {kept.step} (copies in memory)", sys.stdout)
+            Events(current_attempt(), "checkpoint")(
+                events.Restored(
+                    step=kept.step, memory=True, redone=rank_report.redone(kept.step),
+                    seconds=round(time.perf_counter() - began, 4), received=kept.received,
+                )
+            )  # fmt: skip
+        return folder
+
+    def _write(self, writers: Writers) -> Path:
+        self._links = Path(tempfile.mkdtemp(prefix="launcher-memory-"))
+        self._add(self._links, writers)
+        return self._links
+
+    def _add(self, folder: Path, writers: Writers) -> None:
+        for name, write in writers.items():
+            self._files.append(processes.memory_file("launcher-trainer"))
+            with os.fdopen(os.dup(self._files[-1]), "wb") as stream:
+                write(stream)
+            (folder / name).symlink_to(f"/proc/{os.getpid()}/fd/{self._files[-1]}")
+
+    def loaded(self) -> None:
+        """Frees the files, if there are any, once all ranks have loaded theirs. All ranks must call it."""
+        if self.given is not None:
+            self._memory.group.on_all(lambda: None)
+            self._free()
+
+    def _free(self) -> None:
+        self.given = None
+        while self._files:
+            os.close(self._files.pop())
+        if self._links is not None:
+            shutil.rmtree(self._links, ignore_errors=True)
+            self._links = None
+
+    def close(self) -> None:
+        """Waits for the last copy, and frees everything. All ranks must call it."""
+        global _current
+        _current = None
+        self._free()
+        self._hook.remove()
+        self._memory.close()
+
+
+def memory_of(folder: Path, obstacle: str = "") -> TrainerMemory | None:
+    """Returns this process's copies in memory; None: there are none (checkpoint.memory=0, or not in a run).
+
+    All ranks must call it. If they have no process group, they have one afterwards, which the trainer uses.
+    obstacle: why this training cannot have any, which is logged if it should have some; empty: it can.
+    """
+    global _current
+    run = settings()
+    if run.run_dir is None or run.checkpoint.memory == 0:
+        return None
+    if not obstacle and dist.is_initialized() and dist.get_backend() == "mpi":
+        obstacle = "workload.backend=mpi"
+    if obstacle:
+        if os.environ.get("RANK", "0") == "0":
+            log_line(f"no copies in memory (checkpoint.memory): {obstacle}", sys.stdout)
+        return None
+    if _current is None:
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            process_group.init()
+        _current = TrainerMemory(folder, run, stop.here())
+    return _current
+
+
+def copied(folder: Path, shared: FilesOf, own: FilesOf = lambda _: {}) -> Path | None:
+    """Returns `TrainerMemory.files` if this attempt has started its ranks again, else None. All ranks must call it."""
+    if os.environ.get("LAUNCHER_ROUND", "0") == "0":
+        return None
+    memory = memory_of(folder)
+    return None if memory is None else memory.files(shared, own)
