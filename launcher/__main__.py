@@ -19,9 +19,9 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(300_000)
     try:
         # Nothing may be imported before the check of the working folder
-        from launcher.cli.screen import Cleaned
+        from launcher.formatting import cleaned
 
-        with Cleaned():
+        with cleaned():
             return _report_errors(arguments)
     except KeyboardInterrupt:  # while modules were imported
         return 130  # INTERRUPTED of launcher/errors.py, which may not have been imported yet

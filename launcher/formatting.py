@@ -6,8 +6,8 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Iterable
-from typing import TextIO
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, cast
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _COLOURS = re.compile(r"(\x1b\[[0-9;:]*m|\r)")
@@ -158,3 +158,53 @@ def log_line(text: str, stream: TextIO | None = None) -> None:
     """Prints the line `launcher: TEXT` to a stream (None: stderr), whatever errors that has."""
     with contextlib.suppress(OSError):
         print(f"launcher: {text}", file=stream or sys.stderr, flush=True)
+
+
+# -- Removes terminal escape sequences from everything that commands print
+#
+# Names of folders, logs and the output of schedulers come from other people. Escape sequences in them could change the
+# terminal's title, its clipboard, or the lines above. `raw` is for bars and colours that rich makes, whose texts are
+# cleaned before; `write_output` is for the output of a run.
+
+
+class Screen:
+    """A text stream that removes escape sequences from text written to it. All other methods are those of `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(clean(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def cleaned() -> Iterator[None]:
+    """Inside a `with` block, replaces sys.stdout and sys.stderr by Screens."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast("TextIO", Screen(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def raw(stream: TextIO) -> TextIO:
+    """Returns the original stream behind a Screen, to which escape sequences can be written."""
+    return stream.stream if isinstance(stream, Screen) else stream
+
+
+def write_output(data: bytes) -> None:
+    """Writes a run's output to stdout: its colours are kept on a terminal; elsewhere every byte is kept."""
+    stream = raw(sys.stdout)
+    if stream.isatty():
+        stream.write(coloured(data.decode(errors="replace")))
+    else:
+        stream.buffer.write(data)

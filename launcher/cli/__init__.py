@@ -8,28 +8,26 @@ A module with the name of a command has the command's `run` function; `commands`
   another attempt of a run
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
 - `run`: `run SCRIPT`: turns a script and its arguments into overrides
-- `follow`: follows a run to its end: output, progress, Ctrl-C
 - `remote`: which commands and submissions go to clusters behind ssh
 - `far`: the side of such a cluster: runs one command for another machine
 - `status`: chooses between an empty list and `status_view`
 - `status_rows`: the rows of `status`, of this machine and of clusters behind ssh, and the table that they make
 - `status_view`: what `status` prints: table, notes, details of named runs; `--watch`
-- `logs`: prints and follows output; how often files and states are polled
-- `wait`: `wait` and `sweep wait`: follows a run or sweep, and exits with its code
-- `explain`: `why`, `post-mortem`: layout of the explanation why a run waits, or ended; its JSON
+- `logs`: prints and follows output
+- `wait`: `wait` and `sweep wait`: follows a run or sweep to its end: output, progress, Ctrl-C
+- `explain`: `why`: why a run is in its state, and what would start a pending one sooner; `post-mortem`: layout of
+  what `diagnose` finds; their JSON
 - `cleanup`: `cancel`: cancels runs, sweeps and orphaned jobs; `prune`: lists and removes old runs
 - `attach`: a shell, stacks or the debugger of a running rank
 - `checkpoint`: lists, inspects, verifies, extracts and adopts checkpoints
-- `sweep`: the actions of `sweep`; `sweep status` and `sweep results`: progress, points, and what they gave
-- `sweep_change`: `sweep rerun`, `cancel`, `throttle`
+- `sweep`: the actions of `sweep`: progress, points, and what they gave; changes of a sweep
 - `report`: `report`: writes an HTML page about a run, several runs side by side, or a sweep, and opens it
-- `site`: lists, shows, writes and checks profiles of sites; `template`: prints a job script template to start from
+- `site`: lists, shows and writes profiles of sites; `template`: prints a job script template to start from; `data`:
+  lists and downloads data sets; `env`: packs a venv into an archive
 - `doctor`: runs the checks of this machine, and prints their findings
 - `topology`: `topology`: the hardware of this node, and which part of it each rank gets
-- `files_for_nodes`: `data`: lists and downloads data sets; `env`: packs a venv into an archive
 - `help`: `help`, `--help`, `--version`: general help, and the list of keys
 - `complete`: installs or prints the completion script of a shell; computes the completions of the word at the cursor
 - `text`: what several commands print: tables, the plan, why and how a run ended; the question before a submission
 - `progress`: all progress bars, and progress lines without a terminal
-- `screen`: removes terminal escape sequences from all that commands print
 """

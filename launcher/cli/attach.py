@@ -46,9 +46,8 @@ def run(arguments: Namespace) -> int:
 def _running(seen: RunStatus) -> Attempt:
     id, attempts = seen.run.id, seen.run.attempts()
     if seen.state.over:
-        raise RunError(
-            f"{id} is {seen.state.value}, so there is no rank to attach to: `logs {id}` shows what it has printed"
-        )
+        gone = f"{id} is {seen.state.value}, so there is no rank to attach to"
+        raise RunError(f"{gone}: `logs {id}` shows what it has printed")
     if seen.state is RunState.QUEUED or not attempts or seen.history.ended is not None:
         raise RunError(f"{id} is {seen.state.value}: its ranks have not started yet")
     return attempts[-1]
@@ -80,19 +79,14 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(health.group_stacks(reports)):
         print("\n".join(["", *health.stack_lines(group)] if number else health.stack_lines(group)))
-    node_session.write_reply(
-        folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports)
-    )
+    whole = "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports)
+    node_session.write_reply(folder / "stacks.txt", whole)
     print(f"\nall threads of each: {folder}/stacks.txt")
     if len(replies) == count:
         return 0
-    hosts = {report["host"] for reply in replies.values() for report in reply}
-    silent = sorted({event.host for event in members} - hosts)
-    print(
-        f"launcher: {count - len(replies)} of {count} agents did not answer within {REPLY_TIMEOUT:g} s"
-        + (f": {', '.join(silent)}" if silent else ""),
-        file=sys.stderr,
-    )
+    silent = sorted({event.host for event in members} - {each["host"] for reply in replies.values() for each in reply})
+    late = f"{count - len(replies)} of {count} agents did not answer within {REPLY_TIMEOUT:g} s"
+    print(f"launcher: {late}" + (f": {', '.join(silent)}" if silent else ""), file=sys.stderr)
     return 1
 
 

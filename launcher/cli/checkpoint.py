@@ -40,7 +40,9 @@ def run(arguments: Namespace) -> int:
         return _list(place, arguments.as_json)
     if action == "verify":
         return _verify(place)
-    path, manifest = _one(place)
+    path = _chosen(place)[0]
+    newest = next(iter(checkpoints.sound(place.folder).items()), None) if place.step is None else None
+    path, manifest = newest or (path, checkpoints.read(path))
     if action == "inspect":
         return _inspect(path, manifest, arguments.as_json)
     return _extract(place, path, manifest, arguments)
@@ -48,16 +50,12 @@ def run(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class NamedCheckpoints:
-    """The checkpoints that the command line names, and the run's retention settings."""
+    """The checkpoints that the command line names."""
 
     name: str  # id of the run, or name of the folder
-    folder: Path  # the folder that contains the checkpoints
-    step: int | None  # the step that the user has named; None: no step was named
-    keep: int = 1  # how many of the newest checkpoints the run keeps (checkpoint.keep)
-    # metric whose best checkpoint is kept, too (checkpoint.best); None: only the newest ones are kept
-    best: str | None = None
-    best_is: str = "max"  # whether the `max` or the `min` of that metric is best
-    program: JobPlan | None = None  # plan of the run, if it is of the user's own code, which may save files of its own
+    folder: Path
+    step: int | None  # None: no step was named
+    plan: JobPlan | None = None  # None: a folder was named
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> NamedCheckpoints:
@@ -75,9 +73,7 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> NamedCheckpoin
         return NamedCheckpoints(path.parent.name, path.parent, own)
     found = find(name, runs_dir)
     plan = found.plan()
-    keys = plan.checkpoint
-    program = plan if plan.own_code else None
-    return NamedCheckpoints(found.id, Path(keys.dir), wanted, keys.keep, keys.best, keys.best_is, program)
+    return NamedCheckpoints(found.id, Path(plan.checkpoint.dir), wanted, plan)
 
 
 def _chosen(place: NamedCheckpoints) -> list[Path]:
@@ -87,19 +83,9 @@ def _chosen(place: NamedCheckpoints) -> list[Path]:
         raise checkpoints.CheckpointError(f"there are no checkpoints in {place.folder}")
     if not chosen:
         steps = [str(checkpoints.step_of(path.name)) for path in found]
-        guess = near(str(place.step), steps)
-        raise checkpoints.CheckpointError(
-            f"no checkpoint of step {place.step}.{guess} There are: {', '.join(steps[:10])}"
-        )
+        none = f"no checkpoint of step {place.step}.{near(str(place.step), steps)}"
+        raise checkpoints.CheckpointError(f"{none} There are: {', '.join(steps[:10])}")
     return chosen
-
-
-def _one(place: NamedCheckpoints) -> tuple[Path, Manifest]:
-    chosen = _chosen(place)
-    if place.step is None:
-        newest = next(iter(checkpoints.sound(place.folder).items()), None)
-        return newest or (chosen[0], checkpoints.read(chosen[0]))
-    return chosen[0], checkpoints.read(chosen[0])
 
 
 # -- list
@@ -107,10 +93,7 @@ def _one(place: NamedCheckpoints) -> tuple[Path, Manifest]:
 
 def _list(place: NamedCheckpoints, as_json: bool) -> int:
     rows = list(_rows(place))
-    files: list[dict[str, Any]] = []
-    more = ""
-    if place.program is not None:
-        files, more = _files(place.program)
+    files, more = _files(place.plan) if place.plan is not None and place.plan.own_code else ([], "")
     if as_json:
         print(json.dumps([*rows, *files], indent=1))
         return 0
@@ -119,9 +102,8 @@ def _list(place: NamedCheckpoints, as_json: bool) -> int:
     if rows:
         _print_rows(rows)
     if files:
-        print_columns(
-            [("FILE", "AGE", "SIZE"), *((row["path"], brief(row["age"]), long_size(row["bytes"])) for row in files)]
-        )
+        of_files = ((row["path"], brief(row["age"]), long_size(row["bytes"])) for row in files)
+        print_columns([("FILE", "AGE", "SIZE"), *of_files])
     if more:
         print(more)
     return 0
@@ -190,8 +172,9 @@ def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
     for path in aside:
         problems[path] = checkpoints.quarantine_reasons(path) or problems[path]
     good = newest_first(manifest for path, manifest in manifests.items() if path not in aside and not problems[path])
-    newest = {manifest.step for manifest in good[: place.keep]}
-    best = best_of(good, place.best, place.best_is)
+    keys = place.plan.checkpoint if place.plan else None
+    newest = {manifest.step for manifest in good[: keys.keep if keys else 1]}
+    best = best_of(good, keys.best, keys.best_is) if keys else None
     for path, found in problems.items():
         manifest = manifests.get(path)
         step = aside[path] if path in aside else checkpoints.step_of(path.name)
@@ -220,7 +203,8 @@ def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     from launcher.checkpoint import inspect as checkpoint_read
 
-    _require_private(path)
+    require_private(path.parent)
+    require_private(path)
     entries = checkpoint_read.entries(path, manifest)
     rest = checkpoint_read.values(path, manifest)
     if as_json:
@@ -230,10 +214,8 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
     print(f"step {manifest.step}, saved {when} by {manifest.world_size} rank(s) in attempt {manifest.attempt}")
     print(f"in {path}")
-    print(
-        f"{long_size(manifest.size)} in {plural(len(manifest.files), 'file')}; "
-        f"launcher {manifest.launcher}, torch {manifest.torch}"
-    )
+    size = f"{long_size(manifest.size)} in {plural(len(manifest.files), 'file')}"
+    print(f"{size}; launcher {manifest.launcher}, torch {manifest.torch}")
     for title, table in (
         ("metrics", manifest.metrics), ("identity", manifest.identity), ("extra", manifest.extra), ("values", rest)
     ):  # fmt: skip
@@ -288,24 +270,19 @@ def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments:
         raise ConfigError(f"{output} exists already: choose another file with -o")
     if not output.parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
-    _require_private(path)
+    require_private(path.parent)
+    require_private(path)
     if plain:
         tensors = checkpoint_read.flat_tensors(checkpoint_read.whole(path, manifest, arguments.keys))
         checkpoint_read.save_safetensors(output, tensors, {"format": "pt", "step": str(manifest.step)})
         print(f"{output}: {long_size(output.stat().st_size)}; {len(tensors)} tensors, by their dotted names")
         return 0
-    if shard is None:
-        state = checkpoint_read.whole(path, manifest, arguments.keys)
-    else:
-        state = checkpoint_read.shard(path, manifest, shard, arguments.keys)
+    keys = arguments.keys
+    whole = shard is None
+    state = checkpoint_read.whole(path, manifest, keys) if whole else checkpoint_read.shard(path, manifest, shard, keys)
     checkpoint_read.save_plain(output, state)
     print(f"{output}: {long_size(output.stat().st_size)}; read it with torch.load({str(output)!r}, weights_only=True)")
     return 0
-
-
-def _require_private(path: Path) -> None:
-    require_private(path.parent)
-    require_private(path)
 
 
 # -- adopt

@@ -49,9 +49,9 @@ def _cancel(name: str, runs_dir: Path | None, live: JobMonitor) -> None:
     require_own(found.path, "cancel it")
     sweep = found if isinstance(found, Sweep) else sweep_of(found)
     if sweep is not None:
-        from launcher.cli import sweep_change
+        from launcher.cli.sweep import cancel as cancel_points
 
-        sweep_change.cancel(sweep, None if sweep is found else [int(found.path.name)])
+        cancel_points(sweep, None if sweep is found else [int(found.path.name)])
         return
     assert not isinstance(found, Sweep)
     seen = status_of(found, live)

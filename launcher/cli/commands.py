@@ -18,7 +18,7 @@ from launcher.own_module import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from launcher.remote.clusters import RemoteCluster
 
@@ -48,8 +48,8 @@ COMMANDS = {
 }
 # Commands that share a module, where their functions have their names. Any other has `run` in a module of its name.
 SHARED = {
-    "cancel": "cleanup", "prune": "cleanup", "why": "explain", "post-mortem": "explain", "env": "files_for_nodes",
-    "data": "files_for_nodes", "template": "site", "resume": "submit",
+    "cancel": "cleanup", "prune": "cleanup", "why": "explain", "post-mortem": "explain", "env": "site", "data": "site",
+    "template": "site", "resume": "submit",
 }  # fmt: skip
 # Commands that were there, and what does it now.
 GONE = {"open": "report RUN --open", "site check": "doctor --cluster NAME"}
@@ -71,12 +71,16 @@ class Parser(argparse.ArgumentParser):
         self.goes_with: dict[str, list[str]] = {}  # by an option's attribute: the actions that it goes with, if not all
         self._command = prog.rpartition(" ")[2]
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parses the arguments of a command.
+    def add(self, *names: str, only: str = "", **settings: Any) -> None:
+        """Adds an argument; only: the actions that it goes with (`status, results`); `parse` refuses it with others."""
+        if only:
+            settings["help"] = f"{only}: {settings['help']}"
+        added = self.add_argument(*names, **settings)
+        if only:
+            self.goes_with[added.dest] = only.split(", ")
 
-        Raises ConfigError: the command has no such option or argument, or a value is wrong.
-        Raises SystemExit: the help was requested, and has been printed.
-        """
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Raises ConfigError: an argument is wrong; SystemExit: the help was requested, and has been printed."""
         known = [name for name in self._option_string_actions if name.startswith("--")]
         behind: Sequence[str] | None = None
         if self.behind is not None and "--" in words:
@@ -114,7 +118,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a sub-command and returns its exit code."""
     name, *words = arguments
     if gone := next((each for each in (name, " ".join(arguments[:2])) if each in GONE), None):
         raise ConfigError(f"{gone} is gone: `{program()} {GONE[gone]}` does it")
@@ -144,7 +147,7 @@ def main(arguments: list[str]) -> int:
 
 
 def function(name: str) -> Callable[[argparse.Namespace], int]:
-    """Returns the function of a command, which takes the arguments and returns the exit code; imports its module."""
+    """Returns the function of a command; imports its module."""
     identifier = name.replace("-", "_")
     module = importlib.import_module(f"launcher.cli.{SHARED.get(name, identifier)}")
     found: Callable[[argparse.Namespace], int] = getattr(module, identifier if name in SHARED else "run")
@@ -152,10 +155,7 @@ def function(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def remote_profiles() -> Mapping[str, RemoteCluster]:
-    """Returns the user's profiles of clusters behind ssh, by name; without any, `remote` is not imported.
-
-    Raises ConfigError: one is wrong.
-    """
+    """Returns the user's profiles of clusters behind ssh, by name; without any, `remote` is not imported."""
     from launcher.paths import user_config_dir
 
     if not os.path.isdir(user_config_dir() / "cluster"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import types
 from enum import Enum
@@ -14,7 +15,7 @@ from launcher.paths import GROUPS, choices, default_runs_dir
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from launcher.remote.clusters import RemoteCluster
@@ -26,8 +27,7 @@ WORDS = "LAUNCHER_COMPLETE"  # variable with the words after the program's name,
 
 def run(arguments: Namespace) -> int:
     if arguments.candidates:
-        words = os.environ.get(WORDS, "\n.").split("\n")[:-1]
-        for each in candidates(words):
+        for each in candidates(os.environ.get(WORDS, "\n.").split("\n")[:-1]):
             print(each)
         return 0
     if arguments.shell is not None:
@@ -45,7 +45,6 @@ def _known(shell: str) -> str:
 
 
 def script(shell: str) -> str:
-    """Returns the completion script of a shell: bash, zsh or fish."""
     from pathlib import Path
 
     return Path(__file__).with_name(f"complete.{shell}").read_text()
@@ -116,7 +115,7 @@ def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
         return []  # arguments of the script; the shell offers files
     parser = Parser(name, None)
     configuration(name)(parser)
-    if before and (option := parser._option_string_actions.get(before[-1])) is not None and _takes_value(option):
+    if before and (option := parser._option_string_actions.get(before[-1])) is not None and option.nargs != 0:
         return _starting(option.choices or (), word) or _values_of_argument(option, name, word)
     foreign: Mapping[str, Any] = {}
     if parser.others is not None and any(each.startswith("-") for each in (*before, word)):
@@ -137,17 +136,13 @@ def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
     return _values_of_argument(positionals[min(number, len(positionals) - 1)], name, word)
 
 
-def _takes_value(option: Action) -> bool:
-    return option.nargs != 0
-
-
 def _count_positionals(before: Sequence[str], options: Mapping[str, Action]) -> int:
     count, value = 0, False
     for each in before:
         if value:
             value = False
         elif each.startswith("-"):
-            value = each in options and _takes_value(options[each])
+            value = each in options and options[each].nargs != 0
         else:
             count += 1
     return count
@@ -218,18 +213,16 @@ def _runs_of_clusters(word: str) -> list[str]:
 
 
 def _clusters() -> Mapping[str, RemoteCluster]:
-    try:
+    with contextlib.suppress(ConfigError):  # a profile is wrong: the commands say so
         return remote_profiles()
-    except ConfigError:  # a profile is wrong: the commands say so
-        return {}
+    return {}
 
 
-def _names(folder: Path) -> Iterator[str]:
-    try:
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
         names = (entry.name for entry in os.scandir(folder))
-        yield from (name for name in names if name.isprintable() and not name.startswith("."))
-    except OSError:
-        return
+        return [name for name in names if name.isprintable() and not name.startswith(".")]
+    return []
 
 
 def _timestamp(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -11,14 +13,20 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.text import cause, labelled, print_unreadable, program, table
 from launcher.diagnose import findings
 from launcher.diagnose.findings import restarts
-from launcher.diagnose.why import as_json, explain, of_why
 from launcher.errors import DONE, FAILED, RunError
 from launcher.failures.symptoms import EndKind
 from launcher.failures.text import of_unused_gpus
-from launcher.formatting import clean, name_ranks, rough_size
-from launcher.monitoring.run_status import DamagedRun, JobMonitor, or_damaged, status_of
+from launcher.formatting import clean, format_time, name_ranks, plural, rough_size
+from launcher.monitoring.run_status import Boards, DamagedRun, JobMonitor, or_damaged, rerun, status_of
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import not_begun
 from launcher.runs.health import unused_gpus
 from launcher.runs.lookup import find
+from launcher.runs.sweep_directory import Sweep, sweep_of
+from launcher.schedulers import registry
+from launcher.schedulers.base import QueryError, state_text
+from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why
+from launcher.submission.dependencies import StartDecision, conditions_met, decide, read_dependencies
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,13 +34,17 @@ if TYPE_CHECKING:
 
     from launcher.diagnose.findings import EndedAttempt, Findings
     from launcher.monitoring.run_status import RunStatus
-    from launcher.runs.directory import Attempt, Run
-    from launcher.schedulers.pending import Explanation, Option
+    from launcher.runs.directory import Run
+    from launcher.schedulers.pending import Option
+    from launcher.spec.plan import JobPlan
+
+TIMEOUT = 10.0  # seconds for one query to the scheduler
+TRIED_AT_ONCE = 3  # changes that are tried for a run that was just submitted: another size, time or queue
 
 
 def why(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
-    explanation = explain(found, program(), cause)
+    explanation = explain(found, program())
     if arguments.as_json:
         print(json.dumps(as_json(explanation), indent=1))
         return 0
@@ -42,7 +54,7 @@ def why(arguments: Namespace) -> int:
 
 
 def shown(found: Explanation, now: float) -> str:
-    """Formats an explanation for a terminal. now: the current time, in seconds since the epoch."""
+    """Formats an explanation for a terminal. Times are in seconds since the epoch."""
     job = f", job {found.job}" if found.job and found.state == "queued" else ""
     lines = [f"{found.run}: {found.state}{job}"]
     rows = [("why", of_why(found)), ("reason", found.code), ("do", found.do)]
@@ -57,7 +69,9 @@ def shown(found: Explanation, now: float) -> str:
             lines += labelled("" if name == last else f"  {name}", text, column=10)
             last = name
     if found.tried:
-        lines += ["", *_table(found, now)]
+        tried = [(" ".join(each.overrides) or "as it is", _start(each, now), each.note) for each in found.tried]
+        columns = table([("CHANGE", "WOULD START", "NOTE"), *tried], wraps=2, indent=2)
+        lines += ["", *chain.from_iterable(columns)]
     if found.commands:
         lines += ["", "Smallest change that starts clearly sooner (its place in the queue is lost):"]
         lines += [f"  {command}" for command in found.commands]
@@ -84,19 +98,12 @@ def start_lines(found: Explanation, now: float) -> list[str]:
     return lines
 
 
-def _table(found: Explanation, now: float) -> list[str]:
-    rows = [("as it is" if not each.overrides else " ".join(each.overrides), _start(each, now), each.note)
-            for each in found.tried]  # fmt: skip
-    lines = table([("CHANGE", "WOULD START", "NOTE"), *rows], wraps=2, indent=2)
-    return list(chain.from_iterable(lines))
-
-
 def _start(option: Option, now: float) -> str:
     return moment(option.starts, now) if option.starts is not None else "-"
 
 
 def moment(starts: float, now: float) -> str:
-    """Formats a start (both since the epoch) as `21:10 (in 12 min)`, with the date on another day; soon: `now`."""
+    """Formats a start as `21:10 (in 12 min)`, with the date on another day; soon: `now`."""
     left = starts - now
     if left < 30:
         return "now"
@@ -107,6 +114,200 @@ def moment(starts: float, now: float) -> str:
     if minutes < 90:
         return f"{text} (in {max(minutes, 1)} min)"
     return f"{text} (in {round(left / 3600)} h)" if left < 48 * 3600 else f"{text} (in {round(left / 86400)} days)"
+
+
+# -- Finds why a run is in the state that it is in
+
+
+def explain(run: Run, program: str) -> Explanation:
+    """Returns the explanation of a run's state. Raises RunError: its record cannot be read."""
+    if run.is_point and (state := not_begun(run)) is not None:
+        return _not_begun(run, state, program)
+    seen = status_of(run, live := JobMonitor())
+    if seen.state is RunState.QUEUED:
+        found = _queued(seen, program)
+        return replace(found, notes=(*(f"race: {line}" for line in of_race(seen, live)), *found.notes))
+    return _other(seen, program)
+
+
+def estimate(run: Run, plan: JobPlan, job_id: str, program: str, timeout: float) -> Explanation | None:
+    """Returns what a scheduler says of a job that was just submitted; timeout: seconds a query; raises QueryError."""
+    waiting = replace(_waiting(run, plan, job_id, program), most=TRIED_AT_ONCE)
+    return registry.scheduler(plan.cluster.scheduler).explain(waiting, timeout)
+
+
+def _waiting(run: Run, plan: JobPlan, job_id: str, program: str) -> Waiting:
+    fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in run.record().get("overrides", []))
+    return Waiting(run.id, job_id, plan, program, fixed)
+
+
+def _queued(seen: RunStatus, program: str) -> Explanation:
+    plan, job_id = seen.plan, str(seen.history.job_id)
+    scheduler, waiting = registry.scheduler(plan.cluster.scheduler), _waiting(seen.run, plan, job_id, program)
+    unexplained = Explanation(seen.run.id, "queued", Why.UNKNOWN, job_id, _facts(seen))
+    try:
+        found = scheduler.explain(waiting, min(TIMEOUT, plan.cluster.submit_timeout))
+    except QueryError as error:
+        return replace(unexplained, notes=(f"not answered: {error}",))
+    if found is None:
+        return unexplained
+    if found.why is Why.THROTTLED and (sweep := sweep_of(seen.run)):
+        found = replace(found, do=_throttle(program, sweep))
+    try:
+        if plan.after and not conditions_met(seen.run):
+            found = _after(found, plan, program)
+    except RunError as error:
+        found = replace(found, notes=(f"after: {error}", *found.notes))
+    if seen.history.attempt is None:
+        return found
+    before = f"it has run before (attempt {seen.history.attempt}), and will continue from its newest checkpoint"
+    return replace(found, notes=(before, *found.notes))
+
+
+def of_race(seen: RunStatus, live: JobMonitor) -> list[str]:
+    """Returns a line about each job of a race (cluster.race) of which none has started yet."""
+    if seen.state is not RunState.QUEUED or not seen.plan.race:
+        return []
+    jobs = [str(seen.history.job_id), *seen.history.waiting]
+    members = seen.run.record()["config"]["cluster"]["race"]
+    names = members if len(members) == len(jobs) else [""] * len(jobs)
+    queries = registry.queue(seen.plan.cluster.scheduler).queries(TIMEOUT)
+    queue = live.snapshot(seen.plan.cluster.scheduler, queries, TIMEOUT).jobs
+    lines = []
+    for job, name in zip(jobs, names, strict=True):
+        known = queue.get(queries.key(job))
+        state = state_text(known.raw_state, known.reason) if known else "not in the queue"
+        lines.append(f"job {job}{f' ({name})' if name else ''}: {state}")
+    return lines
+
+
+def _after(found: Explanation, plan: JobPlan, program: str) -> Explanation:
+    dependencies, scheduler = read_dependencies(plan.after), plan.cluster.scheduler
+    found = replace(found, awaited=tuple(each.awaited for each in dependencies))
+    waits = found.why not in (Why.WAITS, Why.HELD) or decide(dependencies)[0] is StartDecision.WAIT
+    if waits or registry.queue(scheduler).frees_dependents:
+        return found
+    note = f"on {scheduler}, a job that was deleted before it started releases none that waited for it"
+    do = f"`{program} cancel {found.run}`, and submit it again, without `after` if that cannot be met any more"
+    return replace(found, do=do, notes=(note, *found.notes))
+
+
+def _other(seen: RunStatus, program: str) -> Explanation:
+    run, state = seen.run.id, seen.state
+    facts = _facts(seen)
+    if state is RunState.RUNNING:
+        why, do = Why.RUNNING, f"`{program} status {run}` shows more"
+    elif state is RunState.SUSPENDED:
+        why, do = Why.SUSPENDED, "wait: it continues by itself when the other job is over"
+    elif state is RunState.DONE:
+        why, do = Why.DONE, f"`{program} report {run}` shows its results"
+    elif state is RunState.UNCONFIRMED:
+        why = Why.UNCONFIRMED
+        do = f"repeat the command that submitted it with run_id={run}: it finds the job, or submits it"
+    elif state is RunState.UNSUBMITTED:
+        why = Why.BY_HAND
+        do = "repeat the command that made it" + ("" if seen.run.is_point else f" with run_id={run}")
+        do += ": with submit=false it prints the command again, else it submits"
+    elif state is RunState.UNKNOWN:
+        why, do = Why.NO_STATE, f"`{program} doctor --cluster {seen.plan.cluster.name}` checks the scheduler"
+    else:
+        facts = replace(facts, cause=cause(seen) or "")
+        unexplained = {RunState.CANCELLED: Why.CANCELLED, RunState.LOST: Why.LOST}.get(state, Why.ENDED)
+        why = Why.ENDED if facts.cause else unexplained
+        again = rerun(seen.run) or f"resume {run}"
+        do = f"`{program} post-mortem {run}` shows more; `{program} {again}` continues it"
+    return Explanation(run, state.value, why, seen.history.job_id, facts, do=do)
+
+
+def _facts(seen: RunStatus) -> PendingFacts:
+    scheduler = seen.plan.cluster.scheduler if seen.plan.queued else ""
+    job = seen.job
+    facts = PendingFacts(scheduler=scheduler, job_state=job.raw_state, reason=job.reason, error=job.problem)
+    if seen.state is RunState.RUNNING and seen.history.events:
+        facts = replace(facts, seconds=int(time.time() - seen.history.events[0]["time"]))
+    if seen.state is RunState.RUNNING and seen.progress:
+        total = seen.progress.total if seen.progress.total > 0 else None
+        facts = replace(facts, step=seen.progress.step, total=total)
+    return facts
+
+
+def _not_begun(run: Run, state: str, program: str) -> Explanation:
+    sweep = sweep_of(run)
+    assert sweep is not None  # only points can be in this state
+    restart, manifest, limit = f"{program} sweep rerun {sweep.id}", sweep.manifest(), ""
+    if state == RunState.CANCELLED.value:
+        why, do = Why.NEVER_STARTED, f"`{restart} {run.path.name}` starts it"
+    elif manifest.packing is not None:
+        if managers := len(Boards().of(sweep, manifest.packing).alive):
+            why, do = Why.SLOT, _throttle(program, sweep, "pilots there are")
+            limit = f"{managers * manifest.packing.slots} points at once, in pilots that run now"
+        else:
+            why = Why.NO_PILOT
+            first = f"`{program} why {sweep.pilot(0).id}` shows what the first one waits for, if it does"
+            do = f"{first}; `{restart}` submits pilots where too few are left"
+    elif int(run.path.name) not in sweep.local_requests():
+        why, do = Why.NOT_SUBMITTED, f"`{restart}` submits the remaining points"
+    else:
+        why, do = Why.TURN, _throttle(program, sweep)
+        limit = f"{plural(manifest.parallelism or 1, 'point')} at once (sweep.parallelism)"
+    return Explanation(run.id, state, why, do=do, limits=(f"sweep {sweep.id}: {limit}",) if limit else ())
+
+
+def _throttle(program: str, sweep: Sweep, what: str = "run at once") -> str:
+    return f"`{program} sweep throttle {sweep.id} N` changes how many {what}"
+
+
+# -- Makes the text of an explanation from its code and facts, for the terminal and for `why --json`
+
+
+def of_why(found: Explanation) -> str:
+    text, facts = _TEXTS.get(found.why), found.facts
+    if text is None:
+        return facts.meaning or f"the scheduler says {facts.error or state_text(facts.job_state, facts.reason)}"
+    return text if isinstance(text, str) else text(facts)
+
+
+def as_json(found: Explanation) -> dict[str, Any]:
+    """Returns an explanation as JSON types: `why` is the text, `why_code` its code, `facts` has only known facts."""
+    facts = {name: value for name, value in vars(found.facts).items() if value not in (None, "")}
+    return {**asdict(found), "why": of_why(found), "why_code": found.why.value, "facts": facts}
+
+
+def _running(facts: PendingFacts) -> str:
+    text = "it runs, and has not reported yet"
+    if facts.seconds is not None:
+        text = f"it has run for {format_time(facts.seconds)}"
+    if facts.step is not None:
+        text += f", step {facts.step}" + (f" of {facts.total}" if facts.total is not None else "")
+    if facts.error:
+        return f"{text} (its scheduler does not answer: {facts.error})"
+    return f"{text} (the scheduler says {facts.reason})" if facts.reason else text
+
+
+def _no_state(facts: PendingFacts) -> str:
+    why = facts.error or state_text(facts.job_state, facts.reason) or "its scheduler does not answer"
+    if facts.scheduler and facts.job_state:
+        why = f"{facts.scheduler} says {why}, a state that the launcher does not know, so it counts as not over"
+    return f"its state is not known: {why}"
+
+
+_TEXTS: dict[Why, str | Callable[[PendingFacts], str]] = {
+    Why.ALLOCATED: lambda facts: f"it waited until now: {facts.scheduler} says {facts.job_state}",
+    Why.NOT_SUBMITTED: "it is not submitted: the scheduler accepted no more jobs, or the command was interrupted",
+    Why.TURN: "it waits for its turn among the points of its sweep",
+    Why.NO_PILOT: "no pilot of its sweep runs now",
+    Why.SLOT: "it waits for a free slot of a pilot",
+    Why.NEVER_STARTED: "it was cancelled before it started",
+    Why.UNCONFIRMED: "it was being submitted, and it is not known whether the scheduler accepted it",
+    Why.BY_HAND: "it is yours to submit (submit=false), and the scheduler has no such job yet",
+    Why.RUNNING: _running,
+    Why.SUSPENDED: lambda facts: f"its scheduler has stopped its processes for another job (it says {facts.job_state})",
+    Why.DONE: "it is done",
+    Why.CANCELLED: "it was cancelled",
+    Why.LOST: "its job is gone, and its script recorded no end",
+    Why.ENDED: lambda facts: facts.cause or "no rank reported a cause",
+    Why.NO_STATE: _no_state,
+}
 
 
 # -- `post-mortem`
@@ -137,7 +338,10 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
     attempts, over = found.attempts(), seen.state.over
     examined = None
     if arguments.attempt is not None:
-        chosen = _chosen(seen, attempts, arguments.attempt)
+        chosen = next((each for each in attempts if each.number == arguments.attempt), None)
+        if chosen is None:
+            there = f"its attempts are 0 to {attempts[-1].number}" if attempts else "it has had none yet"
+            raise RunError(f"{found.id} has no attempt {arguments.attempt}: {there}")
         following = dict(findings.ended(seen))
         over = chosen in following
         if over:
@@ -148,17 +352,12 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
     code = DONE if over else FAILED
     if arguments.as_json:
         return code, [json.dumps(_as_dict(seen, examined, ended), indent=1)]
-    several = len(ended) > 1 or (ended and not seen.state.over)
-    lines = _of(seen, examined) if examined is not None else _nothing(seen, program(), name)
-    return code, [*(_of_attempts(ended) if several else ()), *lines]
-
-
-def _chosen(seen: RunStatus, attempts: list[Attempt], number: int) -> Attempt:
-    for each in attempts:
-        if each.number == number:
-            return each
-    there = f"its attempts are 0 to {attempts[-1].number}" if attempts else "it has had none yet"
-    raise RunError(f"{seen.run.id} has no attempt {number}: {there}")
+    lines = list[str]()
+    for attempt, verdict, _ in ended if len(ended) > 1 or not seen.state.over else ():
+        why = f": {verdict.cause}" if verdict.cause else ""
+        lines += labelled(f"attempt {attempt.number}", f"{verdict.kind.value}{why}")
+    lines += [""] if lines else []
+    return code, [*lines, *(_nothing(seen, program(), name) if examined is None else _of(seen, examined))]
 
 
 def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[EndedAttempt]) -> dict[str, Any]:
@@ -171,14 +370,6 @@ def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[EndedAttemp
         "verdict": examined.as_dict() if examined else None,
         "unused_gpus": [each.host for each in unused_gpus(seen.history.events)],
     }  # fmt: skip
-
-
-def _of_attempts(ended: list[EndedAttempt]) -> Iterator[str]:
-    for attempt, verdict, _ in ended:
-        yield from labelled(
-            f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else "")
-        )
-    yield ""
 
 
 def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
@@ -198,18 +389,18 @@ def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
     verdict = examined.verdict
     number = f", attempt {examined.attempt}" if examined.attempt else ""
     yield f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.label}\n"
-    yield from labelled(
-        "cause", verdict.cause or ("nothing failed" if verdict.kind is EndKind.DONE else "no cause is known")
-    )
+    unknown = "nothing failed" if verdict.kind is EndKind.DONE else "no cause is known"
+    yield from labelled("cause", verdict.cause or unknown)
     yield from labelled("kind", verdict.kind.value)
     if verdict.sign and verdict.sign not in (verdict.cause or ""):
         yield from labelled("sign", verdict.sign)
+    where = f" on {examined.host}" if examined.host else ""
+    if examined.time is not None:
+        where += f" at {datetime.fromtimestamp(examined.time).astimezone():%Y-%m-%d %H:%M:%S}"
     if examined.rank is not None:
-        yield from labelled(
-            "first", f"rank {examined.rank}" + (f" on {examined.host}" if examined.host else "") + _at(examined.time)
-        )
+        yield from labelled("first", f"rank {examined.rank}{where}")
     elif examined.time is not None:
-        yield from labelled("when", ((f"on {examined.host}" if examined.host else "") + _at(examined.time)).strip())
+        yield from labelled("when", where.strip())
     if examined.same:
         yield from labelled("others", f"{name_ranks(examined.same)} had the same error")
     for rank, line in list(examined.others.items())[:4]:
@@ -224,10 +415,8 @@ def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
         yield from labelled("gpus", of_unused_gpus(each))
     if examined.memory and verdict.kind in (EndKind.OUT_OF_MEMORY, EndKind.KILLED):
         shown = [f"{name} {rough_size(size)}" for name, size in examined.memory.items() if "kills" not in name]
-        kills = [
-            f"{name.replace('_', ' of the ')} {count}" for name, count in examined.memory.items() if "kills" in name
-        ]
-        yield from labelled("memory", ", ".join([*shown, *kills]))
+        shown += [f"{name.replace('_', ' of the ')} {n}" for name, n in examined.memory.items() if "kills" in name]
+        yield from labelled("memory", ", ".join(shown))
     for place, step in enumerate(examined.todo):
         yield from labelled("" if place else "to do", step.words + (":" if step.command else ""))
         if step.command:  # not wrapped, so that it can be copied
@@ -244,7 +433,3 @@ def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
         yield f"\nStack of {name_ranks(stack.ranks)}, the newest frame first:"
         for frame in stack.frames:
             yield f"  {clean(frame)}"
-
-
-def _at(time: float | None) -> str:
-    return "" if time is None else f" at {datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -113,7 +113,6 @@ def show_for(words: Sequence[str]) -> int:
 
 
 def next_steps() -> str:
-    """Returns the text for a command line without arguments: commands to try first."""
     from launcher.schedulers import registry
 
     cluster = next(iter(registry.queues_here()), "slurm")
@@ -121,18 +120,16 @@ def next_steps() -> str:
 
 
 def overview() -> str:
-    """Returns the text of the general `--help`: keys that most runs need, commands, options, exit codes."""
     found = {key.name: key for _, keys in sections(others=False) for key in keys}
     return USAGE.format(
         program=program(), count=len(found),
         keys="\n".join(line for name in COMMON_KEYS for line in row(found[name])),
         commands="\n".join(f"  {name:<13}{words}" for name, words in COMMANDS.items()),
-        settings=_settings(),
+        settings=user_config_dir() / "user.yaml",
     )  # fmt: skip
 
 
 def everything() -> Iterator[str]:
-    """Yields the lines of `help --all`: all keys, grouped by section."""
     for title, keys in sections():
         yield f"== {title} =="
         for key in keys:
@@ -141,7 +138,7 @@ def everything() -> Iterator[str]:
     for group in GROUPS:
         yield from _wrapped(f"{group}=NAME: {', '.join(choices(group))}", "", "  ")
     yield ""
-    yield f"Settings for all your runs are read from {_settings()}."
+    yield f"Settings for all your runs are read from {user_config_dir() / 'user.yaml'}."
 
 
 @cache
@@ -210,7 +207,7 @@ def of_key(name: str) -> Iterator[str]:
     elif found and not below:
         key = found[0][1]
         yield f"\n{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in"
-        yield str(_settings())
+        yield str(user_config_dir() / "user.yaml")
 
 
 def of_choice(group: str, name: str) -> Iterator[str]:
@@ -272,10 +269,6 @@ def _read(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(in_yaml(error)) from None
     return dict(values) if isinstance(values, dict) else {}
-
-
-def _settings() -> Path:
-    return user_config_dir() / "user.yaml"
 
 
 def _wrapped(text: str, first: str, rest: str) -> Iterable[str]:

@@ -7,12 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher.cli.progress import RunBars
-from launcher.cli.screen import write_output
 from launcher.errors import RunError, UnavailableError
-from launcher.formatting import plural
+from launcher.formatting import plural, write_output
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find_either
 from launcher.runs.output import LineCollapser, Part, Stream, read, start_of, start_of_last
+
+QUIET = 2.0  # seconds without output after which the run's state is read; the scheduler is queried less often
+MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -37,15 +39,11 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
     if arguments.tail:
         stream.skip_to_last(arguments.tail)
     if not arguments.follow:
-        nothing = True
-        for text in stream.new(last=True):
-            write_output(text)
-            nothing = False
-        sys.stdout.flush()
-        if nothing:
-            _say_if_not_started(run)
+        _print_rest(run, stream)
         return 0
-    pace = PollPace(time.monotonic())
+    from launcher.schedulers.query_cache import interval
+
+    active, polls = time.monotonic(), 0
     is_over: Callable[[], bool] | None = None
     last_mark: object = None
     bars, states = RunBars(sys.stdout), stream.states
@@ -60,60 +58,26 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
         sys.stdout.flush()
         now, mark = time.monotonic(), _attempt_mark(run)
         if printed or mark != last_mark:
-            pace.active(now)
-        if mark != last_mark or pace.due(now):
+            active, polls = now, 0
+        if mark != last_mark or now - active >= QUIET:
             last_mark = mark
-            pace.queried(now)
             is_over = is_over or _is_over(run)  # after the first output, since it imports the scheduler's client
             if is_over():
                 bars.clear()
-                for text in stream.new(last=True):
-                    write_output(text)
-                sys.stdout.flush()
-                _say_if_not_started(run)
+                _print_rest(run, stream)
                 return 0
-        time.sleep(pace.pause(now))
+        time.sleep(interval(polls, 0.0, MIN_PAUSE, MAX_PAUSE))
+        polls += 1
 
 
-def _say_if_not_started(run: Run) -> None:
-    if not run.attempts():
+def _print_rest(run: Run, stream: Stream | OneRank) -> None:
+    nothing = True
+    for text in stream.new(last=True):
+        write_output(text)
+        nothing = False
+    sys.stdout.flush()
+    if nothing and not run.attempts():
         print(f"launcher: {run.id} has not started, so it has printed nothing: see `why {run.id}`", file=sys.stderr)
-
-
-class PollPace:
-    """Decides when to read a run's files and when to query its state, while its output is followed.
-
-    | the run | its files are read every | its state is queried |
-    |---|---|---|
-    | prints | 0.1 s | not at all |
-    | has been quiet for a while | 2 s | after 2 s, 3 s, ... and then every 60 s |
-
-    The start and the end of an attempt are seen in the files. All times (`now`) are seconds of one clock of the caller.
-    """
-
-    MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
-    MIN_QUERY, MAX_QUERY = 2.0, 60.0  # seconds between two queries of the state
-    BACKOFF = 1.5
-
-    def __init__(self, now: float) -> None:
-        self._active = self._queried = now
-        self._interval = self.MIN_QUERY
-
-    def active(self, now: float) -> None:
-        """Records that the run has printed something, or that an attempt has started or ended."""
-        self._active, self._interval = now, self.MIN_QUERY
-
-    def due(self, now: float) -> bool:
-        """Returns whether the run's state must be queried now."""
-        return now - max(self._active, self._queried) >= self._interval
-
-    def queried(self, now: float) -> None:
-        """Records that the run's state was queried at the time `now`."""
-        self._queried, self._interval = now, min(self._interval * self.BACKOFF, self.MAX_QUERY)
-
-    def pause(self, now: float) -> float:
-        """Returns the seconds until the next read: a tenth of the time since the last activity."""
-        return min(max((now - self._active) / 10, self.MIN_PAUSE), self.MAX_PAUSE)
 
 
 def _attempt_mark(run: Run) -> object:
@@ -150,14 +114,13 @@ def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
 
 def files_of(attempt: Attempt, rank: int) -> list[Path]:
     """Returns the output files of one rank in an attempt, in the order of the rounds; stdout before stderr."""
-    found = [*attempt.logs.glob(f"rank-{rank}.out"), *attempt.logs.glob(f"rank-{rank}.err")]
-    found += [*attempt.logs.glob(f"rank-{rank}.round-*.out"), *attempt.logs.glob(f"rank-{rank}.round-*.err")]
-    return sorted(found, key=lambda path: (_round(path), path.suffix != ".out"))
 
+    def place(path: Path) -> tuple[int, bool]:
+        _, found, rest = path.name.partition(".round-")
+        return int(rest.partition(".")[0]) if found else 0, path.suffix != ".out"
 
-def _round(path: Path) -> int:
-    _, found, rest = path.name.partition(".round-")
-    return int(rest.partition(".")[0]) if found else 0
+    names = ("out", "err", "round-*.out", "round-*.err")
+    return sorted((path for name in names for path in attempt.logs.glob(f"rank-{rank}.{name}")), key=place)
 
 
 class OneRank:
@@ -175,7 +138,6 @@ class OneRank:
 
     @property
     def states(self) -> list[bytes]:
-        """The run's unfinished lines, such as progress bars; see `Stream.states`."""
         return self._lines.states
 
     def _files(self) -> list[tuple[Attempt, Path]]:
@@ -183,7 +145,6 @@ class OneRank:
         return [(each, path) for each in attempts for path in files_of(each, self._rank)]
 
     def skip_to_last(self, count: int) -> None:
-        """Skips all but the last `count` lines."""
         for attempt, path in reversed(self._files()):
             if count > 0:
                 self._read[path], found = start_of_last(path, 0, None, count)
@@ -193,7 +154,6 @@ class OneRank:
                 self._read[path] = path.stat().st_size
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """Yields the output since the last call; see `Stream.new`."""
         for attempt, path in self._files():
             try:
                 yield from self._new(attempt, path, last)

@@ -46,7 +46,7 @@ SEARCHES = (
 
 
 class Multirun:
-    """Submits the points of a sweep, and waits for them if the user asks for it."""
+    """Submits the points of a sweep, and follows them with wait=true."""
 
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
         self._command = command
@@ -55,10 +55,7 @@ class Multirun:
             raise ConfigError(f"hydra/sweeper: {sweeper} is not used here. {SEARCHES}")
 
     def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-        """Submits a batch of points, numbered from `first`; returns a JobReturn without a value for each.
-
-        Raises LauncherError: some or all points of the batch were not submitted; the text says which.
-        """
+        """Submits a batch of points, numbered from `first`; returns a JobReturn without a value for each."""
         if wrong := too_many(first + len(batch)):  # before each is composed
             raise ConfigError(f"{wrong}: divide it into several sweeps")
         points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
@@ -72,9 +69,7 @@ class Multirun:
         if not first and config.submit:
             self._ask(prepared, config.confirm_above)
         submitted = submit_sweep(prepared, by_hand=not config.submit)
-        if submitted.commands:
-            print_commands(submitted.commands, f"sweep status {submitted.sweep.id}")
-        elif not first:
+        if submitted.commands or not first:
             print_submitted(prepared, submitted)
         if submitted.not_accepted and not first:
             self._command.codes.append(FAILED)
@@ -85,10 +80,7 @@ class Multirun:
         return self._returns(prepared)
 
     def search(self, arguments: Sequence[str]) -> list[JobReturn]:
-        """Submits a search (sweep.search): pilots, which choose points while they run. Returns no results.
-
-        Raises LauncherError: some or all pilots were not submitted; the text says which.
-        """
+        """Submits a search (sweep.search): pilots, which choose points while they run. Returns no results."""
         space, fixed = space_of(arguments)
         require_space(space)
         batch = representatives(space, fixed)
@@ -104,10 +96,7 @@ class Multirun:
         if config.submit:
             self._ask(prepared.sweep, config.confirm_above)
         submitted = submit_search(prepared, by_hand=not config.submit)
-        if submitted.commands:
-            print_commands(submitted.commands, f"sweep status {submitted.sweep.id}")
-        else:
-            print_submitted(prepared.sweep, submitted, settings=prepared.settings)
+        print_submitted(prepared.sweep, submitted, settings=prepared.settings)
         if submitted.local if config.wait is None else config.wait:
             self._command.codes.append(follow_sweep(submitted.sweep, foreground=bool(submitted.local)))
         return []
@@ -171,6 +160,9 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
 def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings: SearchSettings | None = None) -> None:
     """Prints which of the points were submitted, as which jobs, and the next commands."""
     sweep = submitted.sweep
+    if submitted.commands:
+        print_commands(submitted.commands, f"sweep status {sweep.id}")
+        return
     print(f"sweep      {sweep.id}: {searched(settings) if settings else plural(len(prepared.points), 'point')}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster.name
@@ -179,16 +171,16 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings
         cluster = next(iter(prepared.plans.values())).cluster.name
         for number, pilot in submitted.pilots.jobs.items():
             print(f"pilot      {sweep.pilot(number).id}: job {pilot.job_id} on {cluster}")
-        if submitted.pilots.left:
-            print(
-                f"           {plural(submitted.pilots.left, 'pilot')} could not be submitted: {submitted.pilots.words}"
-            )
+        if left := submitted.pilots.left:
+            print(f"           {plural(left, 'pilot')} could not be submitted: {submitted.pilots.words}")
         print(f"           {_at_once(prepared)}")
     elif submitted.local:
         most = prepared.parallelism or 1
         print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
-    if submitted.already_submitted:
-        print(f"           {_submitted_before(submitted)}")
+    if before := set(submitted.already_submitted):
+        states = Counter(seen.state for seen in point_statuses(sweep) if seen.point.index in before)
+        shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        print(f"           {plural(len(before), 'point')} had been submitted before: {shown}")
     print(f"directory  {sweep.path}")
     print_under("next", (f"{program()} sweep {action} {sweep.id}" for action in ("status", "results", "cancel")))
     if submitted.not_accepted:
@@ -214,10 +206,3 @@ def _at_once(prepared: PreparedSweep) -> str:
     assert packing is not None, "it has pilots"
     nodes = f"{plural(packing.nodes, 'node')} of {plural(packing.slots, 'slot')}"
     return f"each with {nodes}: {plural(packing.at_once, 'point')} at once"
-
-
-def _submitted_before(submitted: SubmittedSweep) -> str:
-    before = set(submitted.already_submitted)
-    states = Counter(seen.state for seen in point_statuses(submitted.sweep) if seen.point.index in before)
-    shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return f"{plural(len(before), 'point')} had been submitted before: {shown}"

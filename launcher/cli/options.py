@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentTypeError, HelpFormatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, near
 from launcher.units import parse_ranges, parse_time
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -50,9 +49,7 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
         "login": "log in to a cluster behind ssh, for commands of the next ten minutes",
     },
     "env": {"pack": "pack a venv into an archive"},
-    "template": {
-        "show": "print a template that changes nothing, to start from",
-    },
+    "template": {"show": "print a template that changes nothing, to start from"},
     "data": {"fetch": ""},
 }
 
@@ -64,69 +61,49 @@ class _HelpWithActions(HelpFormatter):
         return text if text.startswith("actions:") else super()._fill_text(text, width, indent)
 
 
-def add_actions(parser: ArgumentParser, command: str, more: str = "") -> None:
+def add_actions(parser: Parser, command: str) -> None:
     """Adds the argument ACTION to a command that has several actions, and a list of the actions below the options."""
     lines = [f"  {name:<10}{words}" for name, words in ACTIONS[command].items()]
     parser.formatter_class = lambda prog: _HelpWithActions(prog, max_help_position=26, width=80)
-    parser.epilog = "\n".join(["actions:", *lines]) + more
-    parser.add_argument("action", metavar="ACTION", help="see below")
+    parser.epilog = "\n".join(["actions:", *lines])
+    parser.add("action", metavar="ACTION", help="see below")
 
 
 def require_action(command: str, action: str) -> None:
-    """Checks that a command has an action of this name. Raises ConfigError: it has none."""
     known = list(ACTIONS[command])
     if action not in known:
         raise ConfigError(f"there is no {command} command {action!r}.{near(action, known)} Known: {', '.join(known)}")
 
 
-def add_for(parser: Parser, actions: str, option: str, *others: str, help: str, **settings: Any) -> None:
-    """Adds an option that goes with some of a command's actions: `Parser.parse` refuses it with any other.
-
-    actions: their names, with a comma between them; they are put in front of the help. Empty: all.
-    """
-    text = f"{actions}: {help}" if actions else help
-    added = parser.add_argument(option, *others, help=text, **settings)
-    if actions:
-        parser.goes_with[added.dest] = actions.split(", ")
+def add_json(parser: Parser, only: str = "") -> None:
+    parser.add("--json", only=only, action="store_true", dest="as_json", help="print JSON, for programs")
 
 
-def add_json(parser: Parser, actions: str = "") -> None:
-    """Adds the option --json, see `add_for`."""
-    add_for(parser, actions, "--json", action="store_true", dest="as_json", help="print JSON, for programs")
+def add_yes(parser: Parser, only: str = "") -> None:
+    parser.add("--yes", only=only, action="store_true", help="submit without confirmation (confirm_above)")
 
 
-def add_yes(parser: Parser, actions: str = "") -> None:
-    """Adds the option --yes, see `add_for`."""
-    add_for(parser, actions, "--yes", action="store_true", help="submit without confirmation (confirm_above)")
-
-
-def add_runs_dir(parser: ArgumentParser) -> None:
-    """Adds the option --runs-dir. Its value is a Path; None: the option was not given."""
-    parser.add_argument(
+def add_runs_dir(parser: Parser) -> None:
+    parser.add(
         "--runs-dir", type=folder, metavar="DIR",
         help="folder of run directories (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)",
     )  # fmt: skip
 
 
 def folder(text: str) -> Path:
-    """Converts an option's value to a Path."""
     from pathlib import Path
 
     return Path(text)
 
 
 def whole_number(text: str, least: int = 0) -> int:
-    """Converts an option's value to a whole number from `least` up."""
     if not text.isdecimal() or int(text) < least:
         raise ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
     return int(text)
 
 
 def age(text: str) -> float:
-    """Converts an option's value to a time, in seconds since the epoch.
-
-    The value is an age (2d, 12h, 90m), a day (2026-10-31), or a local time (2026-10-31T18:00).
-    """
+    """Converts an age (2d, 12h), a day (2026-10-31) or a local time (2026-10-31T18:00) to seconds since the epoch."""
     from datetime import datetime
 
     try:
@@ -142,12 +119,10 @@ def age(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """Converts an option's value to a whole number from 1 up."""
     return whole_number(text, 1)
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """Converts an option's value, such as `3` or `0-3,7`, to rank numbers without duplicates."""
     try:
         return tuple(dict.fromkeys(parse_ranges(text)))
     except ValueError as error:
@@ -170,59 +145,54 @@ def of_run(parser: Parser) -> None:
         "Options of sbatch are taken as keys (--nodes=2, --time 2h), short ones as the cluster's scheduler means them: "
         "-N 2 on Slurm, -l walltime=2:00:00 on PBS."
     )
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or an executable file")
-    parser.add_argument(
+    parser.add("script", metavar="SCRIPT", help="a Python file, or an executable file")
+    parser.add(
         "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="settings: cluster=slurm nodes=2 time=2h ..."
     )
-    parser.add_argument("--module", action="store_true", help="SCRIPT is a module, as for `python -m`")
-    parser.add_argument(
+    parser.add("--module", action="store_true", help="SCRIPT is a module, as for `python -m`")
+    parser.add(
         "-m", "--multirun", action="store_true", help="a sweep: one run for each combination of values (KEY=A,B)"
     )
     add_yes(parser)
-    parser.add_argument(
-        "--cfg", choices=("job", "hydra", "all"), help="only print the config: the run's, Hydra's, or both"
-    )
-    parser.add_argument("--resolve", action="store_true", help="with --cfg: print values instead of references to them")
-    parser.add_argument("--config-dir", metavar="DIR", help="one more folder in which configs are searched")
+    parser.add("--cfg", choices=("job", "hydra", "all"), help="only print the config: the run's, Hydra's, or both")
+    parser.add("--resolve", action="store_true", help="with --cfg: print values instead of references to them")
+    parser.add("--config-dir", metavar="DIR", help="one more folder in which configs are searched")
 
 
 def of_status(parser: Parser) -> None:
     """Show the states of the live runs and sweeps and the newest others, or of the named RUNs. The scheduler is queried
     once for all of them."""
-    parser.add_argument("names", metavar="RUN", nargs="*", help=EITHER)
-    parser.add_argument(
+    parser.add("names", metavar="RUN", nargs="*", help=EITHER)
+    parser.add(
         "--all", action="store_true", dest="everything", help="all runs, not only live ones and the newest others"
     )
-    parser.add_argument("--failed", action="store_true", help="only those that failed, are lost or cannot be read")
-    parser.add_argument(
+    parser.add("--failed", action="store_true", help="only those that failed, are lost or cannot be read")
+    parser.add(
         "--since", type=age, metavar="AGE", help="only those active in this time (2d, 12h) or since a day (2026-10-31)"
     )
-    parser.add_argument("--watch", action="store_true", help="update until all are over; Ctrl-C exits")
+    parser.add("--watch", action="store_true", help="update until all are over; Ctrl-C exits")
     add_json(parser)
     add_runs_dir(parser)
 
 
-def of_logs(parser: ArgumentParser) -> None:
+def of_logs(parser: Parser) -> None:
     """Print the output of RUN: attempt after attempt, the lines of all ranks in the order of time. A line of rank 3
     starts with [3]."""
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("-f", "--follow", action="store_true", help="print new lines, too, until the run is over")
-    parser.add_argument(
-        "--rank",
-        type=ranks,
-        default=(),
-        metavar="N",
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add("-f", "--follow", action="store_true", help="print new lines, too, until the run is over")
+    parser.add(
+        "--rank", type=ranks, default=(), metavar="N",
         help="only these ranks (3 or 0-3,7); lines of a single one lack [3]",
-    )
-    parser.add_argument("--attempt", type=whole_number, metavar="N", help="only this attempt, from 0 (default: all)")
-    parser.add_argument("--tail", type=positive, metavar="N", help="start with the last N lines")
+    )  # fmt: skip
+    parser.add("--attempt", type=whole_number, metavar="N", help="only this attempt, from 0 (default: all)")
+    parser.add("--tail", type=positive, metavar="N", help="start with the last N lines")
     add_runs_dir(parser)
 
 
-def of_cancel(parser: ArgumentParser) -> None:
+def of_cancel(parser: Parser) -> None:
     """Cancel the RUNs; of a sweep, all points. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A RUN can
     also be named by the id of its job, even if the run's directory was deleted (`status` calls that job orphaned)."""
-    parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of a job in the queue")
+    parser.add("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of a job in the queue")
     add_runs_dir(parser)
 
 
@@ -232,19 +202,17 @@ def of_resume(parser: Parser) -> None:
     cancelled, lost or pruned."""
     parser.usage = parser.prog + " RUN [KEY=VALUE ...] [options] [-- ARGUMENT ...]"
     parser.behind = "arguments"
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings to change (nodes=4 time=2h)")
-    parser.add_argument(
-        "--new-snapshot", action="store_true", help="with env.snapshot: copy the code again, as it is now"
-    )
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add("overrides", metavar="KEY=VALUE", nargs="*", help="settings to change (nodes=4 time=2h)")
+    parser.add("--new-snapshot", action="store_true", help="with env.snapshot: copy the code again, as it is now")
     add_yes(parser)
     add_runs_dir(parser)
 
 
-def of_attach(parser: ArgumentParser) -> None:
+def of_attach(parser: Parser) -> None:
     """Attach to a rank of RUN, which must be running: a shell, the stacks of all ranks, or the rank's debugger."""
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument(
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add(
         "--rank", type=whole_number, metavar="R",
         help="the rank (default: 0; --stack: all; --debug: the only one that waits)",
     )  # fmt: skip
@@ -264,45 +232,43 @@ def of_attach(parser: ArgumentParser) -> None:
     add_runs_dir(parser)
 
 
-def of_prune(parser: ArgumentParser) -> None:
+def of_prune(parser: Parser) -> None:
     """List the runs and sweeps that are over and older than AGE; with --delete remove them, checkpoints included. Runs
     that are live, or in an unknown state, are kept. So are runs that cannot be read, or are needed by a run that is not
     over; these are listed with the reason."""
     parser.usage = "%(prog)s --older-than AGE [options]"
-    parser.add_argument(
+    parser.add(
         "--older-than", type=age, metavar="AGE",
         help="only those without activity in this time (30d, 12h) or since a day (2026-10-31); required",
     )  # fmt: skip
-    parser.add_argument(
+    parser.add(
         "--state", action="append", choices=PRUNABLE, metavar="STATE",
         help=f"only those in this state ({', '.join(PRUNABLE)}); may be given several times",
     )  # fmt: skip
-    parser.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
-    parser.add_argument(
+    parser.add("--delete", action="store_true", help="remove them; without it they are only listed")
+    parser.add(
         "--cluster", metavar="NAME", help="those on this cluster behind ssh, not those here; not with --runs-dir"
     )
     add_runs_dir(parser)
 
 
-def of_wait(parser: ArgumentParser) -> None:
+def of_wait(parser: Parser) -> None:
     """Wait until RUN is over, and print its output; of a sweep, a line for each point that ends. Exits with 0 if RUN is
     done, 75 if it can be resumed, 93 if a retry would fail too, else 1. Ctrl-C stops waiting (130)."""
-    parser.add_argument("name", metavar="RUN", help=EITHER)
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not print the run's output")
+    parser.add("name", metavar="RUN", help=EITHER)
+    parser.add("-q", "--quiet", action="store_true", help="do not print the run's output")
     add_runs_dir(parser)
 
 
-def of_topology(parser: ArgumentParser) -> None:
+def of_topology(parser: Parser) -> None:
     """Show the NUMA nodes, CPUs, GPUs and network devices of this node, and which of them each rank would get. With
     RUN, show the run's nodes, and which of them each rank got in the last attempt."""
-    parser.add_argument("name", metavar="RUN", nargs="?", help=RUN)
-    parser.add_argument(
+    parser.add("name", metavar="RUN", nargs="?", help=RUN)
+    parser.add(
         "--ranks", type=whole_number, metavar="N", help="number of ranks on the node (default: one per GPU, else one)"
     )
-    parser.add_argument(
-        "--bind", default="auto", metavar="HOW", help="the binding, a value of launch.bind (default: auto)"
-    )
-    parser.add_argument(
+    parser.add("--bind", default="auto", metavar="HOW", help="the binding, a value of launch.bind (default: auto)")
+    parser.add(
         "--node-type", metavar="TYPE", help="show a node of this type instead of this node (list: list the types)"
     )
     add_runs_dir(parser)
@@ -311,7 +277,7 @@ def of_topology(parser: ArgumentParser) -> None:
 def of_why(parser: Parser) -> None:
     """Explain why RUN waits: the reason, the scheduler's estimate of the start, the limit that applies, and the
     smallest change with which RUN would start clearly sooner. If RUN does not wait: its state, or why it ended."""
-    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add("name", metavar="RUN", help=RUN)
     add_json(parser)
     add_runs_dir(parser)
 
@@ -319,10 +285,8 @@ def of_why(parser: Parser) -> None:
 def of_post_mortem(parser: Parser) -> None:
     """Show why RUN ended: the cause and its kind, the first rank that failed, with its traceback and last output, and
     what to do. Exits with 0 if RUN is over, else with 1."""
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument(
-        "--attempt", type=whole_number, metavar="N", help="explain this attempt, from 0 (default: the last one)"
-    )
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add("--attempt", type=whole_number, metavar="N", help="explain this attempt, from 0 (default: the last one)")
     add_json(parser)
     add_runs_dir(parser)
 
@@ -331,20 +295,20 @@ def of_sweep(parser: Parser) -> None:
     """Show or change sweeps. Each point of a sweep is a run, which other commands take as SWEEP/7: `logs SWEEP/7`."""
     parser.usage = "%(prog)s ACTION [SWEEP] [POINT ...] [options]"
     add_actions(parser, "sweep")
-    parser.add_argument("name", metavar="SWEEP", nargs="?", help=f"a sweep: {NAMES}")
-    parser.add_argument(
+    parser.add("name", metavar="SWEEP", nargs="?", help=f"a sweep: {NAMES}")
+    parser.add(
         "points", metavar="POINT", nargs="*", default=[],
         help="rerun, cancel: numbers of points (3, 0-4,7; default: all unfinished); throttle: the number N",
     )  # fmt: skip
-    add_for(
-        parser, "status", "--all", action="store_true", dest="everything", help="all points; without SWEEP, all sweeps"
+    parser.add(
+        "--all", only="status", action="store_true", dest="everything", help="all points; without SWEEP, all sweeps"
     )
-    add_for(
-        parser, "results", "--sort", metavar="METRIC",
+    parser.add(
+        "--sort", only="results", metavar="METRIC",
         help="smallest METRIC first; of the objective, the default, the best first",
     )  # fmt: skip
-    add_for(parser, "results", "--reverse", action="store_true", help="reverse the order")
-    add_for(parser, "results", "--csv", metavar="FILE", help="write all of them to a CSV file (-: to stdout)")
+    parser.add("--reverse", only="results", action="store_true", help="reverse the order")
+    parser.add("--csv", only="results", metavar="FILE", help="write all of them to a CSV file (-: to stdout)")
     add_json(parser, "status, results")
     add_yes(parser, "rerun")
     add_runs_dir(parser)
@@ -354,22 +318,22 @@ def of_checkpoint(parser: Parser) -> None:
     """List, inspect and verify the checkpoints of a run, or write a plain file with the contents of one."""
     parser.usage = "%(prog)s ACTION RUN [STEP] [options]"
     add_actions(parser, "checkpoint")
-    parser.add_argument(
+    parser.add(
         "name", metavar="RUN", help=f"{RUN}; or the folder that has the checkpoints, or a checkpoint's own folder"
     )
-    parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
+    parser.add("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
     add_json(parser, "list, inspect")
-    add_for(parser, "extract", "--shard", type=whole_number, metavar="R", help="only the shard of rank R")
-    add_for(
-        parser, "extract", "--key", action="append", metavar="NAME", dest="keys", default=[],
+    parser.add("--shard", only="extract", type=whole_number, metavar="R", help="only the shard of rank R")
+    parser.add(
+        "--key", only="extract", action="append", metavar="NAME", dest="keys", default=[],
         help="only this value (model.weight), or all below this name (model); may be repeated",
     )  # fmt: skip
-    add_for(
-        parser, "extract", "-o", "--output", type=folder, metavar="FILE",
+    parser.add(
+        "-o", "--output", only="extract", type=folder, metavar="FILE",
         help="file to write (default: named after RUN and STEP)",
     )  # fmt: skip
-    add_for(
-        parser, "extract", "--format", choices=("torch", "safetensors"), dest="as_format",
+    parser.add(
+        "--format", only="extract", choices=("torch", "safetensors"), dest="as_format",
         help="format of the file (default: torch); safetensors contains only tensors",
     )  # fmt: skip
     add_runs_dir(parser)
@@ -379,86 +343,78 @@ def of_site(parser: Parser) -> None:
     """Show and write profiles of sites (cluster=NAME). Yours are in ~/.config/launcher/cluster."""
     parser.usage = "%(prog)s ACTION [NAME] [options]"
     add_actions(parser, "site")
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="name of the profile (init: by default the cluster's own name)"
+    parser.add("name", metavar="NAME", nargs="?", help="name of the profile (init: by default the cluster's own name)")
+    parser.add(
+        "--ssh", only="init", metavar="HOST", help="a cluster behind ssh (me@login): install the launcher there, too"
     )
-    add_for(
-        parser, "init", "--ssh", metavar="HOST", help="a cluster behind ssh (me@login): install the launcher there, too"
-    )
-    add_for(parser, "init", "--python", metavar="PATH", help="with --ssh, the Python there (default: one with torch)")
-    add_for(
-        parser, "init", "--activate", metavar="LINE", action="append", default=[],
+    parser.add("--python", only="init", metavar="PATH", help="with --ssh, the Python there (default: one with torch)")
+    parser.add(
+        "--activate", only="init", metavar="LINE", action="append", default=[],
         help="with --ssh, a line for the shell there before Python starts ('module load python'); may be repeated",
     )  # fmt: skip
-    add_for(
-        parser, "init", "--setup", metavar="LINE", action="append", default=[],
+    parser.add(
+        "--setup", only="init", metavar="LINE", action="append", default=[],
         help="a shell line that jobs run first ('module load cuda'); may be repeated",
     )  # fmt: skip
     from launcher.schedulers.site import described_schedulers
 
     names = [each.name for each in described_schedulers()]
-    add_for(parser, "init", "--scheduler", choices=names, help="the scheduler to query, if there are several")
-    add_for(parser, "init", "--partition", metavar="P", help="use this partition, not the scheduler's default one")
-    add_for(parser, "init", "--queue", metavar="Q", help="use this queue, not the scheduler's default one")
-    add_for(
-        parser, "init", "--print", action="store_true", dest="only_print", help="print the profile, and write nothing"
+    parser.add("--scheduler", only="init", choices=names, help="the scheduler to query, if there are several")
+    parser.add("--partition", only="init", metavar="P", help="use this partition, not the scheduler's default one")
+    parser.add("--queue", only="init", metavar="Q", help="use this queue, not the scheduler's default one")
+    parser.add(
+        "--print", only="init", action="store_true", dest="only_print", help="print the profile, and write nothing"
     )
-    add_for(parser, "init", "--force", action="store_true", help="replace a profile of this name")
+    parser.add("--force", only="init", action="store_true", help="replace a profile of this name")
 
 
-def of_env(parser: ArgumentParser) -> None:
+def of_env(parser: Parser) -> None:
     """Pack a venv into an archive. A run with env.archive=ARCHIVE unpacks it on each node."""
     parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE [--force]"
     add_actions(parser, "env")
-    parser.add_argument(
+    parser.add(
         "paths", metavar="[FOLDER] ARCHIVE", nargs="+",
         help="FOLDER: the venv (default: the one of this command); ARCHIVE: file to write, .tar, .tar.gz or .tar.zst",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="replace an existing archive")
+    parser.add("--force", action="store_true", help="replace an existing archive")
 
 
-def of_template(parser: ArgumentParser) -> None:
+def of_template(parser: Parser) -> None:
     """Print a template for your own job scripts (cluster.template=PATH)."""
     parser.usage = "%(prog)s ACTION [options]"
     add_actions(parser, "template")
-    parser.add_argument("--cluster", metavar="NAME", help="the profile that the template is for (default: slurm)")
-    parser.add_argument("--whole", action="store_true", help="print the launcher's own templates")
+    parser.add("--cluster", metavar="NAME", help="the profile that the template is for (default: slurm)")
+    parser.add("--whole", action="store_true", help="print the launcher's own templates")
 
 
-def of_report(parser: ArgumentParser) -> None:
+def of_report(parser: Parser) -> None:
     """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. The page needs no network."""
-    parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; several runs are shown side by side")
-    parser.add_argument(
-        "--baseline", metavar="RUN", help=f"the run to compare with (default: the first of several); {RUN}"
-    )
-    parser.add_argument(
+    parser.add("names", metavar="RUN", nargs="+", help=f"{EITHER}; several runs are shown side by side")
+    parser.add("--baseline", metavar="RUN", help=f"the run to compare with (default: the first of several); {RUN}")
+    parser.add(
         "-o", "--output", type=folder, metavar="FILE",
         help="file to write (default: report.html in RUN's directory; for several, comparison.html in the first's)",
     )  # fmt: skip
-    parser.add_argument(
-        "--open",
-        action="store_true",
-        dest="show",
+    parser.add(
+        "--open", action="store_true", dest="show",
         help="open the page in the browser; without one, print how to copy it",
-    )
+    )  # fmt: skip
     add_runs_dir(parser)
 
 
-def of_data(parser: ArgumentParser) -> None:
+def of_data(parser: Parser) -> None:
     """Show which data sets are on this machine; with `fetch NAME`, download one."""
     parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
-    parser.add_argument(
-        "action", nargs="?", metavar="fetch", help="download the data set NAME, and verify its checksums"
-    )
+    parser.add("action", nargs="?", metavar="fetch", help="download the data set NAME, and verify its checksums")
     from launcher.spec import workload_hook
 
     known = ", ".join(workload_hook.data_sets_of_all()[0])
-    parser.add_argument("name", nargs="?", metavar="NAME", help=f"the data set: {known}")
-    parser.add_argument(
+    parser.add("name", nargs="?", metavar="NAME", help=f"the data set: {known}")
+    parser.add(
         "--mirror", action="append", metavar="URL", dest="mirrors",
         help="download from this folder, not from the default ones (may be repeated)",
     )  # fmt: skip
-    parser.add_argument(
+    parser.add(
         "--data-dir", type=folder, metavar="DIR",
         help="folder of data sets (default: the per-user data folder, where runs look for them)",
     )  # fmt: skip
@@ -468,15 +424,14 @@ def of_doctor(parser: Parser) -> None:
     """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and host
     names. Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is
     shown. Exits with 0 if there is no problem, else with 1."""
-    parser.add_argument(
-        "--cluster",
-        metavar="NAME",
+    parser.add(
+        "--cluster", metavar="NAME",
         help="check this profile, and compare it with the live site (default: only check the one that runs use)",
-    )
+    )  # fmt: skip
     add_json(parser)
 
 
-def of_complete(parser: ArgumentParser) -> None:
+def of_complete(parser: Parser) -> None:
     """Set up your shell, so that the Tab key completes commands, their options, run ids and KEY=VALUE after `launcher`
     and `python -m launcher`."""
     parser.usage = "%(prog)s [--install [SHELL] | --print SHELL]"
@@ -489,10 +444,10 @@ def of_complete(parser: ArgumentParser) -> None:
     what.add_argument("--candidates", action="store_true", help="used by the script: list completions")
 
 
-def of_help(parser: ArgumentParser) -> None:
+def of_help(parser: Parser) -> None:
     """Explain WHAT. Without WHAT, show the keys that most runs need, and all commands."""
-    parser.add_argument(
+    parser.add(
         "words", metavar="WHAT", nargs="*", default=[],
         help="a command, a key (nodes), a section of keys (launch), or an option of a group (cluster=slurm)",
     )  # fmt: skip
-    parser.add_argument("--all", action="store_true", dest="everything", help="show all keys, with their defaults")
+    parser.add("--all", action="store_true", dest="everything", help="show all keys, with their defaults")

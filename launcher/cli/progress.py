@@ -14,9 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
-from launcher.cli.screen import raw
-from launcher.formatting import brief, coloured, long_size, number, one_line
-from launcher.monitoring.state import rate_of
+from launcher.formatting import brief, coloured, long_size, number, one_line, raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +29,7 @@ WINDOW = 30.0  # seconds over which a rate is measured
 
 
 def on_terminal(stream: TextIO) -> bool:
-    """Returns whether bars can be drawn on a stream: it is a terminal, and TERM is not `dumb`."""
+    """Returns whether bars can be drawn on a stream."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -54,11 +52,13 @@ class Rate:
 
     @property
     def per_second(self) -> float | None:
-        """The rate; None: not known yet, or the number does not grow."""
+        """None: not known yet, or the number does not grow."""
+        from launcher.monitoring.state import rate_of
+
         return rate_of(list(self._seen))
 
     def left(self, total: float) -> float | None:
-        """Returns the seconds until the number reaches `total` at the current rate; None: the rate is not known."""
+        """Returns the seconds until the number reaches `total`; None: not known."""
         rate = self.per_second
         return None if rate is None else max(0.0, total - self._seen[-1][1]) / rate
 
@@ -67,26 +67,20 @@ class Rate:
 
 
 def _left(seconds: float | None) -> list[str]:
-    return [] if not seconds else [f"{brief(seconds)} left"]
+    return [f"{brief(seconds)} left"] if seconds else []
 
 
 def of_training(progress: Progress, rate: Rate) -> str:
-    """Formats a `progress` event: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`.
-
-    Values whose names end in `_per_s` are rates of samples: `images_per_s` is shown as images/s.
-    """
+    """Formats a `progress` event: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`."""
     values = dict(progress.values or {})
     speed = rate.per_second
     pace = "" if speed is None else f"{number(speed, 3)} steps/s" if speed >= 0.1 else f"{number(1 / speed, 3)} s/step"
-    samples = [f"{number(values.pop(key), 3)} {key[:-6]}/s" for key in list(values) if _is_rate(key, values[key])]
+    rates = [key for key, value in values.items() if key.endswith("_per_s") and isinstance(value, (int, float))]
+    samples = [f"{number(values.pop(key), 3)} {key[:-6]}/s" for key in rates]
     others = [f"{key} {number(value, 3) if isinstance(value, float) else value}" for key, value in values.items()]
     total = progress.total
     done = f"{progress.step}/{total}" if total > 0 else f"{progress.step}"
     return "  ".join([done, *filter(None, [pace]), *samples, *(_left(rate.left(total)) if total > 0 else ()), *others])
-
-
-def _is_rate(key: str, value: object) -> bool:
-    return key.endswith("_per_s") and isinstance(value, (int, float))
 
 
 def of_sweep(words: str, rate: Rate, total: int) -> str:
@@ -105,10 +99,9 @@ def of_download(done: int, total: int, rate: Rate) -> str:
 
 
 class RunBars:
-    """Shows the progress bars that a run itself prints, such as tqdm's (lines that end in a carriage return).
+    """Shows the newest of the bars that a run itself prints, such as tqdm's (lines that end in a carriage return).
 
-    The newest one is shown in the last line of a terminal; elsewhere it is printed at intervals. rich is not used,
-    since its import takes longer than showing a log.
+    It is the last line of a terminal; elsewhere it is printed at intervals. The import of rich would take too long.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -132,7 +125,7 @@ class RunBars:
         self._shown, self._when = state, self._clock()
 
     def clear(self) -> None:
-        """Removes the bar from the terminal. Called before a line is printed."""
+        """Removes the bar; to be called before a line is printed."""
         if self._in_place and self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -148,7 +141,6 @@ class Lines:
         self._run_bars = RunBars(stream, clock)
 
     def print(self, text: str) -> None:
-        """Prints a text immediately."""
         print(text, file=self._stream, flush=True)
 
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
@@ -166,7 +158,6 @@ class Lines:
             self.print(f"{name}: {words}" if name else words)
 
     def show_run_bars(self, states: Sequence[bytes]) -> None:
-        """Shows the newest of the bars that the run itself prints; see `RunBars.show`."""
         self._run_bars.show(states)
 
 
@@ -205,23 +196,18 @@ class Bars:
         self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # not wrapped, so that it can be copied
 
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
-        """Updates the bar of `name`; arguments as for `Lines.show`."""
         name, words = one_line(name), one_line(words)
         if name not in self._tasks:
             self._tasks[name] = self.bars.add_task(name, total=total, words=words)
         self.bars.update(self._tasks[name], completed=done, total=total, words=words)
 
     def show_run_bars(self, states: Sequence[bytes]) -> None:
-        """Shows the newest of the bars that the run itself prints; see `RunBars.show`."""
         self.bars.state = states[-1].decode(errors="replace") if states else ""
 
 
 @contextlib.contextmanager
 def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bool = False) -> Iterator[Lines | Bars]:
-    """Yields an object that shows progress on a stream (None: stdout): Bars if it is a terminal, else Lines.
-
-    every: without a terminal, seconds between two lines about the same thing; None: no such lines.
-    """
+    """Yields Bars if a stream (None: stdout) is a terminal, else Lines, `every` so many seconds (None: never)."""
     stream = sys.stdout if stream is None else stream
     if not on_terminal(stream):
         yield Lines(stream, every)
@@ -238,9 +224,9 @@ def still(done: float, total: float, width: int) -> ProgressBar:
     return ProgressBar(total=max(total, 1), completed=min(done, total), width=width)
 
 
-def bar(stream: TextIO, done: float, total: float, width: int = 60) -> None:
+def bar(stream: TextIO, done: float, total: float) -> None:
     """Prints one bar without animation, as of `still`, if the stream is a terminal."""
     if on_terminal(stream):
         from rich.console import Console
 
-        Console(file=raw(stream)).print(still(done, total, width), "")
+        Console(file=raw(stream)).print(still(done, total, 60), "")

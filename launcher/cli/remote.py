@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.cli.commands import function
-from launcher.cli.screen import write_output
 from launcher.config import profiles
 from launcher.errors import DONE, ConfigError, LauncherError
 from launcher.files import run_files
-from launcher.formatting import rough_size
+from launcher.formatting import rough_size, write_output
 from launcher.remote import clusters, command, connection
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.command import SentCode, call, profile_of
@@ -38,9 +37,6 @@ RUNS = {
     ),
 }  # fmt: skip
 ALIKE = ("report",)
-
-
-# -- commands about runs
 
 
 def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | None:
@@ -118,10 +114,8 @@ def _renamed(words: Sequence[str], names: Mapping[str, str], without: Collection
 
 def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:
     action = getattr(arguments, "action", "")
-    if (
-        command == "attach"
-        and (arguments.what or ("shell" if sys.stdin and sys.stdin.isatty() else "stack")) != "stack"
-    ):
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    if command == "attach" and (arguments.what or ("shell" if terminal else "stack")) != "stack":
         return in_terminal(cluster, {"arguments": [command, *words]})
     if command == "report" or (command, action) == ("checkpoint", "extract"):
         return _fetch(cluster, command, arguments, words)
@@ -129,15 +123,13 @@ def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, words: 
     code = partial(SentCode.here, cluster, words) if new_code else None
     follows = any(getattr(arguments, name, False) for name in ("follow", "watch")) or "wait" in (command, action)
     submits = command == "resume" or (command, action) == ("sweep", "rerun")
-    show = _output if command == "logs" else None
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # pieces may end within a character
+
+    def output(data: bytes) -> None:
+        write_output(decoder.decode(data).encode(errors="surrogateescape"))
+
+    show = output if command == "logs" else None
     return call(cluster, [command, *words], follows=follows, prompts=submits, code=code, show=show)
-
-
-_decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # pieces may end within a character
-
-
-def _output(data: bytes) -> None:
-    write_output(_decoder.decode(data).encode(errors="surrogateescape"))
 
 
 def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:
@@ -175,11 +167,7 @@ def log_in(name: str | None) -> int:
 
 
 def set_up(name: str, text: str, activate: Sequence[str], python: str | None, options: Sequence[str]) -> None:
-    """Installs the launcher on a cluster, writes a profile there, and checks it.
-
-    text: of the profile here. activate, python: how to get a Python there. options: those of `site init` there.
-    Raises LauncherError: the other side cannot be used; nothing is left there.
-    """
+    """Installs the launcher on a cluster, writes a profile there (options: of `site init`), and checks it."""
     from launcher.remote import install
 
     cluster = clusters.parsed(profiles.own_folder() / f"{name}.yaml", text)
@@ -207,10 +195,7 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
 
 
 def submit(words: Sequence[str], name: str = "") -> int | None:
-    """Submits a run or sweep to the cluster behind ssh that the arguments choose; None: they choose another.
-
-    words: as they are typed: overrides, flags, `--` and the arguments of a program. name: `run`, or empty.
-    """
+    """Submits a run or sweep to the cluster behind ssh that the words, as typed, choose; None: they choose another."""
     if (made := command.submit(words, name)) is None:
         return None
     if made.exit_code or not made.waits:

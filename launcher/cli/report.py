@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shlex
@@ -20,8 +21,7 @@ from launcher.monitoring.run_status import all_statuses, status_of
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.reports import page, sections
 from launcher.reports.collect import collect
-from launcher.reports.sweep import SweepPoint, sweep_page
-from launcher.runs.directory import Run
+from launcher.reports.sections import SweepPoint, sweep_page
 from launcher.runs.lookup import find, find_either
 from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.search.progress import last_value, look
@@ -34,49 +34,30 @@ if TYPE_CHECKING:
 
 def open_page(path: Path) -> None:
     """Opens a page in the browser; without a browser, prints where the page is and how to copy it."""
-    if has_browser(os.environ, sys.platform):
-        try:
-            if webbrowser.open(path.absolute().as_uri()):
-                return
-        except webbrowser.Error:
-            pass
-    print_location(path)
+    path = path.absolute()
+    with contextlib.suppress(webbrowser.Error):
+        if has_browser(os.environ, sys.platform) and webbrowser.open(path.as_uri()):
+            return
+    print(f"directory  {path.parent}")
+    print(f"page       {path} ({rough_size(path.stat().st_size)})")
+    print(f"copy it    {copy_command(path, os.environ, getpass.getuser(), socket.gethostname())}")
 
 
 def has_browser(environ: Mapping[str, str], platform: str) -> bool:
-    """Returns whether a graphical browser can be opened.
+    """Returns whether a graphical browser can be opened: `webbrowser` alone would also open one that shows no charts.
 
-    `webbrowser` alone would also open a text browser, which shows no charts.
-
-    | condition | result |
-    |---|---|
-    | BROWSER is set (editors that work over ssh set it) | yes |
-    | DISPLAY or WAYLAND_DISPLAY is set | yes |
-    | macOS, and not over ssh | yes |
-    | else | no |
+    Editors that work over ssh set BROWSER.
     """
     if any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")):
         return True
     return platform == "darwin" and not environ.get("SSH_CONNECTION")
 
 
-def print_location(path: Path) -> None:
-    """Prints a page's path and size, and the command that copies the page to the user's own machine."""
-    path = path.absolute()
-    print(f"directory  {path.parent}")
-    print(f"page       {path} ({rough_size(path.stat().st_size)})")
-    print(f"copy it    {copy_command(path, os.environ, getpass.getuser(), socket.gethostname())}")
-
-
 def copy_command(path: Path, environ: Mapping[str, str], user: str, host: str) -> str:
     """Returns the scp command that copies a file here to the user's own machine, from the address of ssh, or `host`."""
-    address = (environ.get("SSH_CONNECTION", "").split() or [""] * 4)[2:3]  # client, its port, server, its port
-    name = address[0] if address and address[0] else host
+    name = next(iter(environ.get("SSH_CONNECTION", "").split()[2:3]), host)  # client, its port, server, its port
     name = f"[{name}]" if ":" in name else name
     return f"scp {shlex.quote(f'{user}@{name}:{path}')} ."
-
-
-# -- `report`: writes an HTML page about a run, several runs side by side, or a sweep
 
 
 def run(arguments: Namespace) -> int:
@@ -87,25 +68,20 @@ def run(arguments: Namespace) -> int:
     sweeps = [each for each in named if isinstance(each, Sweep)]
     if sweeps and (len(named) > 1 or baseline):
         raise ConfigError(f"{sweeps[0].id} is a sweep, whose page shows nothing else: name it alone, or its points")
-    shown = _sweep(sweeps[0]) if sweeps else _runs(runs, baseline)
-    alone = sweeps or {each.path for each in (*runs, *([baseline] if baseline else []))} == {runs[0].path}
+    wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
+    if sweeps:
+        shown = _sweep(sweeps[0])
+    else:
+        read = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values())}
+        shown = sections.comparison_page([read[each.path] for each in runs], read[baseline.path] if baseline else None)
+    alone = sweeps or len(wanted) == 1
     path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
-    _write(path, shown)
-    if arguments.show:
-        open_page(path)
-    return 0
-
-
-def _write(path: Path, shown: Page) -> None:
     text = page.render(shown)
     page.write(path, text)
     print(f"wrote {path} ({rough_size(len(text.encode()))})")
-
-
-def _runs(runs: list[Run], baseline: Run | None) -> Page:
-    wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
-    shown = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values())}
-    return sections.comparison_page([shown[each.path] for each in runs], shown[baseline.path] if baseline else None)
+    if arguments.show:
+        open_page(path)
+    return 0
 
 
 def _sweep(sweep: Sweep) -> Page:
@@ -117,7 +93,6 @@ def _sweep(sweep: Sweep) -> Page:
     for each in point_statuses(sweep, live):
         seen = each.seen if each.state != "done" else status_of(each.point.run, live)
         run = collect(seen, cause(seen)) if seen is not None else None
-        points.append(
-            SweepPoint(str(each.point.index), each.point.overrides, each.state, run, reported.get(each.point.index))
-        )
+        name, value = str(each.point.index), reported.get(each.point.index)
+        points.append(SweepPoint(name, each.point.overrides, each.state, run, value))
     return sweep_page(sweep.id, points, manifest.objective, manifest.best_is, str(sweep.path), time.time(), search)

@@ -40,11 +40,11 @@ def run(arguments: Namespace) -> int:
 
 
 class Given(NamedTuple):
-    """An option of a scheduler's submit command on the command line of `run`."""
+    """An option of a scheduler's submit command."""
 
-    words: tuple[str, ...]  # the words that it takes up
+    words: tuple[str, ...]  # that it takes up
     option: str  # its name with dashes
-    value: str | None  # its value; None: it has none
+    value: str | None
     reader: Scheduler | None  # the scheduler that has it; None: the option is unknown
 
 
@@ -150,7 +150,7 @@ def _unknown(option: str, words: Sequence[str], own: Mapping[str, Action]) -> st
 
 
 def overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
-    """Returns the overrides that run a script (or module): name, workload and script, then those given; ConfigError."""
+    """Returns the overrides that run a script (or module): name, workload and script, then those given."""
     if "=" in script and not Path(script).is_file():  # Hydra's folders are named so: exp=1/train.py
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {RUN_USAGE}")
     for word in given:

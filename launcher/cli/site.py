@@ -1,28 +1,38 @@
-"""`site`: lists and shows profiles of sites, and writes one for this machine's scheduler.
+"""What is set up before the first run: profiles of sites (`site`), templates of job scripts (`template`).
 
-`template`: prints a job script template to start from, or those of a profile's scheduler.
+For compute nodes, which often have no internet access and slow file systems: data sets (`data`), venvs (`env`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
+import sys
+import time
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli import remote
+from launcher.cli.progress import Rate, of_download, shown
 from launcher.cli.text import print_columns
 from launcher.config import profiles
-from launcher.errors import ConfigError, RunError
+from launcher.errors import FAILED, ConfigError, LauncherError, RunError, near
+from launcher.formatting import rough_size
+from launcher.own_module import program
 from launcher.paths import resource
 from launcher.remote.clusters import remote_clusters
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.schedulers.site import described_schedulers
+from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
 
     from launcher.schedulers.site import Site
+    from launcher.spec.workload_hook import KnownDataSet, Progress
 
 TIMEOUT = 20.0  # seconds for one query to a scheduler
 POOLS = ("partition", "queue")
@@ -39,6 +49,8 @@ def run(arguments: Namespace) -> int:
             raise ConfigError("--python and --activate go with --ssh: they are about the other side")
         return _init(arguments) if arguments.ssh is None else _init_remote(arguments)
     if action == "login":
+        from launcher.cli import remote
+
         return remote.log_in(name)
     if name is None:
         raise ConfigError("`site show` needs the NAME of a profile; `site list` shows them")
@@ -88,6 +100,8 @@ def _init_remote(arguments: Namespace) -> int:
         f"# A cluster behind ssh, written by `launcher site init`; docs/remote.md has all keys.\nssh: {arguments.ssh}\n"
     )
     if not arguments.only_print:
+        from launcher.cli import remote
+
         profiles.require_free(name, force=arguments.force)
         options = [f"--{key}={getattr(arguments, key)}" for key in (*POOLS, "scheduler") if getattr(arguments, key)]
         remote.set_up(name, text, arguments.activate, arguments.python, options)
@@ -149,3 +163,80 @@ START = """\
 # This runs on the first node after the ranks have ended, with exit code "$LAUNCHER_EXIT_CODE".
 {{% endblock %}}
 """
+
+
+# -- `data` and `env`
+
+
+def data(arguments: Namespace) -> int:
+    action, name = arguments.action, arguments.name
+    if action is None:
+        if arguments.mirrors:
+            raise ConfigError("--mirror goes with fetch NAME")
+        return _list_data(arguments.data_dir)
+    known, problems = workload_hook.data_sets_of_all()
+    names = ", ".join(known)
+    if name is None:
+        raise ConfigError(f"fetch needs the NAME of a data set: {names}")
+    if name not in known:
+        unread = "".join(f"\nnot listed: {problem}" for problem in problems)
+        raise ConfigError(f"there is no data set {name!r}.{near(name, known)} Known: {names}{unread}")
+    return _fetch(known[name], arguments.mirrors, arguments.data_dir)
+
+
+def _list_data(data_dir: Path | None) -> int:
+    code = 0
+    known, problems = workload_hook.data_sets_of_all()
+    for name, each in known.items():
+        try:
+            found = each.find(data_dir)
+        except ConfigError as error:
+            print(f"{name:<15} {error}")
+            code = FAILED
+            continue
+        where = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
+        missing = f"not here; {program()} data fetch {name}{where}"
+        print(f"{name:<15} {f'{found.dir} ({found.how})' if found else missing}")
+    for problem in problems:
+        print(problem)
+        code = FAILED
+    return code
+
+
+def _fetch(source: KnownDataSet, mirrors: list[str] | None, data_dir: Path | None) -> int:
+    try:
+        with _shown() as progress:
+            found = source.fetch(data_dir, mirrors, progress)
+    except ConfigError as error:  # the command was right, so the exit code is not that of a wrong one
+        raise LauncherError(str(error)) from error
+    print(f"{source.name} is in {found.dir}")
+    return 0
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Progress]:
+    rates: dict[str, Rate] = {}
+    with shown(sys.stderr, keep=True) as show:
+
+        def progress(file: str, done: int, total: int) -> None:
+            rate = rates.setdefault(file, Rate())
+            rate.add(time.monotonic(), done)
+            show.show(file, done, total, of_download(done, total, rate))
+
+        yield progress
+
+
+def env(arguments: Namespace) -> int:
+    from launcher.environment import archives
+
+    if len(arguments.paths) > 2:
+        raise ConfigError("`env pack` takes a FOLDER and an ARCHIVE")
+    *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)
+    if name.exists() and not arguments.force:
+        raise ConfigError(f"{name} exists already: --force replaces it")
+    source = folder[0] if folder else archives.default_folder()
+    packed = archives.pack(source, name)
+    print(f"{name}: {rough_size(packed['bytes'])} of {source}")
+    print(f"torch was imported from {source} in {packed['import_seconds']:.1f} s")
+    print(f"use it with env.archive={name}")
+    return 0

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,6 @@ class View:
 
     @property
     def over(self) -> bool:
-        """Whether all runs and sweeps are over, as far as all clusters have answered."""
         return not self.silent and all(row["over"] for row in self.rows)
 
     @property
@@ -138,19 +138,14 @@ class View:
 
 @dataclass(frozen=True)
 class StatusFilter:
-    """A filter for runs and sweeps."""
-
-    # whether to show only runs that failed, are lost or cannot be read, and sweeps with such a point
-    failed: bool = False
-    since: float | None = None  # show only runs that were active after this time, in seconds since the epoch; None: all
+    failed: bool = False  # only runs that failed, are lost or cannot be read, and sweeps with such a point
+    since: float | None = None  # only runs that were active after this time, in seconds since the epoch; None: all
 
     @property
     def filters(self) -> bool:
-        """Whether any condition is set; without one, every row passes the filter."""
         return self.failed or self.since is not None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Returns whether a row passes the filter."""
         states = {row["state"], *(row.get("points") or ())}
         if self.failed and not states & FAILED:
             return False
@@ -160,9 +155,7 @@ class StatusFilter:
 class Rows:
     """Reads the states of runs and sweeps repeatedly.
 
-    names: names of the runs and sweeps to show; empty: those of `folder`, as the other arguments say.
-    everything: whether all runs and sweeps of the folder are shown; False: the live ones, and the newest others.
-    wanted: selects the failed ones, or those active since a time, of all in the folder; None: no such filter.
+    names: of the runs and sweeps to show; empty: those of `folder`: everything, or the live ones and the newest others.
     apart: whether the runs of all clusters behind ssh are shown, too.
     """
 
@@ -186,8 +179,10 @@ class Rows:
         wanted, all_of_them = (list(self.wanted), len(self.wanted)) if self._named else self._listed()
         runs = [each for each in wanted if not isinstance(each, Sweep)]
         looked = {each.run.path: each for each in each_status(runs, self._live)}
-        rows = {path: self._row(each) for path, each in looked.items()}
-        rows |= {each.path: self._sweep_row(each) for each in wanted if isinstance(each, Sweep)}
+        rows = {each.path: self._sweep_row(each) for each in wanted if isinstance(each, Sweep)}
+        for path, seen_run in looked.items():
+            row = seen_run if isinstance(seen_run, DamagedRun) else or_damaged(seen_run.run, partial(_row_of, seen_run))
+            rows[path] = _unreadable(row) if isinstance(row, DamagedRun) else row
         self._settle(rows)
         if not self._named:
             over = [each for each in wanted if rows[each.path]["over"]]
@@ -244,11 +239,6 @@ class Rows:
             elif row["over"] and noted and name in noted and row["settled"]:
                 live_index.remove(self._folder, name, done=row["state"] == RunState.DONE.value)
 
-    @staticmethod
-    def _row(each: RunStatus | DamagedRun) -> dict[str, Any]:
-        made = each if isinstance(each, DamagedRun) else or_damaged(each.run, lambda: _row_of(each))
-        return _unreadable(made) if isinstance(made, DamagedRun) else made
-
     def _sweep_row(self, sweep: Sweep) -> dict[str, Any]:
         noted = live_index.possibly_live(self._folder)
         here = (self._folder / sweep.id).resolve() == sweep.path
@@ -273,8 +263,7 @@ def _name(path: str) -> str:
 
 def _done(path: str) -> bool:
     # No scheduler is queried
-    found = or_damaged(Run(Path(path)), lambda: done(Run(Path(path))))
-    return found is True
+    return or_damaged(Run(Path(path)), lambda: done(Run(Path(path)))) is True
 
 
 def _at(path: str) -> Run | Sweep | None:
@@ -288,38 +277,23 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
     before = None
     if seen.history.attempt is not None and seen.state is not RunState.DONE and seen.history.last(Saved) is None:
         before = saved_before(seen.plan.checkpoint.dir)
-    far = progress_of(seen, now, before)
+    progress = progress_of(seen, now, before)
     again = seen.state is RunState.QUEUED and seen.history.attempt is not None
     without = seen.state.value in WITHOUT_CAUSE and not again
     why, codes = (None, dict.fromkeys(CODES)) if without else ending(seen)
     nodes, spares, ranks = _size(seen)
     restored = seen.history.last(Restored)
+    waits = [
+        {"rank": each.rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
+        for each in progress.breakpoints
+    ]
     return {
-        "run": seen.run.id,
-        "state": _state(seen),
-        "job": seen.history.job_id,
-        "cluster": seen.plan.cluster.name,
-        "nodes": nodes,
-        "spares": spares,
-        "ranks": ranks,
-        "attempt": seen.history.attempt,
-        "step": far.step,
-        "steps": far.steps,
-        "percent": far.percent,
-        "rate": far.rate,
-        "needs": far.needs,
-        "elapsed": far.elapsed,
-        "left": far.left,
-        "breakpoints": [
-            {"rank": each.rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
-            for each in far.waits
-        ],
-        "checkpoint": far.saved,
-        "checkpoint_age": far.saved_ago,
+        **dict.fromkeys(KEYS), **vars(progress), **codes,
+        "run": seen.run.id, "state": _state(seen), "job": seen.history.job_id, "cluster": seen.plan.cluster.name,
+        "nodes": nodes, "spares": spares, "ranks": ranks, "attempt": seen.history.attempt, "breakpoints": waits,
         "restored": restored and {"step": restored.step, "memory": restored.memory, "redone": restored.redone},
         "reason": seen.job.text or None,
         "cause": why,
-        **codes,
         "unanswered": seen.unanswered or None,
         "answer_age": round(seen.age, 1) if seen.unanswered and seen.age is not None else None,
         "before": seen.before or None,
@@ -327,7 +301,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
         "directory": str(seen.run.path),
         "over": seen.state.over,
         "settled": seen.state is RunState.DONE or now - seen.history.moved > live_index.SETTLED,
-    }
+    }  # fmt: skip
 
 
 def _size(seen: RunStatus) -> tuple[int, int, int]:
@@ -339,7 +313,6 @@ def _size(seen: RunStatus) -> tuple[int, int, int]:
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
-    # Its state is like `3/15 done, 1 failed, 2 pruned`
     also = [state for state in ("failed", "pruned") if state in number]
     others = "".join(f", {number[state]} {state}" for state in also)
     return {
@@ -350,7 +323,7 @@ def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _last_active(sweep: Sweep) -> float | None:
-    # Returns when a file of a sweep's points last changed, in seconds since the epoch; None: there are no files
+    # When a file of a sweep's points last changed, in seconds since the epoch; None: there are no files
     newest: float | None = None
     for pattern in ("journal.jsonl", "*/journal.jsonl", "*/attempts/*/events/*.jsonl"):
         for path in sweep.path.glob(pattern):
@@ -396,7 +369,7 @@ def _jobs(looked: Iterable[RunStatus | DamagedRun], wanted: Iterable[Run | Sweep
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row as --json prints it, without the keys in INTERNAL."""
+    """Returns a row as --json prints it."""
     return {key: value for key, value in row.items() if key not in INTERNAL}
 
 
@@ -424,8 +397,6 @@ WAIT = {"rank", "host", "where", "seconds"}  # of an entry of `breakpoints`
 
 @dataclass(frozen=True)
 class Answer:
-    """What one cluster has answered."""
-
     cluster: RemoteCluster
     rows: tuple[dict[str, Any], ...]
     problem: str = ""  # why it has not answered; then the rows are what was seen last
@@ -434,16 +405,14 @@ class Answer:
     @property
     def text(self) -> str:
         """A line about a cluster that has not answered."""
-        when = (
-            "nothing is known of its runs"
-            if self.seen is None
-            else f"its runs are as of {brief(time.time() - self.seen)} ago"
-        )
+        when = "nothing is known of its runs"
+        if self.seen is not None:
+            when = f"its runs are as of {brief(time.time() - self.seen)} ago"
         return f"This is incomplete: {self.problem}; {when}."
 
 
 class RemoteRows:
-    """The rows of `status` of all clusters behind ssh, asked at the same time, each at most every BETWEEN seconds."""
+    """The rows of all clusters behind ssh, asked at the same time, each at most every BETWEEN seconds."""
 
     def __init__(self, options: Sequence[str]) -> None:
         # Several profiles may lead to one launcher, which has the same runs for all.
@@ -451,9 +420,6 @@ class RemoteRows:
         self._words = ["status", "--json", *options]
         self._asked: list[concurrent.futures.Future[Answer]] = []
         self._when = float("-inf")
-
-    def __bool__(self) -> bool:
-        return bool(self._clusters)
 
     def ask(self) -> None:
         """Begins to ask all clusters, unless the last answers are new."""
@@ -464,7 +430,6 @@ class RemoteRows:
                 pool.shutdown(wait=False)
 
     def answers(self) -> list[Answer]:
-        """Returns the answers; waits for them."""
         return [each.result() for each in self._asked]
 
     def _answer(self, cluster: RemoteCluster) -> Answer:

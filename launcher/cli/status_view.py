@@ -5,28 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli import status_rows
 from launcher.cli.progress import on_terminal, still
-from launcher.cli.screen import raw
-from launcher.cli.status_rows import (
-    ORPHANED,
-    Rows,
-    StatusFilter,
-    View,
-    brief,
-    plain,
-    runs_table,
-    short_job,
-    state,
-)
 from launcher.cli.text import WIDTH, cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
-from launcher.formatting import format_time, one_line
+from launcher.formatting import brief, format_time, one_line, raw
 from launcher.monitoring.run_status import JobMonitor
 from launcher.monitoring.sweep import summary
 from launcher.runs.events import Ended, Met, Progress, Started, last
@@ -56,15 +46,12 @@ COLOURS = {
 
 
 def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
-    """Prints the runs in a folder that the arguments of `status` select; returns the exit code.
-
-    apart: whether the runs of all clusters behind ssh are shown, too.
-    Raises ConfigError (options contradict each other) or RunError (none of the named runs can be read).
-    """
+    """Prints the runs that the arguments of `status` select; apart: those of all clusters behind ssh, too."""
     names = arguments.names
     if names and (arguments.failed or arguments.since is not None):
         raise ConfigError("--failed and --since choose among all runs: leave the names out")
-    rows = Rows(names, folder, arguments.everything, StatusFilter(arguments.failed, arguments.since), apart)
+    wanted = status_rows.StatusFilter(arguments.failed, arguments.since)
+    rows = status_rows.Rows(names, folder, arguments.everything, wanted, apart)
     if arguments.watch:
         return watch(rows)
     if len(rows.wanted) == 1 and isinstance(rows.wanted[0], Sweep):
@@ -79,21 +66,22 @@ def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
         for line in view.silent.values():
             print(line, file=sys.stderr)
         results = {each.run.id: each.run.result() for each in view.seen} if names else {}
-        print(json.dumps([{**plain(row), "metrics": results.get(row["run"])} for row in view.rows], indent=1))
+        values = [{**status_rows.plain(row), "metrics": results.get(row["run"])} for row in view.rows]
+        print(json.dumps(values, indent=1))
         return 0
     if not view.rows:
         print(f"no runs in {folder}" + (" that match" if rows.filter.filters else ""))
         for line in view.silent.values():
             print(line)
         return 0
-    for line in runs_table(view.rows, shutil.get_terminal_size((WIDTH, 24)).columns):
+    for line in status_rows.runs_table(view.rows, shutil.get_terminal_size((WIDTH, 24)).columns):
         print(line)
     for row in view.rows:
         if waits := breakpoints(row):
             print(f"\n{one_line(row['run'])}: {waits}")
     for each in view.seen if names else ():
         _print_details(each, heading=len(view.rows) > 1)
-    for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
+    for row in [*damaged, *(row for row in view.rows if row["state"] == status_rows.ORPHANED)]:
         print(f"\n{one_line(row['run'])}: {row['cause']}")
     for number, line in enumerate([*unanswered(view), *view.silent.values()]):
         print(line if number else f"\n{line}")
@@ -103,7 +91,6 @@ def show(arguments: Namespace, folder: Path, *, apart: bool = False) -> int:
 
 
 def breakpoints(row: Mapping[str, Any]) -> str:
-    """Returns which ranks wait at a breakpoint, and the command that attaches to one; empty: none."""
     found = row.get("breakpoints") or []
     if not found:
         return ""
@@ -111,13 +98,12 @@ def breakpoints(row: Mapping[str, Any]) -> str:
         f"rank {each['rank']} on {each['host']} waits in {each['where']} for {brief(each['seconds'])}"
         for each in found[:MOST_BREAKPOINTS]
     ]
-    if len(found) > MOST_BREAKPOINTS:
-        shown.append(f"{len(found) - MOST_BREAKPOINTS} more")
+    shown += [f"{len(found) - MOST_BREAKPOINTS} more"] if len(found) > MOST_BREAKPOINTS else []
     attach = f"{program()} attach {row['run']} --debug" + (f" --rank {found[0]['rank']}" if len(found) > 1 else "")
     return f"at a breakpoint: {'; '.join(shown)}: `{attach}`"
 
 
-def unanswered(view: View) -> Iterator[str]:
+def unanswered(view: status_rows.View) -> Iterator[str]:
     """Yields a line or two for each scheduler that did not respond."""
     for scheduler, seen in view.unanswered.items():
         unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
@@ -137,7 +123,7 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
     if last := _last_output(seen):
         print(f"\n{one_line(seen.run.id)}: {last}")
     if seen.plan.race:
-        from launcher.diagnose.why import of_race
+        from launcher.cli.explain import of_race
 
         for line in of_race(seen, JobMonitor(share=True)):
             print(one_line(f"{seen.run.id}: {line}"))
@@ -198,7 +184,7 @@ def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
             words += f" {end.kind.value}: {end.cause}"
         met, started = last(events, Met), last(events, Started)
         lines.append((
-            str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),
+            str(attempt.number), status_rows.short_job(started.job if started else "-"), str(met.ranks if met else "-"),
             str(progress.step if progress else "-"), format_time(int(elapsed)), words,
         ))  # fmt: skip
     return lines
@@ -207,15 +193,17 @@ def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
 # -- `status --watch`
 
 
-def watch(rows: Rows) -> int:
+def watch(rows: status_rows.Rows) -> int:
     """Shows runs until all are over, or until Ctrl-C; returns 0. If no run was named, new runs are added."""
-    try:
-        return _live(rows) if on_terminal(sys.stdout) else _plain(rows)
-    except KeyboardInterrupt:
-        return 0
+    with contextlib.suppress(KeyboardInterrupt):
+        if on_terminal(sys.stdout):
+            _live(rows)
+        else:
+            _plain(rows)
+    return 0
 
 
-def _views(rows: Rows) -> Iterator[View]:
+def _views(rows: status_rows.Rows) -> Iterator[status_rows.View]:
     unchanged, before = 0, None
     while True:
         began = time.monotonic()
@@ -228,10 +216,7 @@ def _views(rows: Rows) -> Iterator[View]:
         time.sleep(interval(max(0, unchanged - UNCHANGED), time.monotonic() - began, MIN_POLL_INTERVAL))
 
 
-# -- no terminal
-
-
-def _plain(rows: Rows) -> int:
+def _plain(rows: status_rows.Rows) -> None:
     before: dict[str, tuple[Any, ...]] = {}
     problems: set[str] = set()
     for view in _views(rows):
@@ -248,18 +233,17 @@ def _plain(rows: Rows) -> int:
         if problems - set(now_silent):
             print(f"{', '.join(sorted(problems - set(now_silent)))} answers again", flush=True)
         problems = set(now_silent)
-    return 0
 
 
 def milestone(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns the values that make `status --watch` print a line when one changes: state, attempt, progress, counts."""
+    # When one of these values changes, a line is printed
     tenth = None if row["percent"] is None else row["percent"] // MILESTONE
-    return state(row), row["attempt"], tenth, tuple((row.get("points") or {}).items())
+    return status_rows.state(row), row["attempt"], tenth, tuple((row.get("points") or {}).items())
 
 
 def line(row: Mapping[str, Any]) -> str:
     """Formats the line for a row: `12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
-    words = [summary(row["points"]) if row.get("points") else state(row)]
+    words = [summary(row["points"]) if row.get("points") else status_rows.state(row)]
     if row["attempt"]:
         words.append(f"attempt {row['attempt']}")
     if row["step"] is not None:
@@ -273,10 +257,7 @@ def line(row: Mapping[str, Any]) -> str:
     return one_line(f"{time.strftime('%H:%M:%S')}  {row['run']}  {', '.join(words)}" + (f": {why}" if why else ""))
 
 
-# -- a terminal
-
-
-def _live(rows: Rows) -> int:
+def _live(rows: status_rows.Rows) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -284,10 +265,9 @@ def _live(rows: Rows) -> int:
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for view in _views(rows):
             live.update(layout(view, console), refresh=True)
-    return 0
 
 
-def layout(view: View, console: Console) -> RenderableType:
+def layout(view: status_rows.View, console: Console) -> RenderableType:
     """Returns a table of the runs with progress bars, cut to the height of the terminal."""
     from rich.console import Group
     from rich.table import Table
@@ -299,17 +279,14 @@ def layout(view: View, console: Console) -> RenderableType:
     for head in ("RUN", "STATE", "STEP" if wide else "", "", "TIME LEFT", "ETA", *(("CHECKPOINT",) if wide else ())):
         table.add_column(head, no_wrap=head in ("RUN", "TIME LEFT", "ETA", "CHECKPOINT", ""), overflow="fold")
     for row in view.rows[:room]:
-        done, total = _amount(row)
+        points, number = row.get("points"), f" #{row['attempt']}" if row["attempt"] else ""
+        done, total = (points.get("done", 0), sum(points.values())) if points else (row["step"], row["steps"])
         cells: list[RenderableType] = [
-            Text(one_line(row["run"])), Text(one_line(_state(row)), COLOURS.get(row["state"], "")),
+            Text(one_line(row["run"])), Text(one_line(status_rows.state(row) + number), COLOURS.get(row["state"], "")),
             Text(_done(row, done, total) if wide else ""), _bar(done, total, wide),
             Text(brief(row["left"])), Text(brief(row["needs"])),
         ]  # fmt: skip
-        if wide:
-            cells.append(
-                Text("-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}")
-            )
-        table.add_row(*cells)
+        table.add_row(*cells, *([Text(status_rows.COLUMNS["CHECKPOINT"](row))] if wide else []))
     lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
     for scheduler, seen in view.unanswered.items():
         known = any(row["unanswered"] == scheduler and row["before"] for row in view.rows)
@@ -317,16 +294,6 @@ def layout(view: View, console: Console) -> RenderableType:
         lines.append(f"{scheduler} does not answer ({seen.job.problem}){brackets}")
     lines += view.silent.values()
     return Group(table, *(Text(one_line(each), "yellow") for each in lines))
-
-
-def _state(row: Mapping[str, Any]) -> str:
-    return state(row) + (f" #{row['attempt']}" if row["attempt"] else "")
-
-
-def _amount(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    if points := row.get("points"):
-        return points.get("done", 0), sum(points.values())
-    return row["step"], row["steps"]
 
 
 def _done(row: Mapping[str, Any], done: int | None, total: int | None) -> str:

@@ -57,19 +57,13 @@ SWEEPERS = ("launcher", "basic")  # values of hydra/sweeper: our grid, and Hydra
 
 @dataclass
 class CommandLine:
-    """The command line, and the exit codes of its submissions."""
-
     words: tuple[str, ...]  # the arguments, without --yes
     yes: bool  # whether to submit without confirmation (--yes)
-    # the exit codes so far. The command exits with the highest one
-    codes: list[int] = field(default_factory=lambda: [0])
+    codes: list[int] = field(default_factory=lambda: [0])  # exit codes of its submissions, of which the highest counts
 
 
 def main(arguments: list[str]) -> int:
-    """Submits the run or sweep that the arguments describe, and returns the exit code.
-
-    If there is a Hydra flag (-m, --cfg, ...) or a setting `hydra.*`, Hydra's own command line handles the arguments.
-    """
+    """Submits a run or sweep; Hydra's own command line handles flags (-m, --cfg, ...) and settings `hydra.*`."""
     if remote_profiles() and (code := remote.submit(arguments)) is not None:
         return code
     configs.register()
@@ -94,7 +88,7 @@ def command_line(arguments: list[str]) -> CommandLine:
 
 
 def with_program_arguments(words: list[str]) -> list[str]:
-    """Replaces `--` and the words after it by workload.args=[...], each word as a string; raises ConfigError."""
+    """Replaces `--` and the words after it by workload.args=[...], each word as a string."""
     if "--" not in words:
         return words
     at = words.index("--")
@@ -117,8 +111,7 @@ def _require_grid(words: Sequence[str]) -> None:
 class HydraTask:
     """The task function of Hydra, with the command line, which Hydra does not pass on.
 
-    For a single run Hydra calls it with the config. For a multirun Hydra passes it to the launcher's Hydra plug-in.
-    problem: the error of the run, which `_hydra_main` raises; None: no error.
+    Hydra calls it for a single run, and passes it to the launcher's plug-in for a multirun.
     """
 
     def __init__(self, command: CommandLine) -> None:
@@ -133,10 +126,7 @@ class HydraTask:
             self.problem = error
 
     def multirun(self, loader: ConfigLoader, config: DictConfig) -> Multirun:
-        """Returns the object that submits the points of a multirun.
-
-        config: the config that all points have in common, with Hydra's settings.
-        """
+        """config: the config that all points have in common, with Hydra's settings."""
         from launcher.cli.multirun import Multirun
 
         return Multirun(self.command, loader, config)
@@ -168,12 +158,8 @@ def _require_known_options(arguments: Sequence[str]) -> None:
         option = word.partition("=")[0]
         if option.startswith("-") and option not in known:
             key = option.lstrip("-").replace("-", "_")
-            meant = (
-                f" Keys have no dashes: {key}=VALUE"
-                if key in all_keys()
-                else near(option, known) or near(key, all_keys())
-            )
-            raise ConfigError(f"there is no option {option!r}.{meant}")
+            meant = f" Keys have no dashes: {key}=VALUE" if key in all_keys() else near(option, known)
+            raise ConfigError(f"there is no option {option!r}.{meant or near(key, all_keys())}")
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
@@ -213,30 +199,20 @@ def resume(arguments: Namespace) -> int:
 
 
 def ask(ready: Ready, *, yes: bool) -> None:
-    """Prints the resources that a submission requests, and asks for confirmation if they exceed `confirm_above`.
-
-    Does nothing for a run on this machine, if the user submits it (submit=false), or if the run has its job already.
-    Raises Declined: the user did not confirm, here or with --yes.
-    """
+    """Prints what a submission requests, and asks for confirmation (confirm_above), unless it has a job already."""
     from launcher.runs.history import read_history
 
-    plan = ready.prepared.plan
+    plan, config = ready.prepared.plan, ready.composed.config
+    if not (plan.queued and config.submit):
+        return
     run = Run(Path(plan.run_dir))
-    resumed = ready.run is not None
-    if (
-        plan.queued
-        and ready.composed.config.submit
-        and (resumed or not run.recorded() or read_history(run).job_id is None)
-    ):  # else the run has its job already
-        confirm(limits.lines(plan), limits.of_plan(plan), ready.composed.config.confirm_above, yes=yes)
+    if ready.run is not None or not run.recorded() or read_history(run).job_id is None:
+        confirm(limits.lines(plan), limits.of_plan(plan), config.confirm_above, yes=yes)
 
 
 def conclude(ready: Ready, output: Stream | None = None) -> int:
-    """Submits a run, prints what was submitted, follows the run if `wait` is set, and returns the exit code.
-
-    A run on this machine is followed unless `wait=false`. output: what of it is printed; None: all.
-    """
-    from launcher.cli.follow import follow_to_end
+    """Submits a run and follows it as `wait` says, on this machine by default; output: what is printed; None: all."""
+    from launcher.cli.wait import follow_to_end
 
     prepared, wait = ready.prepared, ready.composed.config.wait
     if not prepared.plan.queued and wait is not False:  # the run belongs to this terminal from its start
@@ -270,22 +246,17 @@ def show(prepared: Prepared) -> int:
     print(plan_table(prepared.plan))
     print(render.script(prepared.plan, token=prepared.token), end="")
     for number in range(1, len(prepared.plan.race)):
-        plan = member_plan(prepared.plan, number)
-        print(
-            f"\n# job {number + 1} of cluster.race\n{render.script(plan, token=race_token(prepared.token, number))}",
-            end="",
-        )
+        print(f"\n# job {number + 1} of cluster.race")
+        script = render.script(member_plan(prepared.plan, number), token=race_token(prepared.token, number))
+        print(script, end="")
     return 0
 
 
 def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool) -> None:
-    # Prints what was submitted and, unless this command waits for the run, commands that the user may need next
     run = submitted.run
     print(f"run        {run.id}")
-    print(
-        f"job        {submitted.job_id} on {prepared.plan.cluster.name}"
-        + (" (submitted before)" if submitted.again else "")
-    )
+    before = " (submitted before)" if submitted.again else ""
+    print(f"job        {submitted.job_id} on {prepared.plan.cluster.name}{before}")
     print(f"directory  {run.path}", flush=True)
     if not waits:
         following = (f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")
@@ -294,8 +265,7 @@ def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool
 
 def _print_start(plan: JobPlan, submitted: SubmittedRun) -> None:
     # For a person only: the queries take a moment, and a script has no use for them. On stderr, as a remark
-    from launcher.cli.explain import start_lines
-    from launcher.diagnose.why import estimate
+    from launcher.cli.explain import estimate, start_lines
 
     with contextlib.suppress(Exception):  # it is submitted, whatever the scheduler answers now; `why` says more
         found = estimate(submitted.run, plan, submitted.job_id, program(), ESTIMATE_TIMEOUT)

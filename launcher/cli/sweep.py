@@ -1,4 +1,4 @@
-"""`sweep`: shows the progress and the results of sweeps; other actions are in `sweep_change` and `wait`."""
+"""`sweep`: shows the progress and the results of sweeps, restarts or cancels points, or limits how many run at once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,31 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.progress import bar
-from launcher.cli.text import LONGEST_CELL, WIDTH, cause_of_point, cut, flat, metric_text, print_columns, program, table
+from launcher.cli.text import (
+    LONGEST_CELL,
+    WIDTH,
+    cause_of_point,
+    confirm,
+    cut,
+    flat,
+    metric_text,
+    print_columns,
+    program,
+    table,
+)
 from launcher.errors import ConfigError, near
 from launcher.files.ownership import require_own
 from launcher.formatting import format_time, plural, ranges
-from launcher.monitoring import packed
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     WAITING,
+    PilotActivity,
     PointStatus,
     SweepMonitor,
+    activity_of,
     counts,
     live_pilots,
     over,
@@ -36,7 +48,6 @@ from launcher.runs.events import Fault
 from launcher.runs.lookup import all_sweeps, find_sweep
 from launcher.runs.sweep_directory import (
     Journal,
-    Packing,
     SearchRecord,
     SearchSettings,
     Sweep,
@@ -46,9 +57,12 @@ from launcher.runs.sweep_directory import (
     require_known,
     values_of,
 )
-from launcher.search.progress import SearchProgress, described, look, rung_lines, rungs_of
+from launcher.search.progress import described, look, rung_lines, rungs_of
 from launcher.spec import build
 from launcher.units import parse_ranges
+
+if TYPE_CHECKING:
+    from launcher.sweeps.submit import SubmittedPilots
 
 RECENT = 20  # sweeps, and points of one, that are shown without --all
 # Points in these states are counted, but get no line of their own.
@@ -63,10 +77,7 @@ def run(arguments: Namespace) -> int:
         raise ConfigError(f"sweep {action} needs the SWEEP; `sweep status` lists them")
     if arguments.points and action in ("status", "results", "wait"):
         raise ConfigError(f"sweep {action} is about whole sweeps; of one point: `status {name}/{arguments.points[0]}`")
-    return _do(action, find_sweep(name, arguments.runs_dir), arguments)
-
-
-def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
+    sweep = find_sweep(name, arguments.runs_dir)
     if action == "status":
         return show_status(sweep, everything=arguments.everything, as_json=arguments.as_json)
     if action == "results":
@@ -76,15 +87,15 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
         from launcher.cli.wait import follow_sweep
 
         return follow_sweep(sweep)
-    from launcher.cli import sweep_change
-
     require_own(sweep.path, f"{action} it")
     if action == "throttle":
-        return sweep_change.throttle(sweep, _most(arguments.points))
+        words = arguments.points
+        if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
+            problem = f"{' '.join(words)!r} is not the number" if words else "give the number"
+            raise ConfigError(f"sweep throttle SWEEP N: {problem} of points that may run at once, 1 or more")
+        return _throttle(sweep, int(words[0]))
     points = numbers(arguments.points, sweep)
-    if action == "rerun":
-        return sweep_change.rerun(sweep, points, yes=arguments.yes)
-    return sweep_change.cancel(sweep, points)
+    return cancel(sweep, points) if action == "cancel" else _rerun(sweep, points, yes=arguments.yes)
 
 
 def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
@@ -98,13 +109,6 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
         raise ConfigError(f"points: {error}") from None
     require_known(points, sweep, count)
     return list(dict.fromkeys(points))
-
-
-def _most(words: Sequence[str]) -> int:
-    if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
-        problem = f"{' '.join(words)!r} is not the number" if words else "give the number"
-        raise ConfigError(f"sweep throttle SWEEP N: {problem} of points that may run at once, 1 or more")
-    return int(words[0])
 
 
 # -- `sweep status`: shows the progress of a sweep, and its points that are running or have failed
@@ -138,13 +142,16 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
     activity = None
     if manifest.packing is not None:
         board = monitor.boards.of(sweep, manifest.packing)
-        activity = packed.activity_of(sweep, manifest.packing, board, len(manifest.points))
+        activity = activity_of(sweep, manifest.packing, board, len(manifest.points))
     search = look(sweep) if manifest.search else None
     if as_json:
         points = [row(each) for each in seen]
         values: dict[str, Any] = {"sweep": sweep.id, "directory": str(sweep.path), "parallelism": manifest.parallelism}
         values |= {"pilots": vars(activity)} if activity else {}
-        values |= {"search": _of_search(search[1])} if search else {}
+        if search:
+            found, best = search[1], search[1].best
+            of_best = best and {"point": best.number, "value": best.value}
+            values["search"] = {**vars(found), "best": of_best, "rungs": [vars(each) for each in found.rungs]}
         print(json.dumps({**values, "counts": counts(seen), "points": points}, indent=1))
         return 0
     bar(sys.stdout, over(counts(seen)), len(seen))
@@ -153,7 +160,8 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
         print(_pilots_line(activity))
     for line in described(*search) if search else ():
         print(line)
-    listed = seen if everything else _over_first([each for each in seen if each.state not in WITHOUT_LINE])
+    with_line = [each for each in seen if each.state not in WITHOUT_LINE]
+    listed = seen if everything else sorted(with_line, key=lambda each: (not each.over, each.point.index))
     shown = listed if everything else listed[:RECENT]
     if shown:
         print()
@@ -161,9 +169,11 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
         print(line)
     if len(shown) < len(listed):
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
-    if manifest.packing is not None and search and not search[1].over and _stands_still(sweep, seen, monitor):
-        print(f"\nno pilot runs, and more points may be chosen\n{_throttle(sweep, manifest.packing)}")
-    again = [each for each in seen if each.over and each.state not in WITHOUT_LINE]
+    stands = search and not search[1].over and all(each.over for each in seen)
+    if manifest.packing is not None and stands and not live_pilots(sweep, monitor):
+        print("\nno pilot runs, and more points may be chosen")
+        print(f"next  {program()} sweep throttle {sweep.id} {manifest.packing.pilots}")
+    again = [each for each in with_line if each.over]
     cancelled = [each.point.index for each in again if each.state == RunState.CANCELLED.value]
     if again:
         named = f" {ranges(cancelled)}" if len(cancelled) == len(again) else ""
@@ -171,20 +181,7 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
     return 0
 
 
-def _stands_still(sweep: Sweep, seen: Sequence[PointStatus], monitor: SweepMonitor) -> bool:
-    return all(each.over for each in seen) and not live_pilots(sweep, monitor)
-
-
-def _throttle(sweep: Sweep, packing: Packing) -> str:
-    return f"next  {program()} sweep throttle {sweep.id} {packing.pilots}"
-
-
-def _of_search(found: SearchProgress) -> dict[str, Any]:
-    best = {"best": found.best and {"point": found.best.number, "value": found.best.value}}
-    return {**vars(found), **best, "rungs": [vars(each) for each in found.rungs]}
-
-
-def _pilots_line(activity: packed.PilotActivity) -> str:
+def _pilots_line(activity: PilotActivity) -> str:
     parts = [f"{activity.busy} of {plural(activity.slots, 'slot')} busy ({activity.share:.0%} of their time)"]
     if activity.rate:
         parts.append(f"{60 * activity.rate:.1f} points a minute")
@@ -193,14 +190,10 @@ def _pilots_line(activity: packed.PilotActivity) -> str:
     return ", ".join(parts)
 
 
-def _over_first(seen: Sequence[PointStatus]) -> list[PointStatus]:
-    return sorted(seen, key=lambda each: (not each.over, each.point.index))
-
-
 def row(each: PointStatus) -> dict[str, Any]:
     """Returns a point as `sweep status --json` prints it."""
     seen, first = each.seen, each.seen.history.fault if each.seen else None
-    progress = seen.progress if seen else None
+    progress, events = (seen.progress, seen.history.events) if seen else (None, ())
     return {
         "point": each.point.index,
         "run": each.point.run.id,
@@ -210,20 +203,12 @@ def row(each: PointStatus) -> dict[str, Any]:
         "attempt": seen.history.attempt if seen else None,
         "step": progress.step if progress else None,
         "steps": progress.total if progress else None,
-        "elapsed": _elapsed(each),
+        "elapsed": int((events[-1]["time"] if each.over else time.time()) - events[0]["time"]) if events else None,
         "cause": cause_of_point(each),
         "rank": first.rank if isinstance(first, Fault) else None,
         "host": (first.host or None) if first else None,
         "directory": str(each.point.run.path),
     }
-
-
-def _elapsed(each: PointStatus) -> int | None:
-    # Returns the seconds since a point's first event, up to its end if it is over; None: it has no events
-    events = each.seen.history.events if each.seen else ()
-    if not events:
-        return None
-    return int((events[-1]["time"] if each.over else time.time()) - events[0]["time"])
 
 
 def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
@@ -265,19 +250,14 @@ FAILURES = 20  # failed points that are listed
 
 @dataclass(frozen=True)
 class Order:
-    """An order of points."""
-
-    metric: str | None  # the metric by which points are sorted; None: they are sorted by number
-    largest_first: bool = False  # whether the point with the largest value comes first
+    metric: str | None  # by which points are sorted; None: they are sorted by number
+    largest_first: bool = False
 
 
 def show_results(
     sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
 ) -> int:
-    """Prints the points of a sweep as a table, as JSON or as CSV (`-`: to stdout); returns 0.
-
-    sort, reverse: see `order_of`. Raises ConfigError: no point has the metric, or the file cannot be written.
-    """
+    """Prints the points of a sweep as a table, as JSON or as CSV (`-`: to stdout); returns 0."""
     seen, manifest = point_statuses(sweep), sweep.manifest()
     record = SearchRecord(sweep.path)
     search = (record.settings(), record.journal()) if manifest.search else None
@@ -325,16 +305,7 @@ def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
 
 
 def order_of(sort: str | None, reverse: bool, manifest: SweepManifest, known: Sequence[str]) -> Order:
-    """Returns the order of points: by the metric `sort`, else by the sweep's objective.
-
-    | sort | order of points |
-    |---|---|
-    | None | by the objective, the best first; without an objective by number |
-    | the objective | the best first |
-    | another metric | the smallest first |
-
-    Raises ConfigError: no point has such a metric.
-    """
+    """Returns the order of points: by the objective, the best first, or by another metric, the smallest first."""
     first = manifest.objective[0] if manifest.objective else None
     if sort is None:
         return Order(first, (manifest.best_is == "max") != reverse)
@@ -356,14 +327,10 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]
     return sorted(metrics, key=place)
 
 
-# -- the table
-
-
 def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
     """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit.
 
-    If there is only one point, all its metrics may be shown. room: width of all columns, with two spaces before each.
-    Returns the metrics that are shown, and those that are left out.
+    room: width of all columns, with two spaces before each. Returns also the metrics that are left out.
     """
     known = names_of(metrics.values())
     values = {name: [each.get(name) for each in metrics.values()] for name in known}
@@ -434,12 +401,7 @@ def _print_best(
     else:
         print(f"best  point {best.index}, {order.metric} {metric_text(metrics[best.index][order.metric])}: "
               f"{label(best.overrides, keys)}".rstrip(": "))  # fmt: skip
-        print(f"run   {single_run(best.overrides)}")
-
-
-def single_run(overrides: Sequence[str]) -> str:
-    """Returns the command line that submits a single run with the overrides of a point."""
-    return build.command(program(), overrides)
+        print(f"run   {build.command(program(), best.overrides)}")
 
 
 def csv_cell(value: Any) -> Any:
@@ -479,3 +441,92 @@ def _write_csv(
     except OSError as error:
         raise ConfigError(f"--csv {path}: the file cannot be written ({error.strerror})") from None
     print(f"{path}: {plural(len(seen), 'point')}")
+
+
+# -- `sweep rerun`, `sweep cancel` and `sweep throttle`
+
+
+def _rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool) -> int:
+    from launcher.spec import limits
+    from launcher.submission.resume import secrets_again
+    from launcher.sweeps import control
+
+    def ask(chosen: Sequence[int]) -> None:
+        if plans := [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]:
+            above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
+            confirm(limits.lines_of_all(plans), limits.of_plans(plans), above, yes=yes)
+
+    submitted = control.rerun(sweep, points, ask, secrets_again)
+    if submitted is None:
+        print(f"{sweep.id}: there is nothing to run again; points that were cancelled are run again if you name them")
+        return 0
+    for job, indices in submitted.jobs:
+        print(f"job      {job}: {_points(indices)}")
+    if submitted.pilots is not None:
+        _print_pilots(sweep, submitted.pilots)
+    else:
+        if submitted.local:
+            print(f"here     {_points(submitted.local)}")
+        if submitted.not_accepted:
+            print(f"left     {_points(submitted.not_accepted)}: {submitted.limit}")
+            print(f"         later: {program()} sweep rerun {sweep.id}")
+    print(f"next     {program()} sweep wait {sweep.id}")
+    return 1 if submitted.not_accepted else 0
+
+
+def _print_pilots(sweep: Sweep, submitted: SubmittedPilots) -> None:
+    for number, pilot in submitted.jobs.items():
+        print(f"pilot    {sweep.pilot(number).id}: job {pilot.job_id}")
+    if submitted.left and (packing := sweep.manifest().packing):
+        print(f"left     {plural(submitted.left, 'pilot')}: {submitted.words}")
+        print(f"         later: {program()} sweep throttle {sweep.id} {packing.pilots}")
+
+
+def _points(points: Sequence[int]) -> str:
+    text = ranges(sorted(points))
+    if len(text) > 40:
+        text = f"{text[:37].rpartition(',')[0]},..."
+    return f"point {text}" if len(points) == 1 else f"{len(points)} points ({text})"
+
+
+def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
+    """Cancels the points with these numbers (None: all points) and prints which; returns 0."""
+    from launcher.sweeps import control
+
+    before = control.cancel(sweep, points)
+    started = [index for index, state in before.items() if state != WAITING]
+    waiting = [index for index, state in before.items() if state == WAITING]
+    if waiting:
+        print(f"{sweep.id}: {_points(waiting)} will not start")
+    if started:
+        print(f"{sweep.id}: {_points(started)} {'is' if len(started) == 1 else 'are'} being cancelled")
+    if over := [index for index in points or () if index not in before]:
+        print(f"{sweep.id}: {_points(over)} {'is' if len(over) == 1 else 'are'} over already")
+    if not before and points is None:
+        print(f"{sweep.id} is over already")
+    return 0
+
+
+def _throttle(sweep: Sweep, most: int) -> int:
+    if sweep.manifest().packing is not None:
+        from launcher.sweeps.submit import throttle_pilots
+
+        submitted, stopping = throttle_pilots(sweep, most)
+        print(f"{sweep.id}: {plural(most, 'pilot')}")
+        _print_pilots(sweep, submitted)
+        for name in stopping:
+            print(f"stops    {name}: its points go on in others")
+        if submitted.enough == 0:
+            print("all its points are over: no pilot is submitted")
+        elif submitted.enough is not None:
+            print(f"{plural(submitted.enough, 'pilot')} can run all points that are left: no more is submitted")
+        return 1 if submitted.left else 0
+    from launcher.sweeps import control
+
+    given = control.throttle(sweep, most)
+    print(f"{sweep.id}: at most {plural(most, 'point')} at once")
+    for job, part in given:
+        print(f"  {part} of array {job}")
+    if len(given) > most:
+        print(f"  {len(given)} arrays wait, and each runs one point at least")
+    return 0

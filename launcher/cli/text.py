@@ -29,22 +29,21 @@ LONGEST_METRIC = 200  # characters of a value; result.json has all of it
 
 
 def at_blanks(text: str, width: int) -> list[str]:
-    """Wraps a cell of a `table`."""
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def table(
     rows: Sequence[Sequence[str]], *, wraps: int | None = None, wrap: Callable[[str, int], list[str]] = at_blanks,
-    width: int = WIDTH, indent: int = 0,
+    indent: int = 0,
 ) -> list[list[str]]:  # fmt: skip
     """Returns the lines of each row, aligned, the headings first. No cell is shortened.
 
-    wraps: column whose cells are wrapped (to 20 characters, if need be) so that a line fits `width`; None: none.
+    wraps: column whose cells are wrapped (to 20 characters, if need be) so that a line fits WIDTH; None: none.
     """
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if wraps is not None:
-        room = width - indent - sum(widths) + widths[wraps] - 2 * (len(widths) - 1)
+        room = WIDTH - indent - sum(widths) + widths[wraps] - 2 * (len(widths) - 1)
         widths[wraps] = min(widths[wraps], max(room, 20))
 
     def of(row: list[str]) -> list[str]:
@@ -64,13 +63,12 @@ def labelled(label: str, text: str, *, column: int = 11) -> list[str]:
 
 
 def print_under(label: str, lines: Iterable[str]) -> None:
-    """Prints lines in a column, the first one behind a label; no line is wrapped."""
+    """Prints lines in a column, the first one behind a label."""
     for place, line in enumerate(lines):
         print(f"{'' if place else label:<11}{line}", flush=True)
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Prints the headings and rows as a table."""
     for lines in table(rows):
         print(*lines, sep="\n")
 
@@ -82,7 +80,7 @@ def print_unreadable(run: Run) -> None:
 
 
 def plan_table(plan: JobPlan) -> str:
-    """Returns the plan as a table with two columns, as a dry run shows it."""
+    """Returns the plan as a dry run shows it."""
     from launcher.spec import limits
 
     pools = [f"{key} {name}" for key, name in limits.pools_by_key(plan).items()]
@@ -118,10 +116,7 @@ def plan_table(plan: JobPlan) -> str:
 
 
 def bound_to(plan: JobPlan) -> list[str]:
-    """Returns lines about the CPUs to which ranks will be bound; empty: no binding is configured for a single rank.
-
-    If the profile names a type of node (cluster.node_type), the CPUs, GPU and NIC of each rank on it are listed.
-    """
+    """Returns lines about the CPUs (with cluster.node_type: GPUs and NICs) to which ranks will be bound."""
     from launcher.binding import hardware, masks
 
     asked = masks.parse(plan.launch.bind)
@@ -158,7 +153,7 @@ def bound_to(plan: JobPlan) -> list[str]:
 
 
 def cause(seen: RunStatus) -> str | None:
-    """Returns why a run ended, in a line or two, as `post-mortem` shows it; None: not known."""
+    """Returns why a run ended, in a line or two; None: not known."""
     return ending(seen)[0]
 
 
@@ -189,20 +184,15 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flattens nested metrics: the names become dotted, such as `test.accuracy`."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            found.update(flat(value, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = value
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 
 def metric_text(value: Any) -> str:
-    """Formats the value of a metric for a table of points."""
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST_CELL)
 
 
 def cut(line: str, width: int) -> str:
-    """Shortens a line to `width` characters, with `...` at its end."""
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
@@ -228,17 +218,13 @@ def outcome(seen: RunStatus) -> str:
 
 
 class Declined(LauncherError):
-    """The user was asked for confirmation, and declined. Nothing was submitted."""
-
     exit_code = DECLINED
 
 
 def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool) -> None:
-    """Prints the requested resources, and asks the user for confirmation if they exceed `above`.
+    """Prints the requested resources, and asks for confirmation at a terminal; raises Declined.
 
-    If stdin is not a terminal, the submission counts as confirmed.
     above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
-    Raises Declined: the user did not answer yes.
     """
     print_under("requests", lines)
     asked, unit = cost.counted

@@ -72,7 +72,7 @@ def _bound(
 
 
 def devices_of(node: Node) -> dict[str, list[str]]:
-    """Returns the names of GPUs and network devices by NUMA node. Devices without a NUMA node are left out."""
+    """Returns the names of GPUs and network devices by NUMA node."""
     found: dict[str, list[str]] = {}
     for name, numa in [*((gpu.name, gpu.numa) for gpu in node.gpus), *((nic.name, nic.numa) for nic in node.nics)]:
         if numa is not None:
@@ -81,10 +81,7 @@ def devices_of(node: Node) -> dict[str, list[str]]:
 
 
 def node_tables(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """Returns the lines that show the nodes of a run, from the `bound` events in order of ranks; equal ones once.
-
-    devices: names of GPUs and network devices, by NUMA node; None: those that ranks use.
-    """
+    """Shows the nodes of a run; equal ones once. devices: of each NUMA node; None: those that ranks use."""
     alike: dict[tuple[object, ...], list[Bound]] = {}
     for each in bindings:
         same = (each.node, each.allowed, each.unbound, tuple((rank.cpus, rank.gpu, rank.nic) for rank in each.ranks))

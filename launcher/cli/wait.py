@@ -1,17 +1,22 @@
-"""`wait`: waits until a run or sweep is over, and exits with its code; `sweep wait` does the same for a sweep."""
+"""`wait`: follows a run or sweep until it is over: output, progress, and how it ended. Submissions do so, too."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import signal
+import stat
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from launcher.cli.follow import follow_to_end, wait_until_readable, with_signals
-from launcher.cli.progress import Rate, of_sweep, on_terminal, shown
-from launcher.cli.text import cause_of_point, flat, metric_text, program
-from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, UnavailableError
+from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown
+from launcher.cli.text import cause_of_point, flat, metric_text, outcome, program
+from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import ranges
+from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     WAITING,
@@ -24,16 +29,26 @@ from launcher.monitoring.sweep import (
     point_statuses,
     summary,
 )
+from launcher.runs.directory import Run
+from launcher.runs.events import Progress, every
 from launcher.runs.lease import is_being_submitted
 from launcher.runs.lookup import find_either
+from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import SearchRecord, Sweep, differing, label, sweep_of
 from launcher.schedulers.query_cache import interval
-from launcher.sweeps import control
+from launcher.submission.submit import print_notice
 
-MIN_POLL_INTERVAL = 0.2  # seconds; at first, and while points run on this machine
-MAX_POLL_INTERVAL = 10.0  # seconds
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+LOCAL_INTERVAL = 0.1  # seconds between two looks at a run on this machine
+QUIET_INTERVAL = 15.0  # the same, while nothing changes or nothing can be read
+MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.2, 10.0  # seconds between two looks at a sweep
 IDLE_TIME = 5.0  # seconds without a change; then it is checked whether a process still starts the waiting points
 MAX_STARTERS = 3  # processes started for waiting points, one after another, without a point changing its state
+# Errors of writing output: the terminal was closed, the reader of a pipe has exited, or the disk is full.
+OUTPUT_GONE = frozenset({errno.EIO, errno.EPIPE, errno.ENXIO, errno.ENOSPC, errno.EDQUOT})
+T = TypeVar("T")
 
 
 def run(arguments: Namespace) -> int:
@@ -45,18 +60,170 @@ def run(arguments: Namespace) -> int:
     return follow_to_end(found, foreground=False, output=not arguments.quiet)
 
 
-def follow_sweep(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
-    """Follows a sweep to its end, and returns the command's exit code.
+def follow_to_end(
+    run: Run, *, foreground: bool, output: bool = True, stream: Stream | None = None,
+    start: Callable[[], object] | None = None,
+) -> int:  # fmt: skip
+    """Follows a run to its end, prints how it ended, and returns the exit code (launcher/errors.py).
 
-    foreground: whether the sweep belongs to this terminal. If so, Ctrl-C cancels it; else Ctrl-C ends this command.
-    Returns 0 if all points are done or pruned, 75 if all others are stopped and can be resumed, 130 if interrupted,
-    else 1.
+    foreground: whether the run belongs to this terminal, see `with_signals`. start: starts the run; None: it has begun.
+    stream: reads the output that is printed (with `output`); None: all output of the run.
     """
+    started = start is None
 
     def cancel(kill: bool) -> None:
+        if started:
+            JobMonitor().cancel(run, kill=kill)
+
+    def follow(shown: bool, signals: Sequence[int]) -> RunStatus:
+        nonlocal started
+        if not started and start is not None:
+            start()
+            started = True
+            if signals:  # they came before the run could be cancelled
+                cancel(False)
+        return _follow_run(run, stream or Stream(run), foreground, output and shown)
+
+    result = with_signals(run.id, follow, foreground, cancel)
+    if result is None:
+        return INTERRUPTED
+    seen, interrupted = result
+    print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
+    return INTERRUPTED if interrupted else seen.exit_code
+
+
+def with_signals(
+    name: str, follow: Callable[[bool, Sequence[int]], T], foreground: bool, cancel: Callable[[bool], object]
+) -> tuple[T, bool] | None:
+    """Calls `follow` with whether output can be printed, and the list of signals received so far.
+
+    | event | the run belongs to this terminal | it does not |
+    |---|---|---|
+    | Ctrl-C, SIGTERM | it is cancelled, and followed to its end; the second time it is killed | following ends |
+    | the window is closed (SIGHUP) | it is cancelled, and followed to its end | following ends |
+    | the reader of the output has exited (`head`) | the same | OSError |
+
+    Returns the result of `follow`, and whether the run was interrupted; None: following ended, and the run continues.
+    """
+    try:
+        with ctrl_c(foreground, cancel) as signals:
+            try:
+                return follow(True, signals), bool(signals)
+            except OSError as error:
+                if not foreground or error.filename is not None or error.errno not in OUTPUT_GONE:
+                    raise
+                _discard_output(f"the reader of the output has exited: stopping {name}")
+                if not signals:
+                    cancel(False)
+                return follow(False, signals), True
+    except KeyboardInterrupt:
+        print_notice(f"{name} continues without this terminal")
+        return None
+
+
+def _discard_terminal_output() -> None:
+    with open(os.devnull, "wb") as nowhere:
+        for number in (1, 2):
+            if stat.S_ISCHR(os.fstat(number).st_mode):
+                os.dup2(nowhere.fileno(), number)
+
+
+def _discard_output(message: str) -> None:
+    # Redirects stderr, too, if it is the same file or cannot be written to
+    with open(os.devnull, "wb") as nowhere:
+        separate = not os.path.sameopenfile(1, 2)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            if separate:
+                os.write(2, f"launcher: {message}\n".encode())
+        except OSError:
+            separate = False
+        if not separate:
+            os.dup2(nowhere.fileno(), 2)
+
+
+@contextlib.contextmanager
+def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[int]]:
+    """Handles Ctrl-C, SIGTERM and SIGHUP inside the `with` block; yields the list of signals received so far.
+
+    With `foreground` a signal calls `cancel`, with True (kill it) from the second on; else it raises KeyboardInterrupt.
+    """
+    signals: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        if signals and number == signal.SIGHUP:  # closing a window may send it twice
+            return
+        signals.append(number)
+        if not foreground:
+            raise KeyboardInterrupt
+        if number == signal.SIGHUP:
+            _discard_terminal_output()
+        first = len(signals) == 1
+        print_notice("stopping; Ctrl-C again kills" if first else "killing")
+        try:
+            cancel(not first)
+        except (LauncherError, OSError) as error:
+            print_notice(str(error))
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield signals
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> RunStatus:
+    live, rate = JobMonitor(share=True), Rate()
+    polls, why = 0, ""
+    with shown(every=None) as show:  # no progress lines where there is no terminal
+        while True:
+            seen = wait_until_readable(lambda: status_of(run, live))
+            if seen.state is RunState.QUEUED and seen.job.reason and seen.job.text != why:
+                why = seen.job.text  # the job may never start, so its pending reason is shown
+                print(f"queued: {why}", file=sys.stderr, flush=True)
+            try:
+                for text in stream.new(last=seen.state.over) if output else ():
+                    show.print(text.decode(errors="replace").removesuffix("\n"))
+            except UnavailableError as error:
+                print(f"launcher: output is missing here: {error}", file=sys.stderr, flush=True)
+            show.show_run_bars(stream.states if output else ())
+            for event in every(seen.history.events, Progress):
+                rate.add(event.time, event.step)
+            if (progress := seen.progress) is not None:
+                show.show("step", progress.step, progress.total or None, of_training(progress, rate))
+            if seen.state.over:
+                return seen
+            # A job may be queued for hours, so the interval grows.
+            time.sleep(LOCAL_INTERVAL if foreground else interval(polls, 0.0, 1.0, QUIET_INTERVAL))
+            polls += 1
+
+
+def wait_until_readable(read: Callable[[], T]) -> T:
+    """Calls `read` until it does not raise UnavailableError, and returns its result. Prints each new error once."""
+    why = ""
+    while True:
+        try:
+            return read()
+        except UnavailableError as error:  # the state of the run is unknown, not failed
+            if str(error) != why:
+                why = str(error)
+                print(f"launcher: waiting: {why}", file=sys.stderr, flush=True)
+            time.sleep(QUIET_INTERVAL)
+
+
+# -- sweeps
+
+
+def follow_sweep(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
+    """Follows a sweep to its end, and returns the command's exit code; foreground: see `with_signals`."""
+
+    def cancel(kill: bool) -> None:
+        from launcher.sweeps import control
+
         control.cancel(sweep, points, kill=kill)
 
-    result = with_signals(sweep.id, lambda *_: _follow(sweep, points), foreground, cancel)
+    result = with_signals(sweep.id, lambda *_: _follow_points(sweep, points), foreground, cancel)
     if result is None:
         return INTERRUPTED
     seen, interrupted = result
@@ -102,7 +269,7 @@ def score_text(each: PointStatus, objective: Sequence[str]) -> str:
     return ", ".join(f"{name} {metric_text(metrics[name])}" for name in objective if name in metrics)
 
 
-def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
+def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
     manifest = sweep.manifest()
     live = SweepMonitor(share=True)
     keys = list(SearchRecord(sweep.path).settings().space) if manifest.search else differing(manifest.points)
@@ -151,17 +318,14 @@ def _chooses(sweep: Sweep) -> bool:
         return True
 
 
-def _without_pilots(sweep: Sweep) -> str:
-    return f"no pilot runs, and points wait: see why, then\n  {program()} sweep rerun {sweep.id}"
-
-
 def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> str | None:
     # More than one such process does no harm: a lock lets only one of them work
     try:
         if is_being_submitted(sweep.path):  # a submitter is at work
             return None
         if sweep.manifest().packing is not None:
-            return None if live_pilots(sweep, SweepMonitor(share=True)) else _without_pilots(sweep)
+            why = f"no pilot runs, and points wait: see why, then\n  {program()} sweep rerun {sweep.id}"
+            return None if live_pilots(sweep, SweepMonitor(share=True)) else why
         asked = sweep.local_requests()
     except UnavailableError:  # not known now; the next call may know
         return None

@@ -12,23 +12,11 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import LaunchMode
 from launcher.diagnose import verdict as known
-from launcher.diagnose.verdict import (
-    LEFT,
-    Verdict,
-    before_crash,
-    before_traceback,
-    classify,
-    crash_lines,
-    last_traceback,
-    main_frames,
-    own_frames,
-)
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
 from launcher.failures.symptoms import EndKind
 from launcher.formatting import format_hours, rough_size
-from launcher.monitoring.packed import rerun
-from launcher.monitoring.run_status import RunStatus
+from launcher.monitoring.run_status import RunStatus, rerun
 from launcher.monitoring.state import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt
@@ -46,7 +34,7 @@ MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 class Stack:
     """The stack of the main thread, which several ranks share if they hung in the same call."""
 
-    ranks: tuple[int, ...]  # the ranks with this stack
+    ranks: tuple[int, ...]
     frames: tuple[str, ...]  # lines of Python's faulthandler, the newest frame first; empty: the ranks wrote no stack
 
 
@@ -54,8 +42,8 @@ class Stack:
 class Findings:
     """Everything that `post-mortem` shows about an attempt."""
 
-    attempt: int | None  # the number of the attempt; None: the run had no attempt
-    verdict: Verdict  # why the attempt ended
+    attempt: int | None  # None: the run had no attempt
+    verdict: known.Verdict
     codes: Mapping[str, str | None]  # as in `Evidence`
     time: float | None = None  # when the first failure was reported, or the attempt ended; since the epoch
     rank: int | None = None  # the rank that failed first
@@ -69,14 +57,11 @@ class Findings:
     log: tuple[str, ...] = ()  # the last lines of the log of `rank`, without the traceback
     stacks: tuple[Stack, ...] = ()  # for a hang, the stacks of all ranks; for a crash, the stack of `rank`
     files: Mapping[str, str] = field(default_factory=dict)  # paths of files to look at, by a description (`its errors`)
-    # bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`
-    memory: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)  # as in `Evidence`
     todo: tuple[Step, ...] = ()  # the advice
-    # the first failure that agents reported
-    fault: Fault = Fault()  # noqa: RUF009  it is frozen
+    fault: Fault = Fault()  # noqa: RUF009  frozen: the first failure that agents reported
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the findings as JSON types."""
         return {
             "attempt": self.attempt, "kind": self.verdict.kind.value, "cause": self.verdict.cause,
             "sure": self.verdict.sure, "sign": self.verdict.sign or None, **self.codes,
@@ -94,7 +79,7 @@ class Findings:
         }  # fmt: skip
 
 
-EndedAttempt = tuple[Attempt, Verdict, Mapping[str, "str | None"]]  # with the codes of its end
+EndedAttempt = tuple[Attempt, known.Verdict, Mapping[str, "str | None"]]  # with the codes of its end
 
 
 def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
@@ -108,17 +93,14 @@ def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
 def verdicts(seen: RunStatus) -> list[EndedAttempt]:
     """Returns each attempt of a run that has ended, with its verdict and codes, without a query to the scheduler."""
     found = [(attempt, known.evidence_of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
-    return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
+    return [(attempt, known.classify(evidence), evidence.codes) for attempt, evidence in found]
 
 
 def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
-    """Returns the findings about an attempt, from its files and the scheduler's history of its job.
-
-    name, program: the run and the launcher's command, as the user typed them; for commands to copy.
-    """
+    """Returns the findings about an attempt; name, program: the run and the launcher's command, as they were typed."""
     if attempt is None:
         evidence = known.evidence_of(seen)
-        verdict = classify(evidence)
+        verdict = known.classify(evidence)
         case = Case(name, program, seen.plan, verdict, signal=evidence.job.signal, rerun=rerun(seen.run))
         by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
         return Findings(None, verdict, evidence.codes, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
@@ -127,12 +109,12 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     pasts = known.job_executions(seen, started.job if started else None)
     past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
     evidence = known.evidence_of_attempt(seen, attempt, following, past)
-    verdict, event = classify(evidence), evidence.fault
+    verdict, event = known.classify(evidence), evidence.fault
     fault = event if isinstance(event, Fault) else Fault(host=event.host if event else "")
     rank, trace = fault.rank, (fault.traceback or "").strip()
     host = fault.accused[0].host if fault.accused else fault.host
-    if rank is not None and not trace and fault.code in LEFT:  # a program of the user
-        trace = last_traceback(_errors(attempt, rank))
+    if rank is not None and not trace and fault.code in known.LEFT:  # a program of the user
+        trace = known.last_traceback(_errors(attempt, rank))
     same, followed, others = _others(attempt, rank, trace)
     files = _files(seen, attempt, rank)
     case = Case(
@@ -144,17 +126,14 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
         attempt.number, verdict, evidence.codes, time=(event.time if event else 0) or _ended(evidence, events),
         rank=rank, host=host, by=_user([past.by] if past else []), same=same, followed=followed, others=others,
         restarts=restarts(events),
-        traceback=own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
+        traceback=known.own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
         stacks=_stacks(attempt) if fault.code is FaultCode.HANG or fault.hang else _crash(attempt, rank),
         files=files, memory=evidence.memory, todo=tuple(advice(case)), fault=fault,
     )  # fmt: skip
 
 
 def has_saved(plan: JobPlan, started: Started | None) -> bool:
-    """Returns whether a run has a checkpoint, or one that is unreadable now.
-
-    started: the first attempt. Files that the user's own code has written since then count, too; None: not started.
-    """
+    """Returns whether a run has a checkpoint, one that is unreadable now, or files of its own code since `started`."""
     try:
         if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:
             return True
@@ -167,7 +146,7 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
 
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns why ranks were restarted within an attempt, one line of text for each restart, the first one first."""
+    """Returns why ranks were restarted within an attempt, a line for each restart."""
     lines: list[str] = []
     for entry in events:
         if (restart := as_kind(entry, Restart)) is not None:
@@ -178,8 +157,7 @@ def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
-    # Returns when an attempt without a fault ended, in seconds since the epoch; None: not known.
-    # The time is from its events `stop` and `ended`, or else from the scheduler's notices.
+    # When an attempt without a fault ended: by its own events, else by the scheduler's notices
     times = [each.time for each in (last(events, Stop), last(events, Ended)) if each]
     if times:
         return max(times)
@@ -217,8 +195,8 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
 def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
     shown: list[str] = []
     for path in rank_logs(attempt, rank):
-        lines = before_crash(tail(path))
-        lines = before_traceback(lines) if trace else lines
+        lines = known.before_crash(tail(path))
+        lines = known.before_traceback(lines) if trace else lines
         shown += [line for line in lines if line.strip()][-LAST_LINES:]
     return tuple(shown[-LAST_LINES:])
 
@@ -231,7 +209,7 @@ def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
     if rank is None:
         return ()
     lines = _errors(attempt, rank)
-    return (Stack((rank,), frames),) if (frames := crash_lines(lines)) else ()
+    return (Stack((rank,), frames),) if (frames := known.crash_lines(lines)) else ()
 
 
 def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
@@ -244,7 +222,7 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, (number, path) in sorted(newest.items()):
         if number == last:
-            groups.setdefault(main_frames("\n".join(tail(path))), []).append(rank)
+            groups.setdefault(known.main_frames("\n".join(tail(path))), []).append(rank)
     return tuple(Stack(tuple(ranks), frames) for frames, ranks in groups.items())
 
 
@@ -274,23 +252,15 @@ class Case:
 
     name: str  # the run, as the user named it on the command line
     program: str  # the command of the launcher, as the user typed it
-    plan: JobPlan  # the plan of the run
-    verdict: Verdict  # why the attempt ended
-    # bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`
-    memory: Mapping[str, int] = field(default_factory=dict)
-    host: str = ""  # the host of the first failure; empty: not known
+    plan: JobPlan
+    verdict: known.Verdict
+    memory: Mapping[str, int] = field(default_factory=dict)  # as in `Evidence`
+    host: str = ""  # of the first failure; empty: not known
     saved: bool = False  # whether the run has a checkpoint
-    # the first failure that agents reported
-    fault: Fault = Fault()  # noqa: RUF009  it is frozen
+    fault: Fault = Fault()  # noqa: RUF009  frozen: the first failure that agents reported
     log: str = ""  # path of the failed rank's standard error; empty: there is none
-    signal: int | None = None  # the number of the signal that ended the job, if the scheduler reports it
-    # for a point of a sweep that runs in a pilot, the sub-command that starts it again; empty for other runs
-    rerun: str = ""
-
-    @property
-    def sign(self) -> str:
-        """The log line or error message that shows the kind of the failure; empty: there is none."""
-        return self.verdict.sign or self.fault.error or ""
+    signal: int | None = None  # that ended the job, if the scheduler reports it
+    rerun: str = ""  # of a point in a pilot, the sub-command that starts it again
 
     def resume(self, *overrides: str) -> str:
         """Returns the command that continues the run, with changes; empty for a point in a pilot that needs some."""
@@ -303,7 +273,7 @@ class Case:
 class Step:
     """A step that the advice names."""
 
-    words: str  # what to do
+    words: str
     command: str = ""  # the command that does it, to copy; empty: no single command does
 
 
@@ -311,7 +281,6 @@ Steps = list["str | Step"]
 
 
 def advice(case: Case) -> list[Step]:
-    """Returns the steps to take after an attempt; an empty list if the run is done."""
     return [each if isinstance(each, Step) else Step(each) for each in _ADVICE[case.verdict.kind](case)]
 
 
@@ -368,16 +337,13 @@ def _node(case: Case) -> Steps:
     if case.host and (override := registry.scheduler(cluster.scheduler).without(case.host, cluster.settings)):
         more = [Step("or without that node", case.resume(override))]
     working = case.plan.nodes - case.plan.spares
-    fewer = f"min_nodes={working - 1}" if working > 1 else ""
-    return [
-        Step("continue, on the nodes that the scheduler gives it", case.resume()),
-        *more,
-        *([Step("let it continue with one node less next time", case.resume(fewer))] if fewer else []),
-    ]
+    if working > 1:
+        more.append(Step("let it continue with one node less next time", case.resume(f"min_nodes={working - 1}")))
+    return [Step("continue, on the nodes that the scheduler gives it", case.resume()), *more]
 
 
 def _gpu_error(case: Case) -> Steps:
-    if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.sign):
+    if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.verdict.sign or case.fault.error or ""):
         return [f"this GPU is broken{_on(case)}: report it to the site", *_node(case)]
     return [
         "run it once with CUDA_LAUNCH_BLOCKING=1 (cluster.environment): then the traceback shows the failing call",
@@ -420,15 +386,12 @@ def _hang(case: Case) -> Steps:
 
 def _rendezvous(case: Case) -> Steps:
     longer = case.resume(f"launch.rendezvous_timeout={2 * case.plan.launch.rendezvous_timeout}")
-    suffix = case.plan.cluster.host_suffix
+    suffix, checks = case.plan.cluster.host_suffix, case.resume("preflight=true")
     named = f"do the nodes have names with cluster.host_suffix={suffix}? `getent hosts NODE{suffix}` there shows it"
     return [
         *([named] if suffix else []),
         Step("is a node slow to start, or an import slow? Then wait longer", longer),
-        Step(
-            "is it the network? Name the interface (cluster.interface), or check all nodes",
-            case.resume("preflight=true"),
-        ),
+        Step("is it the network? Name the interface (cluster.interface), or check all nodes", checks),
         *_node(case)[1:2],
     ]
 

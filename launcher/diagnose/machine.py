@@ -59,7 +59,7 @@ def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def proxies(environ: Mapping[str, str]) -> Finding:
-    """Reports the proxies for downloads (`data fetch`). User names and passwords in their URLs are hidden."""
+    """Reports the proxies for downloads (`data fetch`), without passwords."""
     names = [name for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (name, name.upper())]
     shown = [f"{name}={without_password(environ[name])}" for name in names if environ.get(name)]
     return ok("proxies", "; ".join(shown) if shown else "none set")
@@ -67,13 +67,11 @@ def proxies(environ: Mapping[str, str]) -> Finding:
 
 def locale(encoding: str, umask: int) -> Iterator[Finding]:
     """Checks that the encoding of file names is UTF-8, and that the umask leaves the owner access to new files."""
+    text = f"file names and texts are {encoding}"
     if encoding.lower().replace("-", "") == "utf8":
-        yield ok("locale", f"file names and texts are {encoding}")
+        yield ok("locale", text)
     else:
-        yield warning(
-            "locale", f"file names and texts are {encoding}: names with other characters cannot be written",
-            "export LC_ALL=C.UTF-8",
-        )  # fmt: skip
+        yield warning("locale", f"{text}: names with other characters cannot be written", "export LC_ALL=C.UTF-8")
     if umask & 0o700:
         yield problem("umask", f"umask {umask:03o} denies the owner access to new files", "umask 022")
     else:
@@ -82,24 +80,18 @@ def locale(encoding: str, umask: int) -> Iterator[Finding]:
 
 def limits(found: Mapping[str, int | None]) -> Finding:
     """Checks this shell's soft limits (`nofile`: bytes or numbers; None: unlimited), which Slurm jobs inherit."""
-    shown, low = ", ".join(_limit(name, value) for name, value in found.items()), []
+    sizes = {name: long_size(found[name]) for name in ("memlock", "stack", "core") if found.get(name) is not None}
+    shown = ", ".join(f"{name} {sizes.get(name, 'unlimited' if n is None else n)}" for name, n in found.items())
+    low = []
     if (files := found.get("nofile")) is not None and files < LEAST_FILES:
         low.append(f"ulimit -n {LEAST_FILES} (open files: ranks and data loaders need many)")
     if (processes := found.get("nproc")) is not None and processes < LEAST_PROCESSES:
         low.append(f"ulimit -u {LEAST_PROCESSES} (processes and threads)")
-    if low:
-        return warning("ulimits", shown, "; ".join(low))
-    return ok("ulimits", shown)
-
-
-def _limit(name: str, value: int | None) -> str:
-    if value is None:
-        return f"{name} unlimited"
-    return f"{name} {long_size(value) if name in ('memlock', 'stack', 'core') else value}"
+    return warning("ulimits", shown, "; ".join(low)) if low else ok("ulimits", shown)
 
 
 def probe_limits() -> dict[str, int | None]:
-    """Returns the soft resource limits of this process, in the form that `limits` takes."""
+    """Returns the soft resource limits of this process."""
     names = ("nofile", "nproc", "memlock", "stack", "core")
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[0] for name in names}
     return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
@@ -150,11 +142,10 @@ def probe_ports(wanted: tuple[int, int]) -> Finding:
 
 
 def _ephemeral() -> tuple[int, int] | None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return int(low), int(high)
+        return int(low), int(high)
+    return None
 
 
 def _bindable(port: int) -> bool:
@@ -167,10 +158,7 @@ def _bindable(port: int) -> bool:
 
 
 def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Finding:
-    """Checks that this machine has cluster.interface.
-
-    A missing one is only a warning if runs start on other machines (`queued`), which may have other interfaces.
-    """
+    """Checks that this machine has cluster.interface; queued: runs start on machines that may have others."""
     found = sorted(known)
     if not name:
         return ok("interface", f"chosen on each node: the one that reaches the master; here: {', '.join(found)}")
@@ -204,7 +192,7 @@ def probe_temporary() -> Finding:
 
 
 def probe_machine() -> Iterator[Finding]:
-    """Runs the checks of locale, umask, limits, environment variables and proxies, which do not wait for anything."""
+    """Runs the checks that do not wait for anything."""
     umask = os.umask(0o077)
     os.umask(umask)
     yield from locale(sys.getfilesystemencoding(), umask)
@@ -264,20 +252,16 @@ def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
             wrong.append(f"pip install {name}")
         elif span is not None and not _parts(span[0]) <= _parts(version) < _parts(span[1]):
             wrong.append(f"pip install '{name}>={span[0]},<{span[1]}'")
-    if wrong:
-        yield problem("packages", ", ".join(versions), "; ".join(wrong))
-    else:
-        yield ok("packages", ", ".join(versions))
+    text = ", ".join(versions)
+    yield problem("packages", text, "; ".join(wrong)) if wrong else ok("packages", text)
     extra = [f"{name} {version}" for name in OPTIONAL if (version := version_of(name))]
     yield ok("extras", ", ".join(extra) if extra else f"none of {', '.join(OPTIONAL)}")
 
 
 def installed_version(name: str) -> str | None:
-    """Returns the installed version of a package; None: it is not installed."""
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _parts(version: str) -> tuple[int, ...]:
@@ -286,7 +270,6 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 def launcher() -> Iterator[Finding]:
-    """Reports the launcher's version and folder, and the kernel and the number of CPUs of this machine."""
     where = "a checkout" if paths.code_root() else "installed"
     yield ok("launcher", f"{__version__}, {paths.PACKAGE.parent} ({where})")
     yield ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs")
@@ -315,7 +298,7 @@ def torch(found: Mapping[str, Any] | str) -> Finding:
 
 
 def probe_torch(limit: float) -> Finding:
-    """Imports torch in another process, which is killed after `limit` seconds, and checks what it printed."""
+    """Imports torch in another process, for at most `limit` seconds, and checks what it printed."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", LOOK_AT_TORCH], cwd="/", capture_output=True, text=True, timeout=limit, check=False,
@@ -366,7 +349,7 @@ SKEW = 5.0  # seconds by which the file server's clock may differ from this mach
 def space(folder: str, kind: str, free: int, inodes: int | None, *, queued: bool) -> Finding:
     """Checks the folder of runs (or its parent): free space, and (`queued`) that machines share its file system.
 
-    kind: the type of the file system (`nfs4`); empty: not known. inodes: free ones; None: it does not count them.
+    kind: of file system (`nfs4`); empty: not known. inodes: free ones; None: it does not count them.
     """
     counted = "" if inodes is None else f", {inodes} inodes"
     text = f"{folder} on {kind or 'an unknown file system'}, {long_size(free)}{counted} free"
@@ -385,14 +368,10 @@ def space(folder: str, kind: str, free: int, inodes: int | None, *, queued: bool
 
 
 def file_operations(folder: str, failed: Sequence[tuple[str, str]], skew: float, took: float) -> Finding:
-    """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends.
-
-    failed: (name, error) of each that does not. skew: seconds by which the file server's clock is ahead of this one.
-    """
+    """failed: (name, error) of each that does not work. skew: seconds by which the file server's clock is ahead."""
     if failed:
         text = "; ".join(f"{what} does not work ({why})" for what, why in failed)
-        only_locks = all(what.endswith("lock") for what, _ in failed)
-        if only_locks:
+        if all(what.endswith("lock") for what, _ in failed):
             return warning(
                 "files", f"{folder}: {text}", "only the scheduler can then detect two simultaneous submissions of one "
                 "run id; mount it with locks (NFS: without nolock)",
@@ -407,7 +386,7 @@ def file_operations(folder: str, failed: Sequence[tuple[str, str]], skew: float,
 
 
 def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
-    """Checks the folder of runs or its nearest existing parent; removes the files it makes."""
+    """Checks the folder of runs or its nearest existing parent."""
     there = folder
     while not there.is_dir() and there != there.parent:
         there = there.parent
@@ -429,10 +408,7 @@ def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
 
 
 def try_out(folder: Path) -> tuple[list[tuple[str, str]], float, float]:
-    """Tries the file operations that runs need in a temporary folder, which it removes; OSError: it cannot be made.
-
-    Returns (failed, skew, took), as `file_operations` takes them.
-    """
+    """Tries the file operations that runs need in a temporary folder; returns (failed, skew, took)."""
     began = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))
     failed: list[tuple[str, str]] = []

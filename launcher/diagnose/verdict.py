@@ -33,19 +33,8 @@ from launcher.failures.symptoms import EndKind
 from launcher.formatting import plural, rough_size
 from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import JobStatus, RunState
+from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import (
-    Ended,
-    Fault,
-    Pruned,
-    SetupFailed,
-    Stays,
-    Stop,
-    Stopped,
-    StopRequested,
-    every,
-    last,
-)
 from launcher.runs.history import first_fault
 from launcher.runs.output import file_names, rank_logs, start_of, tail
 from launcher.schedulers import pending, registry
@@ -101,21 +90,21 @@ class Evidence:
     """Everything that is known about an attempt. Every field but `state` may be missing (None or empty)."""
 
     state: RunState  # the state of the run after this attempt
-    fault: Fault | SetupFailed | None = None  # the first event `fault` or `setup_failed`
-    stop: Stop | None = None  # the last event `stop`: why the attempt stopped early
-    stays: Stays | None = None  # the last event `stays`: why the run does not continue by itself
-    request: StopRequested | None = None  # the last event `stop_requested`
+    fault: kinds.Fault | kinds.SetupFailed | None = None  # the first
+    stop: kinds.Stop | None = None  # the last: why the attempt stopped early
+    stays: kinds.Stays | None = None  # the last: why the run does not continue by itself
+    request: kinds.StopRequested | None = None  # the last
     ended: int | None = None  # the exit code of the attempt
     begun: bool = True  # whether the attempt has started
     scheduler: str = ""  # the title of the scheduler (`Slurm`)
-    job: JobStatus = field(default_factory=JobStatus)  # the state of the job in the scheduler
+    job: JobStatus = field(default_factory=JobStatus)
     notices: tuple[pending.Notice, ...] = ()  # messages of the scheduler in the job's output
     log: tuple[str, ...] = ()  # the last lines of the failed rank's log
     output: tuple[str, ...] = ()  # the last lines of the job's output
     cluster: str = ""  # the name of the cluster's profile
     setup: str = ""  # the first line of the set-up command that failed
     cancelled: bool = False  # whether `launcher cancel` was called for the run
-    pruned: Pruned | None = None  # the event that the search of the run's sweep pruned it; None: it did not
+    pruned: kinds.Pruned | None = None  # None: the search of the run's sweep did not
     preempted: bool = False  # whether the scheduler was preempting the job when it stopped
     gpus: int = 0  # GPUs on each node that the run asked for
     # bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`, `host_kills`), as
@@ -124,17 +113,17 @@ class Evidence:
 
     @property
     def codes(self) -> dict[str, str | None]:
-        """The codes that were recorded about the end: `code` (of the fault), `stop` and `stays`; None: none was."""
+        """The codes that were recorded about the end; None: none was."""
         return {
-            "code": self.fault.code.value if isinstance(self.fault, Fault) else None,
+            "code": self.fault.code.value if isinstance(self.fault, kinds.Fault) else None,
             "stop": self.stop.reason.value if self.stop else None,
             "stays": self.stays.reason.value if self.stays else None,
         }
 
     @property
     def unexplained(self) -> bool:
-        """Whether the end needs other evidence, because agents reported no fault, or one without its cause."""
-        if not isinstance(self.fault, Fault):
+        """Whether agents reported no fault, or one without its cause."""
+        if not isinstance(self.fault, kinds.Fault):
             return self.fault is None
         if symptoms.lost_peer(self.fault.error or ""):  # another rank had ended before
             return True
@@ -148,9 +137,9 @@ class Evidence:
 
     @property
     def failed_uncancelled(self) -> bool:
-        """Whether the first failed rank ended by a signal or exit code that a cancellation does not cause."""
+        """Whether the first failed rank ended as a cancellation does not end it."""
         fault = self.fault
-        if not isinstance(fault, Fault) or fault.rank is None:
+        if not isinstance(fault, kinds.Fault) or fault.rank is None:
             return False
         if fault.exit_code is None:
             return fault.signal is not None and fault.signal not in _CANCELS
@@ -161,15 +150,13 @@ class Evidence:
 class Verdict:
     """Why an attempt ended."""
 
-    kind: EndKind  # the kind of the end
-    # the cause as one line, which all commands show; None: the run is done, or the cause is not known
-    cause: str | None
+    kind: EndKind
+    cause: str | None  # as one line, which all commands show; None: the run is done, or the cause is not known
     sign: str = ""  # the log line that shows the kind; empty: the cause shows it
     sure: bool = True  # whether the evidence proves the kind. If not, it is the most probable one
 
 
 def classify(seen: Evidence) -> Verdict:
-    """Returns why an attempt ended, by the table in this module's docstring."""
     found = _classify(seen)
     if found.kind is not EndKind.NO_GPU or found.cause is None:
         return found
@@ -188,14 +175,14 @@ def _classify(seen: Evidence) -> Verdict:
         return _stopped(seen, seen.stop)
     if seen.fault is None:
         return _without_fault(seen)
-    if isinstance(seen.fault, SetupFailed):
+    if isinstance(seen.fault, kinds.SetupFailed):
         what = text.of_setup_line(seen.fault.of, seen.fault.number, seen.fault.name, f"cluster={seen.cluster}")
         where = f"{what} failed on {seen.fault.host}"
         return Verdict(EndKind.SETUP_FAILED, f"{where}: {seen.setup}")
     return _fault(seen, seen.fault)
 
 
-def _fault(seen: Evidence, fault: Fault) -> Verdict:
+def _fault(seen: Evidence, fault: kinds.Fault) -> Verdict:
     state, cause = seen.job_state, text.of_fault(fault).rstrip(" :")
     if state in DECISIVE and seen.unexplained:
         cause = f"{cause}; {seen.scheduler} says {state}"
@@ -223,7 +210,7 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
     return _by_code(seen, fault, cause)
 
 
-def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
+def _by_code(seen: Evidence, fault: kinds.Fault, cause: str) -> Verdict:
     if fault.code in _UNSURE_KINDS:
         return Verdict(_UNSURE_KINDS[fault.code], cause, sure=False)
     if fault.code is FaultCode.SIGNALLED:
@@ -231,9 +218,8 @@ def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
             return Verdict(EndKind.SHARED_MEMORY, cause, sure=False)
         return Verdict(EndKind.KILLED, cause, sure=fault.signal not in (None, "SIGKILL"))
     if fault.code is FaultCode.LOST_PEER or symptoms.lost_peer(fault.error or ""):
-        return Verdict(
-            symptoms.kind_of(fault.error or "", fault.exception) or EndKind.CONNECTION_LOST, cause, sure=False
-        )
+        kind = symptoms.kind_of(fault.error or "", fault.exception)
+        return Verdict(kind or EndKind.CONNECTION_LOST, cause, sure=False)
     if fault.code is FaultCode.STOPPED_EARLY:
         return Verdict(EndKind.CANCELLED if seen.state is RunState.CANCELLED else EndKind.STOPPED, cause, sure=False)
     if fault.code is FaultCode.NO_RETRY:
@@ -253,7 +239,7 @@ def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
     return None
 
 
-def _stopped(seen: Evidence, stop: Stop) -> Verdict:
+def _stopped(seen: Evidence, stop: kinds.Stop) -> Verdict:
     stays = seen.stays
     at = f" at step {stop.step}" if stop.step is not None else ""
     why, next_ = text.of_stop(stop), text.of_next(stays) if stays else ""
@@ -281,7 +267,7 @@ def _cancelled(seen: Evidence) -> str:
 
 
 def _without_fault(seen: Evidence) -> Verdict:
-    # Returns the verdict on an attempt without a reported failure: all agents were killed, or never started
+    # No failure was reported: all agents were killed, or never started
     state, kind = seen.job_state, _STATE_KINDS.get(seen.job_state)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
@@ -346,9 +332,13 @@ def evidence_of_attempt(
             evidence = _with_texts(seen, attempt, None, evidence)
     else:
         events = attempt.latest_events()
-        ended = last(events, Ended)
+        ended = kinds.last(events, kinds.Ended)
         code = attempt.exit_code() if ended is None else ended.code  # else what its agents recorded
-        evidence = _from_events(seen.plan, events, Evidence(_earlier(code, events), ended=code))
+        if code is None:
+            state = RunState.STOPPED if kinds.every(events, kinds.StopRequested) else RunState.LOST
+        else:
+            state = {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
+        evidence = _from_events(seen.plan, events, Evidence(state, ended=code))
         evidence = _with_texts(seen, attempt, following, evidence)
     if past is not None and not evidence.job.text:
         evidence = replace(evidence, job=replace(evidence.job, raw_state=past.raw_state))
@@ -360,32 +350,20 @@ def evidence_of_attempt(
     return replace(evidence, memory=memory)
 
 
-def _earlier(code: int | None, events: Sequence[Mapping[str, Any]]) -> RunState:
-    if code is None:
-        return RunState.STOPPED if every(events, StopRequested) else RunState.LOST
-    return {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
-
-
 def _from_events(plan: JobPlan, events: Sequence[Mapping[str, Any]], evidence: Evidence) -> Evidence:
-    stopped = last(events, Stopped)
+    stopped = kinds.last(events, kinds.Stopped)
     fault = first_fault(events)
     setup = ""
-    if isinstance(fault, SetupFailed):
+    if isinstance(fault, kinds.SetupFailed):
         lines = [each.line for each in setup_lines(plan)]
         setup = lines[fault.line - 1].partition("\n")[0] if 0 < fault.line <= len(lines) else "?"
     return replace(
-        evidence,
-        fault=fault,
-        stop=last(events, Stop),
-        request=last(events, StopRequested),
-        stays=last(events, Stays),
-        preempted=stopped is not None and stopped.preempted,
-        scheduler=registry.scheduler(plan.cluster.scheduler).title,
-        cluster=plan.cluster.name,
-        setup=setup,
-        gpus=plan.gpus_per_node,
-        memory=dict(fault.memory or {}) if isinstance(fault, Fault) else {},
-    )
+        evidence, fault=fault, stop=kinds.last(events, kinds.Stop), stays=kinds.last(events, kinds.Stays),
+        request=kinds.last(events, kinds.StopRequested),
+        preempted=stopped is not None and stopped.preempted, cluster=plan.cluster.name, setup=setup,
+        scheduler=registry.scheduler(plan.cluster.scheduler).title, gpus=plan.gpus_per_node,
+        memory=dict(fault.memory or {}) if isinstance(fault, kinds.Fault) else {},
+    )  # fmt: skip
 
 
 def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
@@ -393,7 +371,7 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
     found = pending.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
     amounts = [{"used": each.used, "limit": each.limit} for each in found if each.used and each.limit]
     memory = {**evidence.memory, **(amounts[0] if amounts else {})}
-    rank = evidence.fault.rank if isinstance(evidence.fault, Fault) else None
+    rank = evidence.fault.rank if isinstance(evidence.fault, kinds.Fault) else None
     log: tuple[str, ...] = ()
     if attempt is not None and rank is not None:
         log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-symptoms.LOG_LINES :])
@@ -401,10 +379,9 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
 
 
 def _forms(scheduler: Scheduler) -> list[pending.Form]:
-    # For a run inside an allocation they are the forms of all schedulers: which one made the allocation is not known
+    # Which scheduler made the allocation in which a run is, is not known
     has_jobs = scheduler.on_this_machine or isinstance(scheduler, Queue)
-    writers = [scheduler] if has_jobs else registry.schedulers()
-    return [form for each in writers for form in each.notices()]
+    return [form for each in ([scheduler] if has_jobs else registry.schedulers()) for form in each.notices()]
 
 
 def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
@@ -455,11 +432,7 @@ _LAUNCHER = re.compile(
 
 
 def own_frames(trace: str) -> str:
-    """Returns a traceback shortened so that the user's frames stand out.
-
-    Without frames of the import machinery; of more than LONG frames, a sequence of a library's is one line and the
-    last.
-    """
+    """Shortens a traceback, so that the user's frames stand out: no import machinery; if it is LONG, few libraries."""
     lines = trace.strip().splitlines()
     blocks = _blocks(lines)
     frames = [at for at, (path, _) in enumerate(blocks) if path]
@@ -502,7 +475,7 @@ def before_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """Returns the last traceback (or chain of tracebacks) in a log, including the error line; empty: there is none."""
+    """Returns the last traceback (or chain of tracebacks) in a log, with the error line; empty: there is none."""
     rest = list(lines[len(before_traceback(lines)) :])
     heads = [at for at, line in enumerate(rest) if line.startswith(_HEAD)]
     if not heads:
@@ -523,7 +496,7 @@ def crash_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def before_crash(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of a log before the output of Python's faulthandler; all lines if there is none."""
+    """Returns the lines of a log before the output of Python's faulthandler."""
     begin = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error: ")), len(lines))
     return list(lines[:begin])
 

@@ -20,18 +20,7 @@ from launcher.failures.codes import (
 from launcher.formatting import name_ranks, plural
 
 if TYPE_CHECKING:
-    from launcher.runs.events import (
-        Accused,
-        BlockedCollective,
-        Continues,
-        Fault,
-        GpusUnused,
-        Place,
-        Resized,
-        Restored,
-        Stays,
-        Stop,
-    )
+    from launcher.runs import events
 
 
 MOST_NAMES = 10  # at most so many agents are named in a text
@@ -46,7 +35,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def of_unused_gpus(event: GpusUnused) -> str:
+def of_unused_gpus(event: events.GpusUnused) -> str:
     """Returns which ranks use no GPU, or use one now."""
     ranks = f"{name_ranks(event.ranks)} on {event.host}"
     if event.opened:
@@ -60,7 +49,7 @@ def of_unused_gpus(event: GpusUnused) -> str:
 # -- faults
 
 
-def of_fault(fault: Fault) -> str:
+def of_fault(fault: events.Fault) -> str:
     """Returns what failed and where, as one line, with the number of restarts that did not help."""
     cause = _FAULTS.get(fault.code, _error)(fault)
     if fault.repeated:
@@ -70,14 +59,14 @@ def of_fault(fault: Fault) -> str:
     return f"{cause}; {plural(fault.restarts, 'restart')} got no further (launch.max_restarts={fault.max_restarts})"
 
 
-def _error(fault: Fault) -> str:
+def _error(fault: events.Fault) -> str:
     who = _rank(fault) if fault.rank is not None else fault.host
     if fault.reading and fault.reading not in (fault.error or ""):
         who += f", loading {fault.reading}"
     return ": ".join(part for part in (who, fault.error) if part)
 
 
-def _rank(fault: Fault) -> str:
+def _rank(fault: events.Fault) -> str:
     return _rank_on(fault.rank, fault.host) if fault.rank is not None else f"a rank on {fault.host}"
 
 
@@ -85,11 +74,11 @@ def _rank_on(rank: int | str | None, host: str) -> str:
     return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
-def _hosts(fault: Fault) -> str:
+def _hosts(fault: events.Fault) -> str:
     return _first_of([each.host for each in fault.accused] or [fault.host])
 
 
-def _agents(accused: Sequence[Accused]) -> str:
+def _agents(accused: Sequence[events.Accused]) -> str:
     return _first_of([
         _node(each.host, each.node) if each.rank is None else _rank_on(each.rank, each.host) for each in accused
     ])  # fmt: skip
@@ -103,14 +92,14 @@ def _first_of(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
-def _ended(fault: Fault) -> str:
+def _ended(fault: events.Fault) -> str:
     who = _rank(fault) if fault.rank is not None else f"the task on {fault.host}"
     how = "was killed" if fault.exit_code is None else f"exited with code {fault.exit_code}"
     how = f"killed by {fault.signal}" if fault.signal is not None else how
     return f"{who}: {how}" + (f": {fault.error}" if fault.error else "")
 
 
-def _not_started(fault: Fault) -> str:
+def _not_started(fault: events.Fault) -> str:
     maximum = fault.start.maximum if fault.start else None
     now = "unlimited" if maximum is None or maximum < 0 else str(maximum)
     fix = {
@@ -123,7 +112,7 @@ def _not_started(fault: Fault) -> str:
     return f"{_rank(fault)} cannot be started: {fault.error}" + (f"; {fix}" if fix else "")
 
 
-def _open_files(fault: Fault) -> str:
+def _open_files(fault: events.Fault) -> str:
     numbers = f": {fault.start.maximum}, and its agent needs {fault.start.needed}" if fault.start else ""
     return (
         f"{_node(fault.host, fault.node)} allows a process too few open files for these ranks (`ulimit -Hn`{numbers}): "
@@ -131,7 +120,7 @@ def _open_files(fault: Fault) -> str:
     )
 
 
-def _still_there(fault: Fault) -> str:
+def _still_there(fault: events.Fault) -> str:
     return (
         f"on {fault.host} ranks of the round before still exist after SIGKILL: {fault.error}; what they hold (GPUs, "
         "memory, ports) is not free. Look for a file server or a driver that hangs on this node"
@@ -153,18 +142,18 @@ _LIMITS = {
 }
 
 
-def _seconds(fault: Fault, preposition: str) -> str:
+def _seconds(fault: events.Fault, preposition: str) -> str:
     return "" if fault.seconds is None else f" {preposition} {fault.seconds:g} s"
 
 
-def _hang(fault: Fault) -> str:
+def _hang(fault: events.Fault) -> str:
     ranks = "; ".join(_rank_on(each.rank, each.host) for each in fault.accused[:MOST_RANKS]) or "all ranks"
     sign, collective = (fault.hang.sign, fault.hang.collective) if fault.hang else (HangSign.UNKNOWN, None)
     does = _SIGNS.get(sign, "hangs" if fault.accused else "hang") if collective is None else _blocks(collective)
     return f"{ranks} {does}{_expired(fault)}"
 
 
-def _expired(fault: Fault) -> str:
+def _expired(fault: events.Fault) -> str:
     slowest, stacks = (fault.hang.slowest, fault.hang.stacks) if fault.hang else (None, "")
     preposition = "within" if fault.limit == "launch.start_timeout" else "for"
     why = _LIMITS.get(fault.limit or "", "").format(seconds=_seconds(fault, preposition))
@@ -182,7 +171,7 @@ _BLOCKS = {
 }
 
 
-def _blocks(collective: BlockedCollective) -> str:
+def _blocks(collective: events.BlockedCollective) -> str:
     one = collective.waiting.isdecimal()
     return _BLOCKS[collective.sign].format(
         what=f"{collective.operation} (number {collective.number} of process group {collective.group})",
@@ -190,7 +179,7 @@ def _blocks(collective: BlockedCollective) -> str:
     )  # fmt: skip
 
 
-def _returned_early(fault: Fault) -> str:
+def _returned_early(fault: events.Fault) -> str:
     more = max(0, len(fault.accused) - 1)
     ranks = _rank(fault) + (f" and {plural(more, 'other rank')}" if more else "")
     if fault.needed_by is None and fault.hang is None:
@@ -199,47 +188,47 @@ def _returned_early(fault: Fault) -> str:
     return f"{ranks} exited with code 0 while {who} still needed {'them' if more else 'it'}{_expired(fault)}"
 
 
-def _not_joined(fault: Fault) -> str:
+def _not_joined(fault: events.Fault) -> str:
     ranks = ", ".join(str(each.rank) for each in fault.accused)
     hosts = ", ".join(dict.fromkeys(each.host for each in fault.accused if each.host))
     return f"{_rank_on(ranks, hosts)} did not join the others{_seconds(fault, 'within')}: does an import hang?"
 
 
-def _node_ended(fault: Fault) -> str:
+def _node_ended(fault: events.Fault) -> str:
     how = (_WHEN.get(fault.during) if fault.during else None) or "(killed, or lost)"
     after = f"; then {of_request(fault.then.host, fault.then.signal)}" if fault.then else ""
     return f"{_hosts(fault)} exited without an error report {how}{after}"
 
 
-def _agent_error(fault: Fault) -> str:
+def _agent_error(fault: events.Fault) -> str:
     return f"the agent on {fault.host} cannot continue: {fault.error}"
 
 
-def _leader_lost(fault: Fault) -> str:
+def _leader_lost(fault: events.Fault) -> str:
     if not fault.accused:
         return _agent_error(fault)
     lost = f"the connection to {_agents(fault.accused)}, which leads, is lost"
     return f"{lost}: {fault.error}" if fault.error else lost
 
 
-def _rendezvous_timeout(fault: Fault) -> str:
+def _rendezvous_timeout(fault: events.Fault) -> str:
     who = _agents(fault.accused) or "not all agents"
     came = f": {fault.agents.arrived} of {fault.agents.expected} arrived" if fault.agents else ""
     return f"{who} did not reach {_node(fault.host, fault.node)} in time{came}"
 
 
-def _not_reached(fault: Fault) -> str:
+def _not_reached(fault: events.Fault) -> str:
     leader = _agents(fault.accused) or "its leader"
     return f"{fault.host} could not reach {leader}{_seconds(fault, 'within')}: {fault.error}"
 
 
-def _too_few(fault: Fault) -> str:
+def _too_few(fault: events.Fault) -> str:
     if fault.agents is None:
         return "too few agents are left"
     return f"of the {fault.agents.expected} agents that are needed only {fault.agents.arrived} are left"
 
 
-def _preflight(fault: Fault) -> str:
+def _preflight(fault: events.Fault) -> str:
     failure = fault.preflight
     if failure is None:
         return "preflight: the nodes cannot run the job"
@@ -271,12 +260,12 @@ def of_request(host: str, name: str | None) -> str:
     return f"{host} was asked to stop by {name}" if name else f"{host} was asked to stop"
 
 
-def _stopped_early(fault: Fault) -> str:
+def _stopped_early(fault: events.Fault) -> str:
     when = _WHEN.get(fault.during, "") if fault.during else ""
     return f"{of_request(fault.host, fault.signal)} {when}".rstrip()
 
 
-_FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
+_FAULTS: dict[FaultCode, Callable[[events.Fault], str]] = {
     FaultCode.RAISED: _error,
     FaultCode.LOST_PEER: lambda fault: f"{_rank(fault)} lost another rank ({fault.error})",
     FaultCode.SIGNALLED: _ended,
@@ -314,51 +303,46 @@ _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
 # -- stops
 
 
-def of_stop(stop: Stop) -> str:
+def of_stop(stop: events.Stop) -> str:
     """Returns why an attempt ended early, and which ranks had to be killed."""
-    cause = _stop(stop)
+    other = stop.error or stop.reason.value.replace("_", " ")
+    cause = _STOPS[stop.reason](stop) if stop.reason in _STOPS else other
     if stop.killed_on is None:
         return cause
     return f"{cause}; ranks on {stop.killed_on} did not exit within {stop.grace or 0.0:g} s and were killed"
 
 
-def _stop(stop: Stop) -> str:
-    if stop.reason is StopReason.SIGNAL and stop.rank is None:
-        return of_request(stop.host, stop.signal)
-    if stop.reason is StopReason.SIGNAL:
-        return f"asked to stop ({_rank_on(stop.rank, stop.host)})"
-    if stop.reason is StopReason.WARNING_SIGNAL:
-        return f"the scheduler's warning signal ({_rank_on(stop.rank, stop.host)})"
-    if stop.reason is StopReason.EXIT_75:
-        ranks = f"rank{'' if len(stop.ranks) == 1 else 's'} {', '.join(map(str, sorted(stop.ranks)))}"
-        return f"{ranks} on {stop.host} exited with code 75"
-    if stop.reason is StopReason.NOT_IN_TIME:
-        return f"the ranks on {stop.host} did not exit in time"
-    if stop.reason is StopReason.KILLED:
-        return f"all agents were killed (exit code {stop.exit_code})"
-    if stop.reason is StopReason.UNREADABLE:
-        return stop.error or "a file that it needs cannot be read"
-    return _STOPS.get(stop.reason) or stop.error or stop.reason.value.replace("_", " ")
+def _ranks_stopped(stop: events.Stop) -> str:
+    ranks = f"rank{'' if len(stop.ranks) == 1 else 's'} {', '.join(map(str, sorted(stop.ranks)))}"
+    return f"{ranks} on {stop.host} exited with code 75"
 
 
-_STOPS = {
-    StopReason.TIME_LIMIT: "its time is nearly up",
-    StopReason.STOP_FILE: "its stop file",
-    StopReason.CANCELLED: "it was cancelled before it started",
-    StopReason.EXIT_UNREAD: "the exit codes of its agents cannot be read",
+_STOPS: dict[StopReason, Callable[[events.Stop], str]] = {
+    StopReason.TIME_LIMIT: lambda _: "its time is nearly up",
+    StopReason.WARNING_SIGNAL: lambda stop: f"the scheduler's warning signal ({_rank_on(stop.rank, stop.host)})",
+    StopReason.STOP_FILE: lambda _: "its stop file",
+    StopReason.CANCELLED: lambda _: "it was cancelled before it started",
+    StopReason.SIGNAL: lambda stop: (
+        of_request(stop.host, stop.signal) if stop.rank is None else f"asked to stop ({_rank_on(stop.rank, stop.host)})"
+    ),
+    StopReason.EXIT_75: _ranks_stopped,
+    StopReason.NOT_IN_TIME: lambda stop: f"the ranks on {stop.host} did not exit in time",
+    StopReason.KILLED: lambda stop: f"all agents were killed (exit code {stop.exit_code})",
+    StopReason.UNREADABLE: lambda stop: stop.error or "a file that it needs cannot be read",
+    StopReason.EXIT_UNREAD: lambda _: "the exit codes of its agents cannot be read",
 }
 
 
 # -- what follows an attempt that stopped early
 
 
-def of_next(event: Continues | Stays) -> str:
+def of_next(event: events.Continues | events.Stays) -> str:
     """Returns why a run continues, stays stopped, or is given up."""
     table = _CONTINUES if event.event == "continues" else _STAYS
     return table.get(event.reason, lambda _: event.reason.value.replace("_", " "))(event)
 
 
-def _no_progress(event: Stays) -> str:
+def _no_progress(event: events.Stays) -> str:
     where = f"got no further than step {event.step}"
     time = "time" if event.limit is None else f"time={event.limit}s"
     question = f"is {time} too short for a start, a step and a save?"
@@ -375,7 +359,7 @@ _CONTINUES: dict[NextReason, Callable[..., str]] = {
     NextReason.RESUBMITTED: lambda event: f"job {event.job} waits for this one to end",
 }
 _STAYS: dict[NextReason, Callable[..., str]] = {
-    NextReason.STOP_FILE: lambda _: _STOPS[StopReason.STOP_FILE],
+    NextReason.STOP_FILE: lambda _: "its stop file",
     NextReason.CANCELLED: lambda _: "it was cancelled",
     NextReason.RESUME_NEVER: lambda _: "resume.how=never",
     NextReason.TIME_LIMIT: lambda _: "the time of its allocation is nearly up",
@@ -395,19 +379,19 @@ _STAYS: dict[NextReason, Callable[..., str]] = {
 # -- other events
 
 
-def of_place(place: Place) -> str:
+def of_place(place: events.Place) -> str:
     """Returns the name of an agent in messages: `node2 (node 1)`, or `rank 3 on node2` with launch=tasks."""
     return _node(place.host, place.node) if place.task is None else _rank_on(place.task, place.host)
 
 
-def of_resized(event: Resized) -> str:
+def of_resized(event: events.Resized) -> str:
     """Returns a line about a new round: the nodes that it has lost or gained, and the number of its members."""
     changes = {"without": event.without, "with": event.back}
     parts = [f"{preposition} {', '.join(map(of_place, places))}" for preposition, places in changes.items() if places]
     return f"round {event.round} continues {' and '.join(parts)}: {event.members} of {event.size}"
 
 
-def of_restored(event: Restored) -> str:
+def of_restored(event: events.Restored) -> str:
     where = "copies in memory" if event.memory else "the checkpoint on disk"
     redone = "" if event.redone is None else f", {plural(event.redone, 'step')} to be done again"
     return f"continues after step {event.step}, from {where}{redone}"

@@ -7,6 +7,15 @@ A scheduler is queried only for what the files leave open, in this order:
 2. how those jobs ended that it no longer lists, if the run's files do not say it (`sacct`, or the job history of PBS).
 
 If the scheduler does not respond, or has no record of a job, the run's files alone decide.
+
+A point of a packed sweep has no job: the claims of slot managers say whether it runs.
+
+| state of the point's log (claims.State) | its slot manager | state of the point |
+|---|---|---|
+| HELD | alive | running |
+| HELD | dead | waiting: another manager takes it over |
+| FREE | any | waiting |
+| DONE, FAILED, STOPPED, PRUNED, CANCELLED | any | the state of that name |
 """
 
 from __future__ import annotations
@@ -20,22 +29,26 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from launcher import errors
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
-from launcher.files.shared_files import is_transient
+from launcher.files.lease import is_dead
+from launcher.files.shared_files import exists, is_transient, retry_read, unwrap
 from launcher.formatting import log_line
-from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
 from launcher.monitoring.state import JobStatus, RunState, run_state
+from launcher.runs import claims
+from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.lease import only_submitter
-from launcher.runs.sweep_directory import sweep_of
+from launcher.runs.sweep_directory import RECORD, Packing, Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
@@ -45,6 +58,7 @@ from launcher.structs import Struct
 SCHEDULER_INTERVAL = QUICKEST  # shortest time for which a scheduler's reply is fresh, in seconds
 QUERY_TIMEOUT = 10.0  # seconds for a query about states; submissions wait longer (cluster.submit_timeout)
 ANNOUNCE_AFTER = 3.0  # seconds of waiting for a scheduler after which a line is printed
+SETTLED = 2.0  # seconds after which a further change of a folder certainly changes its mtime, however coarse that is
 ENDING = 60.0  # seconds after an attempt's end in which its job normally ends, or another attempt starts
 APART = 5.0  # seconds by which the clocks of two machines may differ
 ENDS = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)  # final states of jobs
@@ -93,7 +107,7 @@ def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
 
 
 def forget(plan: JobPlan) -> None:
-    """Invalidates the cached replies of the plan's scheduler; to be called after a change of its jobs."""
+    """Invalidates cached replies; to be called after a change of jobs."""
     SharedSnapshot(plan.cluster.scheduler).forget()
 
 
@@ -120,7 +134,7 @@ class JobMonitor:
 
     @property
     def queried(self) -> Collection[str]:
-        """Names of the schedulers that were queried."""
+        """Names of schedulers."""
         return self._snapshots.keys()
 
     @contextlib.contextmanager
@@ -155,7 +169,8 @@ class JobMonitor:
             job = snapshot.jobs.get(key)
             older = plan.cluster.query_interval is not None and _predates(snapshot, history)
             if older and not snapshot.problem and (job is None or not job.state.live):
-                return JobStatus(problem=_not_yet(plan))
+                wanted = f"its site wants {plan.cluster.query_interval} s between two queries (cluster.query_interval)"
+                return JobStatus(problem=wanted)
         if snapshot.problem:
             return JobStatus(problem=snapshot.problem)
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
@@ -168,10 +183,11 @@ class JobMonitor:
     @staticmethod
     def _ahead(plan: JobPlan, history: RunHistory, snapshot: JobSnapshot) -> str | None:
         # Returns the job of a race that is nearest to its start
-        found = {each: snapshot.jobs.get(queries(plan).key(each)) for each in (str(history.job_id), *history.waiting)}
-        live = [each for each, job in found.items() if job is not None and job.state.live]
-        running = [each for each in live if found[each].state is not JobState.PENDING]  # type: ignore[union-attr]
-        return next(iter([*running, *live, *found]))
+        def place(job_id: str) -> int:
+            job = snapshot.jobs.get(queries(plan).key(job_id))
+            return 2 if job is None or not job.state.live else int(job.state is JobState.PENDING)
+
+        return min((str(history.job_id), *history.waiting), key=place)
 
     def found_by_hand(self, run: Run, plan: JobPlan, history: RunHistory) -> RunHistory:
         """Looks for the job that the user submits by hand, and records it once it is there; returns the history."""
@@ -222,10 +238,7 @@ class JobMonitor:
         return left, state_text(job.raw_state, job.reason) if job else "", age
 
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
-        """Asks each scheduler, with one query, how those jobs ended that it no longer lists; `ended` uses the result.
-
-        A scheduler with a single such job is not queried here, but by `ended`. Runs with a known end are skipped.
-        """
+        """Asks each scheduler, with one query, how several jobs ended that it lists no more, for `ended`."""
         gone: dict[str, tuple[JobPlan, list[str]]] = {}
         for plan, history in wanted:
             if plan.queued and history.job_id is not None and _end_unknown(history):
@@ -274,10 +287,9 @@ class JobMonitor:
         return before != signs or ends
 
     def _query(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> JobSnapshot:
-        # Returns all jobs of the user that the plan's scheduler lists; see `snapshot`
-        timeout = min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
-        self._note_least(plan)
-        return self.snapshot(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
+        name, timeout = plan.cluster.scheduler, min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
+        self._least[name] = max(self._least.get(name, 0.0), plan.cluster.query_interval or 0.0)
+        return self.snapshot(name, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
 
     def snapshot(
         self, name: str, commands: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0
@@ -314,10 +326,6 @@ class JobMonitor:
         growing = interval(self._unchanged.get(scheduler, 0), before.took if before else 0.0, SCHEDULER_INTERVAL)
         return max(growing, self._least.get(scheduler, 0.0))
 
-    def _note_least(self, plan: JobPlan) -> None:
-        name = plan.cluster.scheduler
-        self._least[name] = max(self._least.get(name, 0.0), plan.cluster.query_interval or 0.0)
-
     @contextlib.contextmanager
     def _announced_wait(self, scheduler: str) -> Iterator[None]:
         def announce() -> None:
@@ -336,11 +344,10 @@ class JobMonitor:
             timer.cancel()
 
     def cancel(self, run: Run, *, kill: bool = False) -> None:
-        """Cancels a run: marks its directory as cancelled, and ends its job.
+        """Marks a run's directory as cancelled, and ends its job; kill: a run without a scheduler is killed at once.
 
-        kill: whether a run without a scheduler is killed instead of asked to stop.
-        Raises RunError: the run is on another machine, or its directory is not the user's own. Or QueryError.
-        Raises OSError: the directory cannot be marked, for example on a full disk. The job is ended nonetheless.
+        Raises RunError (it is on another machine, or not the user's own), QueryError, or OSError: the directory cannot
+        be marked, for example on a full disk. The job is ended nonetheless.
         """
         ownership.require_own(run.path, "cancel it")
         plan = run.plan()
@@ -406,12 +413,7 @@ def _end_unknown(history: RunHistory) -> bool:
 
 
 def _predates(snapshot: JobSnapshot, history: RunHistory) -> bool:
-    began = snapshot.began or 0.0
-    return began < (history.submitted if snapshot.own else history.moved + APART)
-
-
-def _not_yet(plan: JobPlan) -> str:
-    return f"its site wants {plan.cluster.query_interval} s between two queries (cluster.query_interval)"
+    return (snapshot.began or 0.0) < (history.submitted if snapshot.own else history.moved + APART)
 
 
 def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | None = None) -> RunStatus:
@@ -441,7 +443,7 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
 
 
 def or_damaged(run: Run, function: Callable[[], T]) -> T | DamagedRun:
-    """Calls a function that reads a run's files, and returns its result, or Damaged if a file cannot be read."""
+    """Calls a function that reads a run's files; returns its result."""
     try:
         return function()
     except RunError as error:
@@ -453,7 +455,7 @@ def or_damaged(run: Run, function: Callable[[], T]) -> T | DamagedRun:
 
 
 def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | DamagedRun]:
-    """Returns the current states of many runs, with one query to each scheduler for jobs and one for ended jobs."""
+    """Returns the states of many runs, with one query to each scheduler for jobs and one for ended jobs."""
     known = [(run, or_damaged(run, lambda run=run: (run.plan(), read_history(run)))) for run in runs]  # type: ignore[misc]
     whole = [each for _, each in known if not isinstance(each, DamagedRun) and each[1].ended != 0]
     with live.pinned():
@@ -477,3 +479,96 @@ def all_statuses(runs: Iterable[Run]) -> list[RunStatus]:
 def cancelled() -> Cancelled:
     """Returns the event `cancelled` for a run's journal, with this process's user and host."""
     return Cancelled(by=ownership.user_name(os.getuid()), host=socket.gethostname())
+
+
+# -- Points of packed sweeps
+
+
+@dataclass(frozen=True)
+class ClaimsBoard:
+    """The present state of a packed sweep."""
+
+    logs: Mapping[int, PointLog]  # by a point's number; without those that have none
+    alive: frozenset[Manager]  # slot managers that are alive
+
+    def log(self, point: int) -> PointLog:
+        return self.logs.get(point, PointLog())
+
+    def runs(self, point: int) -> bool:
+        log = self.log(point)
+        return log.state is State.HELD and log.owner in self.alive
+
+
+class Boards:
+    """Reads the claims of packed sweeps; lists a folder of claims again only after it has changed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # By sweep: logs, mtime of the folder of claims, when this mtime was first seen, when the folder was listed
+        self._known: dict[Path, tuple[Mapping[int, PointLog], object, float, float]] = {}
+        self._packings: dict[Path, tuple[int, Packing | None]] = {}  # with the mtime (ns) of the sweep's record
+        self._ended: set[tuple[Path, Manager]] = set()
+
+    def of(self, sweep: Sweep, packing: Packing) -> ClaimsBoard:
+        """Returns the present state of a packed sweep. Raises UnavailableError: the claims cannot be read now."""
+        folder, now = sweep.path / claims.CLAIMS, self._clock()
+        changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
+        reads = Claims(sweep.path, packing.retries)
+        logs, before, seen, listed = self._known.get(sweep.path, ({}, object(), now, now))
+        if before != changed:
+            logs, seen, listed = reads.logs(), now, now
+        elif listed - seen < SETTLED:
+            logs, listed = reads.logs(), now
+        self._known[sweep.path] = logs, changed, seen, listed
+        alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
+        return ClaimsBoard(logs, alive)
+
+    def packing(self, sweep: Sweep) -> Packing | None:
+        """Returns how a sweep's points share pilots, without reading its record for each point; raises RunError."""
+        record = sweep.path / RECORD
+        changed = unwrap(retry_read(lambda: record.stat().st_mtime_ns, record)) or 0
+        known = self._packings.get(sweep.path)
+        if known is None or known[0] != changed:
+            known = self._packings[sweep.path] = changed, sweep.manifest().packing
+        return known[1]
+
+    def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
+        # Heartbeats are compared with this machine's clock
+        if (sweep.path, manager) in self._ended:
+            return False
+        alive = reads.seen(manager).alive()
+        if alive is False:
+            self._ended.add((sweep.path, manager))
+        sign = reads.sign(manager)
+        unchanged = 0.0 if sign is None else time.time() - sign[0] / 1e9
+        return not is_dead(ours=False, alive=alive, unchanged=unchanged, timeout=packing.lease)
+
+
+def of_point(run: Run, boards: Boards) -> JobState | None:
+    """Returns the state of a packed sweep's point as a job's; None: it is over, or has a job of its own; RunError."""
+    sweep = Sweep(run.path.parent)
+    packing = boards.packing(sweep)
+    if packing is None:
+        return None
+    board, point = boards.of(sweep, packing), int(run.path.name)
+    if board.log(point).state.over:
+        return None
+    return JobState.RUNNING if board.runs(point) else JobState.PENDING
+
+
+def is_packed(run: Run) -> bool:
+    """Returns whether a run is a point of a packed sweep, which pilots run."""
+    return run.path.name.isdecimal() and unwrap(exists(run.path.parent / claims.CLAIMS))
+
+
+def rerun(run: Run) -> str:
+    """Returns the sub-command that restarts a point of a packed sweep (`sweep rerun ID 7`); empty for other runs."""
+    return f"sweep rerun {run.path.parent.name} {run.path.name}" if is_packed(run) else ""
+
+
+def cancel_point(run: Run) -> None:
+    """Cancels a point of a packed sweep: if it runs, its slot manager sees the mark `cancelled`; raises OSError."""
+    reads, point = Claims(run.path.parent, 0), int(run.path.name)
+    log = reads.log(point)
+    if log.state is not State.FREE or not reads.add(point, log.next, EntryKind.CANCELLED, None):
+        run.mark("cancelled")

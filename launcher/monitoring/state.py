@@ -67,9 +67,8 @@ class RunState(Enum):
     @property
     def exit_code(self) -> int:
         """Exit code of a command (`wait`, `run`) that waited for a run that ended in this state."""
-        return {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}.get(
-            self, errors.FAILED
-        )
+        codes = {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}
+        return codes.get(self, errors.FAILED)
 
 
 class JobStatus(Struct):
@@ -131,7 +130,7 @@ def run_state(history: RunHistory, job: JobState | None, *, answered: bool = Tru
 
 
 class RunProgress(Struct):
-    """Progress of a run. A field is None if it is unknown or does not apply."""
+    """Progress of a run, with the keys of `status --json`. A field is None if it is unknown or does not apply."""
 
     step: int | None = None  # number of steps done, as the program reports it
     steps: int | None = None  # the same: the total
@@ -142,16 +141,13 @@ class RunProgress(Struct):
     # seconds since the last attempt started or, if the run is over, duration of that attempt
     elapsed: int | None = None
     left: int | None = None  # seconds left of the attempt's wall time
-    saved: int | None = None  # number of steps done in the last checkpoint
-    saved_ago: int | None = None  # seconds since the last checkpoint was written
-    waits: tuple[Breakpoint, ...] = ()  # the ranks that wait at a breakpoint; `needs` is then unknown
+    checkpoint: int | None = None  # number of steps done in the last checkpoint
+    checkpoint_age: int | None = None  # seconds since the last checkpoint was written
+    breakpoints: tuple[Breakpoint, ...] = ()  # the ranks that wait at a breakpoint; `needs` is then unknown
 
 
 def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
-    """Returns the progress of a run at `now` (since the epoch).
-
-    before: step and time of the newest checkpoint (`saved_before`), used if the last attempt has not saved any.
-    """
+    """Returns the progress at `now`; before: newest checkpoint (`saved_before`), if the last attempt has saved none."""
     events, live = seen.history.events, not seen.state.over
     step, steps, percent = _steps(seen.progress)
     rate = rate_of([(event.time, event.step) for event in every(events, Progress)])
@@ -181,8 +177,7 @@ def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | Non
 def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
     """Returns how fast a number grows per second, from (time, number), oldest first; None: unknown, or not.
 
-    Only the later half of the growth counts, as far as `seen` tells them apart: the first steps of a training take
-    longer than all others.
+    Only the later half of the growth counts: the first steps of a training take longer than all others.
     """
     if len(seen) < 2:
         return None
@@ -193,19 +188,10 @@ def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
-    """Returns the seconds left of the attempt's wall time.
-
-    | the run | result |
-    |---|---|
-    | is not running | None |
-    | is running, and its scheduler reports the time left | that time: the limit may have changed since the submission |
-    | is running in a job | computed from the attempt's start and the plan's wall time |
-    | is running without a scheduler, and saves checkpoints | computed in the same way |
-    | is running without a scheduler, and saves none | None: nothing ends it when the wall time is over |
-    """
+    # Returns the seconds left of the attempt's wall time; None: nothing ends the run when that is over
     if seen.state is not RunState.RUNNING:
         return None
-    if seen.left is not None:
+    if seen.left is not None:  # the limit may have changed since the submission
         return seen.left
     started = seen.history.last(Started)
     if started is None or not (seen.plan.queued or saves):

@@ -8,7 +8,7 @@
 | has or had a job | the state of its run (launcher/monitoring/state.py) |
 | has a damaged record | damaged |
 | has a record that cannot be read now | unknown: it may be running, so it is not restarted |
-| belongs to a packed sweep | from its claims (launcher/monitoring/packed.py) |
+| belongs to a packed sweep | from its claims (launcher/monitoring/run_status.py) |
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import DONE
 from launcher.files.shared_files import is_transient
-from launcher.monitoring import packed
 from launcher.monitoring.run_status import (
     DAMAGE,
     ENDS,
     QUERY_TIMEOUT,
     SCHEDULER_INTERVAL,
+    ClaimsBoard,
     JobMonitor,
     RunStatus,
     queries,
@@ -37,16 +36,18 @@ from launcher.monitoring.run_status import (
 )
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
-from launcher.runs.claims import State
+from launcher.runs import events as kinds
+from launcher.runs.claims import Claims, Manager, State
 from launcher.runs.directory import Run
-from launcher.runs.events import Cancelled, Ended, ProcessStarted, as_kind, every
 from launcher.runs.history import journal_events, may_have_job
-from launcher.runs.sweep_directory import Point, Sweep, sweep_of
+from launcher.runs.sweep_directory import Packing, Point, Sweep, sweep_of
 from launcher.schedulers.base import QueryError, SchedulerJob
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct, replace
 
 WAITING = "waiting"
 DAMAGED = "damaged"
+RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, for rates
 # In the order of a point's life; `done` and the states after it are final.
 STATES = (
     WAITING, *(
@@ -76,7 +77,6 @@ class PointStatus:
 
     @property
     def live(self) -> bool:
-        """Whether the point's job may not be over yet."""
         return self.state in LIVE
 
     @property
@@ -85,10 +85,7 @@ class PointStatus:
 
 
 class SweepMonitor(JobMonitor):
-    """Queries schedulers about the points of sweeps.
-
-    Unlike JobMonitor it queries how jobs ended for a whole array at once, and does not read points again that are done.
-    """
+    """Queries how jobs ended for a whole array at once, and does not read points again that are done."""
 
     def __init__(self, *, share: bool = False) -> None:
         super().__init__(share=share)
@@ -114,15 +111,11 @@ class SweepMonitor(JobMonitor):
 
 
 def point_statuses(
-    sweep: Sweep,
-    live: SweepMonitor | None = None,
-    points: Collection[int] | None = None,
-    *,
+    sweep: Sweep, live: SweepMonitor | None = None, points: Collection[int] | None = None, *,
     cancelled: bool | None = None,
-) -> list[PointStatus]:
+) -> list[PointStatus]:  # fmt: skip
     """Returns the current states of a sweep's points (None: of all), sorted by number; raises RunError.
 
-    live: monitor of an earlier call, whose replies may still be fresh; None: a new one.
     cancelled: whether points that have not started count as cancelled; None: if the sweep is marked as cancelled.
     """
     live = live or SweepMonitor()
@@ -136,11 +129,16 @@ def point_statuses(
     if manifest.packing is not None:
         board = live.boards.of(sweep, manifest.packing)
         return [_packed(point, board, cancelled, live) for point in wanted]
-    requested = sweep.local_requests()
-    return [_look_at(point, requested.get(point.index), cancelled, live) for point in wanted]
+    requested, found = sweep.local_requests(), []
+    for point in wanted:
+        try:
+            found.append(_seen(point, requested.get(point.index), cancelled, live))
+        except DAMAGE as error:
+            found.append(PointStatus(point, RunState.UNKNOWN.value if is_transient(error) else DAMAGED))
+    return found
 
 
-def _packed(point: Point, board: packed.ClaimsBoard, cancelled: bool, live: SweepMonitor) -> PointStatus:
+def _packed(point: Point, board: ClaimsBoard, cancelled: bool, live: SweepMonitor) -> PointStatus:
     log = board.log(point.index)
     if log.state is State.DONE:
         return PointStatus(point, RunState.DONE.value)
@@ -179,40 +177,28 @@ def not_begun(run: Run) -> str | None:
     return found.state if found.seen is None and found.state != RunState.DONE.value else None
 
 
-def _look_at(point: Point, requested: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
-    try:
-        return _seen(point, requested, cancelled, live)
-    except DAMAGE as error:
-        return PointStatus(point, RunState.UNKNOWN.value if is_transient(error) else DAMAGED)
-
-
 def _seen(point: Point, requested: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
     run = point.run
     if run.path in live.done or done(run):
         live.done.add(run.path)
         return PointStatus(point, RunState.DONE.value)
     events = journal_events(run)
-    if not cancelled and _waits_here(run, requested, events):
+    started = max((event.time for event in kinds.every(events, kinds.ProcessStarted)), default=float("-inf"))
+    waits_here = requested is not None and started < requested
+    if waits_here and not cancelled and not run.has("cancelled"):
         return PointStatus(point, WAITING)
     if not may_have_job(events):
-        ended = cancelled or bool(every(events, Cancelled))
+        ended = cancelled or bool(kinds.every(events, kinds.Cancelled))
         return PointStatus(point, RunState.CANCELLED.value if ended else WAITING)
     seen = status_of(run, live)
     return PointStatus(point, seen.state.value, seen)
-
-
-def _waits_here(run: Run, requested: float | None, events: Iterable[Mapping[str, Any]]) -> bool:
-    # Returns whether a point was requested to run on this machine, and was neither started nor cancelled since
-    if requested is None or any(event.time >= requested for event in every(events, ProcessStarted)):
-        return False
-    return not run.has("cancelled")
 
 
 def done(run: Run) -> bool:
     """Returns whether the last attempt of a run ended with exit code 0. Reads only the job script's events."""
     attempts = run.attempts()
     events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
-    ended = as_kind(events[-1], Ended) if events else None
+    ended = kinds.as_kind(events[-1], kinds.Ended) if events else None
     return ended is not None and ended.code == DONE
 
 
@@ -231,3 +217,61 @@ def summary(found: Mapping[str, int]) -> str:
     """Formats the number of points in each state (`counts`): `3/15 done, 2 running, 10 queued`."""
     rest = [f"{number} {state}" for state, number in reversed([*found.items()]) if state != RunState.DONE.value]
     return ", ".join([f"{found.get(RunState.DONE.value, 0)}/{sum(found.values())} done", *rest])
+
+
+# -- The throughput of pilots
+
+
+class PilotActivity(Struct):
+    """Throughput of pilots."""
+
+    slots: int = 0  # number of slots of the slot managers that are alive
+    busy: int = 0  # number of these slots that run a point now
+    share: float = 0.0  # fraction of the slots' time in which they ran a point, in what is read of their journals
+    rate: float = 0.0  # number of points that ended per second
+    left: float | None = None  # seconds until all points are over, at this rate; None: unknown
+
+
+def activity(
+    board: ClaimsBoard, journals: Mapping[Manager, Iterable[kinds.Event]], count: int, now: float
+) -> PilotActivity:
+    """Computes the throughput from the latest events of slot managers that are alive, oldest first."""
+    slots, busy_time, slot_time, ended, since = 0, 0.0, 0.0, 0, now
+    for events in journals.values():
+        began: dict[int, float] = {}
+        first: float | None = None
+        own = 1
+        for event in events:
+            if isinstance(event, kinds.ManagerBegan):
+                own = event.slots
+            first = event.time if first is None else first
+            if isinstance(event, kinds.PointBegan):
+                began[event.slot] = event.time
+            elif isinstance(event, kinds.PointEnded):
+                busy_time += event.time - began.pop(event.slot, first)
+                ended += 1
+        if first is None:
+            continue
+        slots += own
+        busy_time += sum(now - each for each in began.values())
+        slot_time += own * (now - first)
+        since = min(since, first)
+    busy = sum(log.state is State.HELD and log.owner in board.alive for log in board.logs.values())
+    rate = ended / (now - since) if ended and now > since else 0.0
+    left = count - sum(log.state.over for log in board.logs.values())
+    return PilotActivity(slots, busy, busy_time / slot_time if slot_time else 0.0, rate, left / rate if rate else None)
+
+
+def activity_of(sweep: Sweep, packing: Packing, board: ClaimsBoard, count: int) -> PilotActivity:
+    """Reads the journals of slot managers that are alive, and returns the throughput of a sweep's pilots."""
+    reads = Claims(sweep.path, packing.retries)
+    journals = {}
+    for each in board.alive:
+        path = reads.journal(each)
+        recent = list(kinds.known(event_file.read(path, RECENT)))
+        if recent and not isinstance(recent[0], kinds.ManagerBegan):
+            first = next(iter(kinds.known(event_file.first_and_last(path))), None)
+            if isinstance(first, kinds.ManagerBegan):
+                recent.insert(0, replace(first, time=recent[0].time))
+        journals[each] = recent
+    return activity(board, journals, count, time.time())

@@ -4,8 +4,7 @@ The page needs no network: it contains plotly's JavaScript, and its content secu
 scripts, and no requests. All text from a run directory, such as host names and log lines, is escaped.
 
 - `collect`: reads a run directory into RunData: attempts, timeline, metrics, results; the only module that reads runs
-- `sections`: the sections of the report of a run, and of the comparison of several runs
+- `sections`: the sections of the report of a run, of the comparison of several runs, and of a sweep
 - `page`: what a page consists of, and its HTML; figures of times and metrics, and the words for numbers
-- `sweep`: the page of a sweep: table of points, parallel coordinates, the state of a search
 - `fabric`: the section about a benchmark of the interconnect (`p2p`, `collective`), and its comparison with a baseline
 """

@@ -18,30 +18,8 @@ from launcher.formatting import clean, long_size, plural, si
 from launcher.monitoring.run_status import RunStatus
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.runs import directory
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.events import (
-    Continues,
-    Ended,
-    Evaluated,
-    Event,
-    Fault,
-    Met,
-    PassedOver,
-    Progress,
-    Resized,
-    Restart,
-    Restored,
-    Saved,
-    SaveFailure,
-    SetupFailed,
-    Started,
-    Stays,
-    Stop,
-    Submitted,
-    every,
-    first,
-    known,
-)
 from launcher.runs.health import remarks, stragglers
 from launcher.runs.history import journal_events
 from launcher.runs.output import tail
@@ -60,23 +38,19 @@ Entry = Mapping[str, Any]  # an event, as files have it
 class RunData:
     """The data that a page shows about a run."""
 
-    id: str  # the run's id
+    id: str
     path: str  # the run directory
-    state: str  # the run's state, as in `status`
+    state: str  # as in `status`
     cause: str | None  # why the run ended, as one line; None: the run is done, or the cause is not known
-    record: Mapping[str, Any]  # the run's record, as JSON types: plan, config, versions, overrides
+    record: Mapping[str, Any]  # as JSON types: plan, config, versions, overrides
     attempts: tuple[tuple[int, tuple[Entry, ...]], ...] = ()  # (number, events) of each attempt
-    # the spans and moments of all attempts, from the journal and the events
     timeline: Timeline = field(default_factory=lambda: Timeline((), ()))
-    curves: tuple[Curve, ...] = ()  # the training's metrics over steps, from the events
-    # `pace` events of each attempt, evenly apart: the step times of its ranks
-    paces: tuple[tuple[Entry, ...], ...] = ()
-    # lines about preflight checks, unused GPUs, and ranks that were slower than the others
-    health: tuple[str, ...] = ()
+    curves: tuple[Curve, ...] = ()  # the training's metrics over steps
+    paces: tuple[tuple[Entry, ...], ...] = ()  # `pace` events of each attempt, evenly apart
+    health: tuple[str, ...] = ()  # lines about preflight checks, unused GPUs, and slow ranks
     result: Mapping[str, Any] | None = None  # the metrics that rank 0 returned; None: it returned none
-    # the results, if the run is a benchmark of the interconnect; None: it is none, or they cannot be read
-    fabric: FabricResults | None = None
-    checkpoints: tuple[checkpoints.Manifest, ...] = ()  # manifests of the existing checkpoints, sorted by step
+    fabric: FabricResults | None = None  # None: the run is no benchmark, or its results cannot be read
+    checkpoints: tuple[checkpoints.Manifest, ...] = ()  # sorted by step
     offline: tuple[str, ...] = ()  # paths of folders that W&B has written without a server, oldest first
     log: tuple[str, ...] = ()  # the last lines of the run's output
     notes: tuple[str, ...] = ()  # what could not be read, and why
@@ -84,20 +58,16 @@ class RunData:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        plan = self.record.get("plan")
-        return plan if isinstance(plan, Mapping) else {}
+        return mapping(self.record.get("plan"))
 
     @property
     def cluster_settings(self) -> Mapping[str, Any]:
         """The keys of `cluster` that only the run's scheduler has: partition, exclude."""
-        cluster = self.plan.get("cluster")
-        settings = cluster.get("settings") if isinstance(cluster, Mapping) else None
-        return settings if isinstance(settings, Mapping) else {}
+        return mapping(mapping(self.plan.get("cluster")).get("settings"))
 
     @property
     def config(self) -> Mapping[str, Any]:
-        config = self.record.get("config")
-        return config if isinstance(config, Mapping) else {}
+        return mapping(self.record.get("config"))
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -105,66 +75,56 @@ class RunData:
         return tuple(redact_override(str(each)) for each in self.record.get("overrides") or ())
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Returns a value of a damaged file, if it is a mapping; else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def collect(seen: RunStatus, cause: str | None) -> RunData:
-    """Reads the data of a run, and why it ended, as one line, if known; raises RunError."""
+    """Reads the data of a run; cause: why it ended, as one line, if known; raises RunError."""
     run, now = seen.run, time.time()
     attempts = tuple((attempt.number, tuple(attempt.events())) for attempt in run.attempts())
-    paces = tuple(tuple(attempt.paces()) for attempt in run.attempts())
-    fabric, notes = _fabric(run)
-    saved, damaged = _checkpoints(Path(seen.plan.checkpoint.dir))
+    fabric, notes = None, list[str]()
+    try:
+        found = unwrap(read_json(run.path / "results.json"))
+        fabric = None if found is None else parse(found)
+    except (RunError, Unreadable) as error:
+        notes.append(str(error))
+    saved = _checkpoints(Path(seen.plan.checkpoint.dir), notes)
     return RunData(
-        id=run.id,
-        path=str(run.path),
-        state=seen.state.value,
-        cause=None if seen.state.value == "done" else cause,
-        record=run.record(),
-        attempts=attempts,
+        id=run.id, path=str(run.path), state=seen.state.value, cause=None if seen.state.value == "done" else cause,
+        record=run.record(), attempts=attempts,
         timeline=timeline(journal_events(run), attempts, None if seen.state.over else now),
         curves=tuple(curves(events for _, events in attempts)),
         paces=tuple(tuple(attempt.paces(whole=True)) for attempt in run.attempts()),
-        health=_health(seen, [events for _, events in attempts], paces),
-        result=run.result(),
-        fabric=fabric,
-        checkpoints=saved,
-        offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))),
-        log=_log(run),
-        notes=tuple(dict.fromkeys((*notes, *damaged, *directory.problems(run, whole=True)))),
-        seen=now,
-    )
+        health=_health(seen, [events for _, events in attempts]), result=run.result(), fabric=fabric, checkpoints=saved,
+        offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))), log=_log(run),
+        notes=tuple(dict.fromkeys((*notes, *directory.problems(run, whole=True)))), seen=now,
+    )  # fmt: skip
 
 
-def _health(seen: RunStatus, attempts: Sequence[Sequence[Entry]], paces: Sequence[Sequence[Entry]]) -> tuple[str, ...]:
+def _health(seen: RunStatus, attempts: Sequence[Sequence[Entry]]) -> tuple[str, ...]:
     found = [line for events in attempts for line in remarks(events)]
-    for number, events in enumerate(paces):
-        over = seen.state.over or number + 1 < len(paces)
-        found += [
-            each.words
-            for each in stragglers(events, seen.plan.train.straggler_factor, seen.plan.train.straggler_time, over=over)
-        ]
+    train, there = seen.plan.train, seen.run.attempts()
+    for attempt in there:
+        over = seen.state.over or attempt is not there[-1]
+        slow = stragglers(attempt.paces(), train.straggler_factor, train.straggler_time, over=over)
+        found += [each.words for each in slow]
     return tuple(found)
 
 
-def _fabric(run: Run) -> tuple[FabricResults | None, tuple[str, ...]]:
-    try:
-        found = unwrap(read_json(run.path / "results.json"))
-        return (None if found is None else parse(found)), ()
-    except (RunError, Unreadable) as error:
-        return None, (str(error),)
-
-
-def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[str, ...]]:
+def _checkpoints(folder: Path, problems: list[str]) -> tuple[checkpoints.Manifest, ...]:
     # The checkpoints' data is not read
-    found, problems = [], []
+    found = []
     try:
-        paths = checkpoints.candidates(folder)
+        for path in checkpoints.candidates(folder):
+            try:
+                found.append(checkpoints.read(path))
+            except checkpoints.CheckpointError as error:
+                problems.append(str(error))
     except checkpoints.CannotRead as error:
-        return (), (str(error),)
-    for path in paths:
-        try:
-            found.append(checkpoints.read(path))
-        except checkpoints.CheckpointError as error:
-            problems.append(str(error))
-    return tuple(sorted(found, key=lambda manifest: manifest.step)), tuple(problems)
+        problems.append(str(error))
+    return tuple(sorted(found, key=lambda manifest: manifest.step))
 
 
 def _log(run: Run) -> tuple[str, ...]:
@@ -189,10 +149,8 @@ class Span:
     """A period of an attempt, shown as a bar."""
 
     attempt: int  # the attempt's number
-    # what the attempt did: queued, starting, running or restarting. begin, end: the period's start and end, in seconds
-    # since the epoch
-    what: str
-    begin: float
+    what: str  # queued, starting, running or restarting
+    begin: float  # in seconds since the epoch, like `end`
     end: float
     text: str = ""  # details, such as the number of ranks or the cause of a restart; may be empty
 
@@ -211,8 +169,8 @@ class Moment:
 class Timeline:
     """The history of a run."""
 
-    spans: tuple[Span, ...]  # the periods of all attempts, in order of time
-    moments: tuple[Moment, ...]  # the events of all attempts, in order of time
+    spans: tuple[Span, ...]  # in order of time
+    moments: tuple[Moment, ...]
 
     @property
     def begin(self) -> float | None:
@@ -223,7 +181,6 @@ class Timeline:
         return max((span.end for span in self.spans), default=None)
 
     def total(self, what: str) -> float:
-        """Returns the total length in seconds of all spans with this `what`."""
         return sum(span.end - span.begin for span in self.spans if span.what == what)
 
 
@@ -232,7 +189,7 @@ def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[En
 
     now: for a run that is not over, the present time, at which its last span ends; None: the run is over.
     """
-    submitted = [event.time for event in every(journal, Submitted)]
+    submitted = [event.time for event in kinds.every(journal, kinds.Submitted)]
     spans: list[Span] = []
     moments: list[Moment] = []
     before: float | None = None  # when the previous attempt ended
@@ -240,8 +197,8 @@ def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[En
         if not entries:
             continue
         newest = place + 1 == len(attempts)
-        events = list(known(entries))
-        started, ended = first(entries, Started), first(entries, Ended)
+        events = list(kinds.known(entries))
+        started, ended = kinds.first(entries, kinds.Started), kinds.first(entries, kinds.Ended)
         began = started.time if started else float(entries[0]["time"])
         if (waited := _queued_since(submitted, before, began)) is not None and waited < began:
             spans.append(Span(number, "queued", waited, began))
@@ -256,62 +213,53 @@ def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[En
 
 
 def _queued_since(submitted: Sequence[float], before: float | None, began: float) -> float | None:
-    """Returns when an attempt was queued, in seconds since the epoch; None: not known.
-
-    | after the end of the previous attempt | queued at |
-    |---|---|
-    | the run was submitted | the last submission before the attempt began |
-    | the run was not submitted: its job was requeued | the end of the previous attempt |
-    | (there is no previous attempt) | the last submission before the attempt began |
-
-    before: when the previous attempt ended; None: there is none.
-    """
-    known = [time for time in submitted if time <= began and (before is None or time >= before)]
-    return known[-1] if known else before
+    # The last submission since the previous attempt ended (`before`), else that end: its job was requeued
+    after = [time for time in submitted if time <= began and (before is None or time >= before)]
+    return after[-1] if after else before
 
 
-def _spans(number: int, events: Sequence[Event], began: float, end: float) -> list[Span]:
+def _spans(number: int, events: Sequence[kinds.Event], began: float, end: float) -> list[Span]:
     spans: list[Span] = []
     what, since, text = "starting", began, ""
     for event in events:
         time = max(since, event.time)
-        if isinstance(event, Met) and what != "running":
+        if isinstance(event, kinds.Met) and what != "running":
             spans.append(Span(number, what, since, time, text))
             what, since = "running", time
             text = f"{plural(event.ranks, 'rank')} on {plural(event.members, 'node')}"
-        elif isinstance(event, Restart) and what == "running":
+        elif isinstance(event, kinds.Restart) and what == "running":
             spans.append(Span(number, what, since, time, text))
             what, since, text = "restarting", time, texts.of_fault(event)
     return [*spans, Span(number, what, since, max(since, end), text)]
 
 
-def _mark(event: Event) -> tuple[str, str] | None:
-    if isinstance(event, Saved):
+def _mark(event: kinds.Event) -> tuple[str, str] | None:
+    if isinstance(event, kinds.Saved):
         size, seconds = long_size(event.bytes), si(event.seconds, "s")
         return "checkpoint", f"checkpoint of step {event.step}, {size}, {seconds}"
-    if isinstance(event, Restart):
+    if isinstance(event, kinds.Restart):
         return "restart", f"restart in place{_at(event.step)}, round {event.round}: {texts.of_fault(event)}"
-    if isinstance(event, Fault):
+    if isinstance(event, kinds.Fault):
         cause = texts.of_fault(event)
         host = f" ({event.host})" if event.host not in cause else ""
         return "fault", f"fault{_at(event.step)}: {cause}{host}"
-    if isinstance(event, SetupFailed):
+    if isinstance(event, kinds.SetupFailed):
         return "fault", f"fault: {texts.of_setup_line(event.of, event.number, event.name)} failed ({event.host})"
-    if isinstance(event, Stop):
+    if isinstance(event, kinds.Stop):
         return "stop", f"stop{_at(event.step)}: {texts.of_stop(event)}"
-    if isinstance(event, Resized):
+    if isinstance(event, kinds.Resized):
         return "resized", texts.of_resized(event)
-    if isinstance(event, SaveFailure):
+    if isinstance(event, kinds.SaveFailure):
         return "warning", f"the checkpoint of step {event.step} was not saved: {event.error}"
-    if isinstance(event, PassedOver):
+    if isinstance(event, kinds.PassedOver):
         return "warning", f"a checkpoint is passed over: {event.checkpoint}: {'; '.join(event.problems)}"
-    if isinstance(event, Restored):
+    if isinstance(event, kinds.Restored):
         return "restart", texts.of_restored(event)
-    if isinstance(event, Continues):
+    if isinstance(event, kinds.Continues):
         return "end", f"continues: {texts.of_next(event)}"
-    if isinstance(event, Stays):
+    if isinstance(event, kinds.Stays):
         return "end", f"does not continue: {texts.of_next(event)}"
-    return ("end", f"ended with exit code {event.code}") if isinstance(event, Ended) else None
+    return ("end", f"ended with exit code {event.code}") if isinstance(event, kinds.Ended) else None
 
 
 def _at(step: int | None) -> str:
@@ -328,9 +276,9 @@ NO_CURVES = {"epoch"}
 class Curve:
     """A metric over steps."""
 
-    name: str  # the metric's key in the events (`loss`)
-    steps: tuple[int, ...]  # the steps, increasing
-    values: tuple[float, ...]  # the metric at each step
+    name: str  # its key in the events (`loss`)
+    steps: tuple[int, ...]  # increasing
+    values: tuple[float, ...]  # at each step
     # (steps, values) of each discarded part, which a later attempt computed again from a checkpoint
     repeated: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
 
@@ -339,8 +287,8 @@ def curves(attempts: Iterable[Sequence[Entry]]) -> list[Curve]:
     """Returns a curve for each metric in `progress` and `evaluated` events by attempt, in order of appearance."""
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:
-        for event in known(events):
-            if not isinstance(event, (Progress, Evaluated)):
+        for event in kinds.known(events):
+            if not isinstance(event, (kinds.Progress, kinds.Evaluated)):
                 continue
             for name, value in (event.values or {}).items():
                 if name not in NO_CURVES and finite(value) is not None:
@@ -362,7 +310,7 @@ def _curve(name: str, points: Iterable[tuple[int, float]]) -> Curve:
 
 
 def thin(curve: Curve, most: int) -> Curve:
-    """Returns the curve thinned to about `most` points: every k-th point, and the last one."""
+    """Returns about `most` points of a curve: every k-th point, and the last one."""
     return Curve(
         curve.name, _every(curve.steps, most), _every(curve.values, most),
         tuple((_every(steps, most), _every(values, most)) for steps, values in curve.repeated[-20:]),
@@ -383,10 +331,8 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tupl
 
 FORMAT = 1
 _NUMBERS = ("size", "algbw", "busbw", "bandwidth", "latency")
-_ROW = {
-    **dict.fromkeys(_NUMBERS, float | None),
-    "seconds": Mapping[str, Any] | None,
-}  # types of the columns that are used in calculations
+# Types of the columns that are used in calculations
+_ROW = {**dict.fromkeys(_NUMBERS, float | None), "seconds": Mapping[str, Any] | None}
 _CONDITIONS = {"hosts": list[str], "environment": Mapping[str, str]}
 
 Row = Mapping[str, Any]
@@ -405,8 +351,8 @@ class FabricResults:
     roof: Mapping[str, Any]  # measured upper limits of the speed, in bytes/s, and how they were measured
     rows: tuple[Row, ...]  # the measurements, a mapping from column to value each
     matrix: Mapping[str, Any] | None  # bandwidth and latency of all pairs of hosts; None: not measured
-    complete: bool  # whether the benchmark measured everything
-    reason: str = ""  # why the benchmark did not measure everything
+    complete: bool
+    reason: str = ""  # why it is not complete
 
     def roofs(self) -> dict[str, float]:
         """Returns the measured upper limits in bytes/s, by their name (`socket`, `memory`)."""
@@ -429,18 +375,13 @@ def parse(values: Any) -> FabricResults:
     if isinstance(conditions, Mapping) and (wrong := _misfits(conditions, _CONDITIONS, "conditions.")):
         raise Unreadable(f"results.json is damaged: {wrong}")
     return FabricResults(
-        str(values.get("workload", "")),
-        conditions if isinstance(conditions, Mapping) else {},
-        roof if isinstance(roof, Mapping) else {},
-        tuple(values["rows"]),
-        matrix,
-        bool(values.get("complete")),
-        str(values.get("reason") or ""),
-    )
+        str(values.get("workload", "")), mapping(conditions), mapping(roof), tuple(values["rows"]), matrix,
+        bool(values.get("complete")), str(values.get("reason") or ""),
+    )  # fmt: skip
 
 
-def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any], name: str) -> str | None:
-    found = (misfit(values[key], kind, f"{name}{key}") for key, kind in kinds.items() if key in values)
+def _misfits(values: Mapping[str, Any], types: Mapping[str, Any], name: str) -> str | None:
+    found = (misfit(values[key], kind, f"{name}{key}") for key, kind in types.items() if key in values)
     return next((words for words in found if words), None)
 
 
@@ -472,5 +413,5 @@ def _is_matrix(matrix: Any) -> bool:
 
 
 def block_of(matrix: Mapping[str, Any]) -> int:
-    """Returns the number of rows of a matrix that a row of its values stands for; 1: each has its own."""
+    """Returns for how many hosts a row of a matrix stands."""
     return int(matrix.get("block", 1))

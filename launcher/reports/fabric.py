@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.formatting import clean, long_size, plural, si, si_unit, three_digits
-from launcher.reports.collect import FabricResults, Row, RunData, block_of, positive
+from launcher.reports.collect import FabricResults, Row, RunData, block_of, mapping, positive
 from launcher.reports.page import (
     DASHES,
     CodeBlock,
@@ -38,8 +38,8 @@ class SizeCurve:
 
     op: str  # the operation or pattern (`all_reduce`)
     kind: str  # what distinguishes the curve from others of the same operation (`float16 in place`); may be empty
-    sizes: tuple[int, ...]  # message sizes in bytes, increasing
-    values: tuple[float, ...]  # the measured value at each size
+    sizes: tuple[int, ...]  # of messages in bytes, increasing
+    values: tuple[float, ...]  # at each size
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Difference:
     """The same measurement in a run and in its baseline."""
 
     what: str  # the operation, or the pair of hosts (`node1 → node2`)
-    size: int | None  # the message size in bytes; None: not known
-    measure: str  # the measured quantity: `busbw` or `bandwidth` in bytes/s, `time` or `latency` in seconds
-    now: float  # the value in the run
-    then: float  # the value in the baseline
+    size: int | None  # of messages in bytes; None: not known
+    measure: str  # `busbw` or `bandwidth` in bytes/s, `time` or `latency` in seconds
+    now: float
+    then: float  # in the baseline
 
     @property
     def speed(self) -> float:
@@ -59,13 +59,13 @@ class Difference:
 
 
 def seconds_of(row: Row, part: str) -> float | None:
-    """Returns the `median`, `min` or `p99` of an iteration's seconds; None: it was not measured."""
+    """part: `median`, `min` or `p99`."""
     seconds = row.get("seconds")
     return positive(seconds.get(part)) if isinstance(seconds, Mapping) else None
 
 
 def measured(row: Row, measure: str) -> float | None:
-    """Returns a measured quantity of a row (a key of MEASURES); None: it was not measured."""
+    """measure: a key of MEASURES."""
     return seconds_of(row, "median") if measure == "time" else positive(row.get(measure))
 
 
@@ -175,8 +175,7 @@ def _word(column: str, row: Row) -> str:
 
 
 def size_word(row: Row) -> str:
-    size = positive(row.get("size"))
-    return long_size(size) if size else "-"
+    return long_size(positive(row.get("size")))
 
 
 # -- Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts
@@ -215,9 +214,6 @@ def fabric_figures(runs: Named) -> list[Figure]:
     for name, fabric in runs:
         figures += matrix_figures(fabric, name if len(runs) > 1 else "")
     return figures
-
-
-# -- curves and bars
 
 
 def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
@@ -328,22 +324,16 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
     return [Figure(title, traces, layout, height=min(900, height))]
 
 
-# -- matrix
-
-
 def matrix_figures(fabric: FabricResults, run: str = "") -> list[Figure]:
-    """Returns heat maps of all pairs of hosts, worse cells darker; [] without a matrix."""
+    """Returns heat maps of all pairs of hosts, worse cells darker."""
     matrix = fabric.matrix
     if matrix is None:
         return []
     hosts = [str(host) for host in matrix["hosts"]]
     block = block_of(matrix) * max(1, math.ceil(len(matrix["latency"]) / MOST_CELLS))
     names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
-    return [
-        _heat_map(matrix, names, block, measure, run)
-        for measure in ("bandwidth", "latency")
-        if any(cell is not None for row in matrix[measure] for cell in row)
-    ]
+    measures = [name for name in ("bandwidth", "latency") if {cell for row in matrix[name] for cell in row} - {None}]
+    return [_heat_map(matrix, names, block, measure, run) for measure in measures]
 
 
 def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str) -> Figure:
@@ -360,7 +350,8 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
     else:
         least, most = 0.95 * min(known), max(*known, 2 * middle)
     heat: dict[str, Any] = {
-        "type": "heatmap", "x": labels, "y": labels, "z": [[_short(cell) for cell in row] for row in values],
+        "type": "heatmap", "x": labels, "y": labels,
+        "z": [[cell and float(f"{cell:.4g}") for cell in row] for row in values],
         "zmin": least, "zmax": most, "colorscale": [[0, "--heat-bad"], [0.5, "--heat-mid"], [1, "--heat-good"]],
         "reversescale": not fast, "xgap": 2 if len(names) < 40 else 0, "ygap": 2 if len(names) < 40 else 0,
         "showscale": not small,
@@ -384,10 +375,6 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
     return Figure(clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
-
-
 # -- Makes the section about a benchmark: conditions, figures, slow pairs, differences, all numbers
 
 
@@ -401,10 +388,7 @@ WORDS = {"group": "group", "ranks": "ranks", "type": "dtype", "redop": "redop", 
 
 
 def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
-    """Returns the section about a benchmark, that of the first run with results; None: no run has any.
-
-    against: the baseline; None: nothing is compared.
-    """
+    """Returns the section about a benchmark, that of the first run with results; against: the baseline."""
     known = [(run, run.fabric) for run in runs if run.fabric and (run.fabric.rows or run.fabric.matrix)]
     if not known:
         return None
@@ -431,8 +415,7 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
 
 
 def _exclude(run: RunData, hosts: str) -> str:
-    cluster = run.plan.get("cluster")
-    name = cluster.get("scheduler") if isinstance(cluster, Mapping) else None
+    name = mapping(run.plan.get("cluster")).get("scheduler")
     return registry.scheduler(name).without(hosts, run.cluster_settings) if hosts and name in registry.names() else ""
 
 
@@ -441,16 +424,13 @@ def conditions(known: Mapping[str, Any]) -> str:
     parts = [f"{plural(known.get('world_size', '?'), 'rank')} on {plural(known.get('nodes', '?'), 'node')}"]
     backend = str(known.get("backend", "?")) + (f" {known['backend_version']}" if known.get("backend_version") else "")
     parts.append(backend + (f" over {known['interface']}" if known.get("interface") else ""))
-    parts += [str(known[key]) for key in ("device_name",) if known.get(key)]
+    parts += [str(known["device_name"])] if known.get("device_name") else []
     text = ", ".join(parts)
     return f"{text}; {known.get('iterations', '?')} iterations after {known.get('warmup', '?')} of warm-up."
 
 
 def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) -> Table:
-    """Returns the table, opened by its summary, of all measurements without empty columns.
-
-    roofs: the measured upper limits in bytes/s, by name; the column `of roof` is relative to one of them.
-    """
+    """Returns the table of all measurements without empty columns; roofs: upper limits in bytes/s, by name."""
     roof = roofs.get("socket") or roofs.get("memory")
 
     def cells(row: Row) -> dict[str, str]:
@@ -494,7 +474,6 @@ def differences_table(run: RunData, against: RunData) -> Table:
 
 
 def slow_table(matrix: Mapping[str, Any]) -> Table:
-    """Returns the table of the slow pairs of hosts in a matrix; it may have no rows."""
     rows = [
         (
             f"{each.get('a', '?')} - {each.get('b', '?')}", si(each.get("bandwidth"), "B/s"),

@@ -12,6 +12,7 @@ import html
 import importlib.util
 import math
 import secrets
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +24,7 @@ from launcher.errors import LauncherError
 from launcher.files import run_files
 from launcher.formatting import clean, exact_time
 from launcher.formatting import number as number_text
-from launcher.reports.collect import Curve, Timeline, thin
+from launcher.reports.collect import Curve, Entry, Timeline, thin
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -52,11 +53,11 @@ MARKS = {
 class Figure:
     """A chart that plotly draws in the page."""
 
-    title: str  # the heading; may be empty
+    title: str  # may be empty
     traces: Sequence[Mapping[str, Any]]  # plotly's `data`: a dict for each set of points
     layout: Mapping[str, Any]  # plotly's `layout`, without the height
-    caption: str = ""  # the text below the chart; may be empty
-    height: int = 320  # the height in CSS pixels
+    caption: str = ""  # below the chart
+    height: int = 320  # in CSS pixels
     wide: bool = False  # whether the chart takes the full width of the page
 
 
@@ -75,11 +76,7 @@ def colour(place: int) -> str:
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
-    """Returns plotly's keys for an axis: a title, if it is not empty, and `more`."""
     return {"title": {"text": title}, **more} if title else more
-
-
-# -- words
 
 
 def value_text(anything: Any) -> str:
@@ -97,7 +94,7 @@ def span_text(seconds: float) -> str:
 
 
 def change_text(now: float, before: float) -> str:
-    """Returns the relative change from `before` to `now` as text: `+3.1 %`, `-12 %`."""
+    """Returns the relative change as text: `+3.1 %`, `-12 %`."""
     percent = 100 * (now / before - 1)
     return f"{percent:+.1f} %" if abs(percent) < 9.95 else f"{percent:+,.0f} %"
 
@@ -105,9 +102,6 @@ def change_text(now: float, before: float) -> str:
 def plain_text(text: Any) -> str:
     """Returns text with HTML escaped, because plotly interprets some HTML in names, ticks and hover texts."""
     return html.escape(clean(str(text)), quote=False)
-
-
-# -- timeline
 
 
 def timeline_figure(timeline: Timeline) -> Figure:
@@ -172,10 +166,7 @@ Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
 
 
 def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
-    """Returns a figure for each group of metrics (loss, throughput, ...), with a line for each curve of each run.
-
-    in_colour: only the first so many runs have a colour and a name, the others are grey; None: all have a colour.
-    """
+    """Returns a figure for each group of metrics; in_colour: so many runs have a colour and a name, others are grey."""
     names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -186,7 +177,7 @@ def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
 
 
 def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
-    """Returns (colour, name) for what all `training_figures` share; empty for one run, whose figures have it."""
+    """Returns (colour, name) of what all `training_figures` share; empty for one run, whose figures have it."""
     names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
     places = {name: place for place, (name, _) in enumerate(runs)}
     return [(colour(places[name]), name) for name in names[:in_colour]] if len(runs) > 1 else []
@@ -243,6 +234,67 @@ def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: i
     return Figure(clean(title + single), traces, layout, caption, height=300 + 18 * rows)
 
 
+# -- step times: how long each rank computed for a step, without waiting for other ranks
+
+
+MOST_RANK_LINES = 8  # at most so many ranks have a line of their own
+Points = list[tuple[float, float]]  # (time in seconds since the epoch, seconds of a step)
+
+
+def _by_rank(events: Sequence[Entry]) -> dict[int, Points]:
+    found: dict[int, Points] = {}
+    for event in events:
+        time, first, seconds = event.get("time"), event.get("rank"), event.get("seconds")
+        if not isinstance(time, int | float) or not isinstance(first, int) or not isinstance(seconds, list):
+            continue
+        for rank, value in enumerate(seconds, first):
+            if isinstance(value, int | float) and value > 0:
+                found.setdefault(rank, []).append((float(time), float(value)))
+    return found
+
+
+def pace_figure(attempts: Sequence[Sequence[Entry]]) -> Figure | None:
+    """Returns a figure of the slowest ranks' step times and the median, from each attempt's `pace` events."""
+    measured = [_by_rank(events) for events in attempts]
+    everything: dict[int, Points] = {}
+    for paces in measured:
+        for rank, points in paces.items():
+            everything.setdefault(rank, []).extend(points)
+    if not everything:
+        return None
+    medians = {rank: statistics.median(value for _, value in points) for rank, points in everything.items()}
+    shown = sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_RANK_LINES])
+    traces = []
+    if len(everything) > len(shown):
+        times: dict[int, list[float]] = {}
+        for points in everything.values():
+            for time, value in points:
+                times.setdefault(round(time / 10), []).append(value)  # agents report within seconds of each other
+        middle = [(10.0 * slot, statistics.median(values)) for slot, values in sorted(times.items())]
+        traces.append(_line("median of all ranks", middle, "--muted", "dash"))
+    for place, rank in enumerate(shown):
+        gaps: list[tuple[float | None, float | None]] = []
+        for paces in measured:  # no line from one attempt to the next
+            gaps += [*paces.get(rank, []), (None, None)]
+        traces.append(_line(f"rank {rank}", gaps[:-1], colour(place), "solid"))
+    layout = {
+        "xaxis": axis(type="date", nticks=6),
+        "yaxis": axis(tickformat="~s", ticksuffix="s", rangemode="tozero"),
+        "hovermode": "x unified",
+        "showlegend": True,
+    }
+    more = len(everything) - len(shown)
+    caption = f"The slowest {len(shown)} of {len(everything)} ranks." if more else ""
+    return Figure("Time for a step, without waiting for others", traces, layout, caption, wide=True)
+
+
+def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade: str, dash: str) -> dict[str, Any]:
+    stride = max(1, len(points) * (MOST_RANK_LINES + 1) // POINTS)
+    kept = points[::stride]
+    times = [None if time is None else clock(time) for time, _ in kept]
+    return line(name, times, [value for _, value in kept], shade, dash=dash, hovertemplate="%{y:.3s}s")
+
+
 # -- The data types that a page consists of: Page, Section, Table, Code. page.html.j2 renders them
 
 
@@ -250,13 +302,11 @@ def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: i
 class Table:
     """A table of text."""
 
-    heads: tuple[str, ...]  # the headings of the columns
-    rows: Sequence[tuple[str, ...]]  # the rows, with the text of each cell
-    # the numbers (from 0) of the columns that are aligned left, since they contain text
-    left: frozenset[int] = frozenset({0})
-    # the style of highlighted rows (`good`, `bad` or `chosen`), by the row's number from 0
-    marks: dict[int, str] | None = None
-    summary: str = ""  # the text on which to click to open the table; empty: the table is always open
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left: frozenset[int] = frozenset({0})  # numbers (from 0) of the columns that are aligned left, since they are text
+    marks: dict[int, str] | None = None  # style of highlighted rows (`good`, `bad` or `chosen`), by number from 0
+    summary: str = ""  # on which to click to open the table; empty: the table is always open
 
 
 @dataclass(frozen=True)
@@ -271,18 +321,17 @@ class CodeBlock:
 class Section:
     """A section of a page. Its contents are shown in this order: note, codes, legend, figures, tables, log."""
 
-    title: str  # the heading
+    title: str
     note: str = ""  # text below the heading
-    codes: Sequence[CodeBlock] = ()  # texts to copy
-    figures: Sequence[Figure] = ()  # charts
-    tables: Sequence[Table] = ()  # tables
+    codes: Sequence[CodeBlock] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
     log: Sequence[str] = ()  # lines of output or of a traceback
     folded: bool = False  # whether the section is closed at first
     legend: Sequence[tuple[str, str]] = ()  # (colour, name) of each run, for all figures of the section
 
     @property
     def id(self) -> str:
-        """The section's HTML id, made from its title."""
         return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower())
 
 
@@ -292,12 +341,12 @@ class Page:
 
     title: str  # the document's title and first heading
     kind: str  # what the page is about (`Sweep`), shown above that heading
-    state: str  # the run's state; empty for a sweep or several runs
+    state: str  # the run's; empty for a sweep or several runs
     cause: str  # a line below the heading: why the run ended, the baseline, or the states of a sweep's points
-    facts: Sequence[tuple[str, str]]  # (name, value) of the main facts
-    codes: Sequence[CodeBlock]  # commands to copy, such as the one that submitted the run
-    sections: Sequence[Section]  # the sections, in order
-    made: str  # a line that says when, by which version of the launcher, and from which directory the page was made
+    facts: Sequence[tuple[str, str]]  # names and values
+    codes: Sequence[CodeBlock]
+    sections: Sequence[Section]
+    made: str  # when, by which version of the launcher, and from which directory
 
 
 # -- Renders a page as one HTML file that contains plotly's JavaScript, and writes it
@@ -311,15 +360,12 @@ class ReportError(LauncherError):
 
 
 def render(page: Page) -> str:
-    """Returns a page as HTML.
+    """Returns a page as HTML; raises ReportError: plotly is not installed.
 
     jinja2 escapes all text. The figures are JSON in which `<`, `>` and `&` are written as \\u003c and so on, so that
     nothing in them can close the script element. Scripts run only with the page's nonce, and the content security
     policy forbids every request (https://www.w3.org/TR/CSP3/). Lone surrogates, which UTF-8 cannot encode, become
     question marks.
-
-    Raises:
-        ReportError: plotly is not installed.
     """
     figures: list[Figure] = []
 
@@ -340,13 +386,11 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["figure_json"] = _json
+    environment.filters["figure_json"] = lambda figure: {
+        "data": figure.traces, "layout": {**figure.layout, "height": figure.height},
+    }  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html.j2")
-
-
-def _json(figure: Figure) -> dict[str, Any]:
-    return {"data": figure.traces, "layout": {**figure.layout, "height": figure.height}}
 
 
 def packed_plotly() -> str:

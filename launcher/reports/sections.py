@@ -1,34 +1,33 @@
-"""The sections of the report of a run, and of the comparison of several runs."""
+"""What the pages of a run, of several runs side by side, and of a sweep show."""
 
 from __future__ import annotations
 
+import math
 import shlex
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from launcher import __version__
 from launcher.failures import text
-from launcher.formatting import clean, long_size
+from launcher.formatting import clean, long_size, plural
 from launcher.monitoring.sweep import LIVE
 from launcher.redaction import HIDDEN, is_secret, public
-from launcher.reports.collect import RunData, finite, positive
+from launcher.reports.collect import Entry, RunData, finite, positive, redact_override
 from launcher.reports.fabric import fabric_section
 from launcher.reports.page import (
-    POINTS,
     CodeBlock,
     Figure,
     Named,
     Page,
     Section,
     Table,
-    axis,
     change_text,
-    clock,
-    colour,
     legend,
     line,
+    pace_figure,
+    plain_text,
     span_text,
     timeline_figure,
     training_figures,
@@ -36,70 +35,9 @@ from launcher.reports.page import (
 )
 from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
 from launcher.runs.health import differing_bindings, latest_bindings
+from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
+from launcher.search.progress import SearchProgress, described, rung_lines
 from launcher.spec import build
-
-# -- Makes the figure of step times: how long each rank computed for a step, without waiting for other ranks
-
-
-MOST_LINES = 8  # at most so many ranks have a line of their own
-
-Event = Mapping[str, Any]
-Points = list[tuple[float, float]]  # (time in seconds since the epoch, seconds of a step)
-
-
-def _by_rank(events: Sequence[Event]) -> dict[int, Points]:
-    found: dict[int, Points] = {}
-    for event in events:
-        time, first, seconds = event.get("time"), event.get("rank"), event.get("seconds")
-        if not isinstance(time, int | float) or not isinstance(first, int) or not isinstance(seconds, list):
-            continue
-        for rank, value in enumerate(seconds, first):
-            if isinstance(value, int | float) and value > 0:
-                found.setdefault(rank, []).append((float(time), float(value)))
-    return found
-
-
-def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
-    """Returns a figure of the slowest ranks' step times and the median, from each attempt's `pace` events."""
-    measured = [_by_rank(events) for events in attempts]
-    everything: dict[int, Points] = {}
-    for paces in measured:
-        for rank, points in paces.items():
-            everything.setdefault(rank, []).extend(points)
-    if not everything:
-        return None
-    medians = {rank: statistics.median(value for _, value in points) for rank, points in everything.items()}
-    shown = sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_LINES])
-    traces = []
-    if len(everything) > len(shown):
-        times: dict[int, list[float]] = {}
-        for points in everything.values():
-            for time, value in points:
-                times.setdefault(round(time / 10), []).append(value)  # agents report within seconds of each other
-        middle = [(10.0 * slot, statistics.median(values)) for slot, values in sorted(times.items())]
-        traces.append(_line("median of all ranks", middle, "--muted", "dash"))
-    for place, rank in enumerate(shown):
-        gaps: list[tuple[float | None, float | None]] = []
-        for paces in measured:  # no line from one attempt to the next
-            gaps += [*paces.get(rank, []), (None, None)]
-        traces.append(_line(f"rank {rank}", gaps[:-1], colour(place), "solid"))
-    layout = {
-        "xaxis": axis(type="date", nticks=6),
-        "yaxis": axis(tickformat="~s", ticksuffix="s", rangemode="tozero"),
-        "hovermode": "x unified",
-        "showlegend": True,
-    }
-    more = len(everything) - len(shown)
-    caption = f"The slowest {len(shown)} of {len(everything)} ranks." if more else ""
-    return Figure("Time for a step, without waiting for others", traces, layout, caption, wide=True)
-
-
-def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade: str, dash: str) -> dict[str, Any]:
-    stride = max(1, len(points) * (MOST_LINES + 1) // POINTS)
-    kept = points[::stride]
-    times = [None if time is None else clock(time) for time, _ in kept]
-    return line(name, times, [value for _, value in kept], shade, dash=dash, hovertemplate="%{y:.3s}s")
-
 
 # -- Makes the sections of a page about one run, and the facts above them
 
@@ -111,7 +49,7 @@ MOST_RANKS = 512  # at most so many ranks are listed with their cores
 
 
 def single(run: RunData) -> list[Section]:
-    """Returns the sections of a page about one run, in order. The output of a failed run comes early."""
+    """Returns the sections of a page about one run. The output of a failed run comes early."""
     failed = run.state in ("failed", "lost", "cancelled", "stopped")
     output = output_section(run, folded=not failed)
     sections = [
@@ -132,11 +70,8 @@ def single(run: RunData) -> list[Section]:
     return [section for section in sections if section is not None]
 
 
-# -- the head
-
-
 def facts(run: RunData) -> list[tuple[str, str]]:
-    """Returns (name, value) of the main facts about a run: cluster, size, times, attempts, step."""
+    """Returns (name, value) of the main facts about a run."""
     plan, history = run.plan, run.timeline
     cluster = plan.get("cluster", {})
     where = str(cluster.get("name", "-"))
@@ -153,20 +88,10 @@ def facts(run: RunData) -> list[tuple[str, str]]:
             pairs.append(("waited", span_text(waited)))
     if len(run.attempts) > 1:
         pairs.append(("attempts", str(len(run.attempts))))
-    if (reached := progress(run)) is not None:
-        pairs.append(("step", f"{reached[0]:,}" + (f" of {reached[1]:,}" if reached[1] > 0 else "")))
+    reports = (last(events, Progress) for _, events in reversed(run.attempts))
+    if (newest := next(filter(None, reports), None)) is not None:
+        pairs.append(("step", f"{int(newest.step):,}" + (f" of {int(newest.total):,}" if newest.total > 0 else "")))
     return pairs
-
-
-def progress(run: RunData) -> tuple[int, int] | None:
-    """Returns the last reported step and the total number of steps (0 or less: not known); None: no step reported."""
-    newest = (last(events, Progress) for _, events in reversed(run.attempts))
-    return next(((int(each.step), int(each.total)) for each in newest if each is not None), None)
-
-
-def command(run: RunData) -> CodeBlock:
-    """Returns the command that submitted the run, to copy. The values of secrets are hidden."""
-    return CodeBlock("submitted with", build.command(PROGRAM, run.overrides))
 
 
 def local_time(time: float) -> str:
@@ -178,17 +103,13 @@ def made(run: RunData) -> str:
     return f"made {local_time(run.seen)} by launcher {__version__} from {run.path}"
 
 
-# -- sections of one run
-
-
 def notes_section(runs: Sequence[RunData]) -> Section | None:
-    """Returns the section that lists what could not be read; None: everything could."""
     rows = [(run.id, note) for run in runs for note in run.notes]
     return Section("Could not be read", tables=[Table(("run", "what"), rows, frozenset({0, 1}))]) if rows else None
 
 
 def timeline_section(run: RunData, name: str = "") -> Section | None:
-    """Returns the section with the timeline, attempts and events, or None; name: on a page about several runs."""
+    """name: on a page about several runs."""
     history = run.timeline
     if not history.spans:
         return None
@@ -206,7 +127,7 @@ def timeline_section(run: RunData, name: str = "") -> Section | None:
     return Section(title, figures=[timeline_figure(history)], tables=tables, folded=bool(name))
 
 
-def _attempt_row(run: RunData, number: int, events: Sequence[Event]) -> tuple[str, ...]:
+def _attempt_row(run: RunData, number: int, events: Sequence[Entry]) -> tuple[str, ...]:
     spans = [span for span in run.timeline.spans if span.attempt == number]
     waited = sum(span.end - span.begin for span in spans if span.what == "queued")
     ran = sum(span.end - span.begin for span in spans if span.what != "queued")
@@ -222,7 +143,6 @@ def _attempt_row(run: RunData, number: int, events: Sequence[Event]) -> tuple[st
 
 
 def traceback_section(run: RunData) -> Section | None:
-    """Returns the section with the traceback of the rank that failed first in the last attempt; None: there is none."""
     fault = next((event for _, events in run.attempts[-1:] for event in every(events, Fault)), None)
     trace = fault.traceback if fault and run.state == "failed" else None
     if not fault or not trace or "\n" not in trace.strip():  # a single line is the cause, which is shown above
@@ -238,7 +158,6 @@ def training_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def ranks_section(run: RunData) -> Section | None:
-    """Returns the section with the ranks' step times, problems with nodes, and bound cores; None: there are none."""
     figure = pace_figure(run.paces)
     bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
     unbound = {f"ranks on {each.host} are not bound to cores: {each.unbound.words}": None
@@ -282,7 +201,6 @@ def checkpoints_section(run: RunData) -> Section | None:
 
 
 def tracking_section(run: RunData) -> Section | None:
-    """Returns the section with the command that sends offline data to W&B; None: the run has no offline data."""
     if not run.offline:
         return None
     code = CodeBlock("send with", shlex.join(("wandb", "sync", *run.offline)))
@@ -290,9 +208,7 @@ def tracking_section(run: RunData) -> Section | None:
 
 
 def output_section(run: RunData, *, folded: bool) -> Section | None:
-    if not run.log:
-        return None
-    return Section("Last lines of output", log=run.log, folded=folded)
+    return Section("Last lines of output", log=run.log, folded=folded) if run.log else None
 
 
 def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -319,7 +235,7 @@ def config_section(run: RunData) -> Section | None:
 
 
 def environment_section(run: RunData, name: str = "") -> Section:
-    """Returns the section with versions, hosts and folders; name: on a page about several runs."""
+    """name: on a page about several runs."""
     record, plan = run.record, run.plan
     pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
     met = next((event for _, events in run.attempts for event in every(events, Met)), None)
@@ -346,16 +262,9 @@ def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) ->
     first = everything[0]
     against = baseline or (first if len(everything) > 1 else None)
     if len(everything) == 1:
-        return Page(
-            first.id,
-            f"Run of {first.plan.get('workload', {}).get('name', '?')}",
-            first.state,
-            first.cause or "",
-            facts(first),
-            [command(first)],
-            single(first),
-            made(first),
-        )
+        kind = f"Run of {first.plan.get('workload', {}).get('name', '?')}"
+        codes = [CodeBlock("submitted with", build.command(PROGRAM, first.overrides))]
+        return Page(first.id, kind, first.state, first.cause or "", facts(first), codes, single(first), made(first))
     found = [
         notes_section(everything),
         runs_section(everything),
@@ -366,20 +275,13 @@ def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) ->
         *(timeline_section(run, run.id) for run in everything),
         *(environment_section(run, run.id) for run in everything),
     ]
-    return Page(
-        f"{first.id} and {everything[1].id}" if len(everything) == 2 else f"{len(everything)} runs",
-        "Runs side by side",
-        "",
-        f"compared with {against.id}" if against else "",
-        (),
-        (),
-        [section for section in found if section is not None],
-        made(first),
-    )
+    name = f"{first.id} and {everything[1].id}" if len(everything) == 2 else f"{len(everything)} runs"
+    compared = f"compared with {against.id}" if against else ""
+    sections = [section for section in found if section is not None]
+    return Page(name, "Runs side by side", "", compared, (), (), sections, made(first))
 
 
 def runs_section(runs: Sequence[RunData]) -> Section:
-    """Returns the section with a row of facts for each run: state, size, time, step, overrides."""
     names = list(dict.fromkeys(name for run in runs for name, _ in facts(run) if name not in ("begun", "waited")))
     rows = [
         (run.id, run.state, *(dict(facts(run)).get(name, "-") for name in names), " ".join(run.overrides))
@@ -390,7 +292,7 @@ def runs_section(runs: Sequence[RunData]) -> Section:
 
 
 def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:
-    """Returns the section with runs' metrics, in percent of the baseline's changes; None: no run has any."""
+    """Shows the results of runs, with their relative change from the baseline."""
     names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
     if not names:
         return None
@@ -410,7 +312,6 @@ def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section
 
 
 def config_differences(runs: Sequence[RunData]) -> Section | None:
-    """Returns the section with the config keys that differ between runs; None: no key differs."""
     values = [flat_values(dict(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for each in values for key in each) if key not in NOT_COMPARED]
     rows = [
@@ -422,3 +323,227 @@ def config_differences(runs: Sequence[RunData]) -> Section | None:
         return None
     table = Table(("key", *(run.id for run in runs)), rows, frozenset(range(len(runs) + 1)))
     return Section("Configuration that differs", tables=[table])
+
+
+# -- Makes the page of a sweep: best point, table of all points, parallel coordinates, training curves
+
+
+MOST_CURVES = 40  # only the best so many points have training curves
+IN_COLOUR = 8  # only the best so many points have coloured curves
+MOST_LINES = 1000  # of the parallel coordinates
+FIRST_ROWS = 40  # rows of the table that is always open; a longer one with all rows is folded
+MOST_METRICS = 8  # columns of the table, in addition to the objective
+MOST_TICKS = 8  # of an axis
+LOG_FROM = 50.0  # from this ratio of the largest to the smallest value on, an axis is logarithmic
+SHADES = ((0.1, "--series-1", 0.9), (0.35, "--series-1", 0.45), (1.0, "--muted", 0.3))  # best fraction, colour, opacity
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A point of a sweep, as the page shows it."""
+
+    name: str  # the point's number
+    overrides: tuple[str, ...]
+    state: str  # as in `status`
+    run: RunData | None = None  # None: the point has not started
+    reported: float | None = None  # of a point that the search pruned, the last value of the objective
+
+    def metric(self, name: str) -> float | None:
+        """Returns a metric of the point's result; None: it has no such finite number."""
+        return finite((self.run.result or {}).get(name)) if self.run is not None else None
+
+
+def sweep_page(
+    name: str, points: Sequence[SweepPoint], objective: Sequence[str] = (), best_is: str = "max", path: str = "",
+    seen: float = 0.0, search: tuple[SearchSettings, SearchProgress] | None = None,
+) -> Page:  # fmt: skip
+    """Returns the page about a sweep.
+
+    objective: metrics; the first one determines the order of points. best_is: `max` or `min`, of the first.
+    seen: when the points were read. search: settings and progress of a search (sweep.search).
+    """
+    goal = objective[0] if objective else None
+    keys = differing([point.overrides for point in points])
+    ranked = by_objective(points, goal, best_is)
+    states = [point.state for point in points]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    facts = [("points", str(len(points))), ("keys", ", ".join(map(_short, keys)) or "-")]
+    codes: list[CodeBlock] = []
+    best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
+    if best is not None and goal is not None:
+        facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, value_text(best.metric(goal)))]
+        repeated = [redact_override(each) for each in canonical(best.overrides)]
+        codes.append(CodeBlock("repeat the best point with", build.command(PROGRAM, repeated)))
+    sections = [_points_section(ranked, keys, objective, best)]
+    if figure := parallel_coordinates(ranked, keys, goal):
+        sections.insert(0, Section("Points and their results", figures=[figure]))
+    if search is not None:
+        sections.insert(0, search_section(*search))
+    named: Named = [(label(each.overrides, keys) or each.name, each.run.curves) for each in ranked if each.run]
+    if figures := training_figures(named[:MOST_CURVES], IN_COLOUR):
+        names = legend(named[:MOST_CURVES], IN_COLOUR)
+        note = f"The best {MOST_CURVES} of {len(named)} points." if len(named) > MOST_CURVES else ""
+        sections.append(Section("Training", note, legend=names, figures=figures))
+    first = RunData(name, path, "", None, {}, seen=seen)
+    return Page(name, "Sweep", "", counted, facts, codes, sections, made(first))
+
+
+def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
+    head, *rungs = rung_lines(found.rungs) or [()]
+    tables = [Table(tuple(map(str.lower, head)), rungs)] if rungs else []
+    note = " ".join(f"{text[0].upper()}{text[1:]}." for text in described(settings, found))
+    return Section("Search", note, tables=tables)
+
+
+def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
+    """Returns the points by their objective, the best (`max`, `min`) first, those without a value last."""
+    sign = -1.0 if best_is == "max" else 1.0
+
+    def key(point: SweepPoint) -> float:
+        value = None if objective is None else point.metric(objective)
+        return math.inf if value is None else sign * value
+
+    return sorted(points, key=key)
+
+
+def _points_section(
+    ranked: Sequence[SweepPoint], keys: Sequence[str], objective: Sequence[str], best: SweepPoint | None
+) -> Section:
+    results = [point.run.result or {} for point in ranked if point.run is not None]
+    others = [key for key in dict.fromkeys(str(key) for each in results for key in each) if key not in objective]
+    values_of_key = {key: {finite(each.get(key)) for each in results} - {None} for key in others}
+    numbers = [key for key, values in values_of_key.items() if len(values) > 1 or (values and len(results) == 1)]
+    numbers = numbers[:MOST_METRICS]
+    metrics = [*objective, *numbers]
+    rows = []
+    for point in ranked:
+        values, result = values_of(point.overrides, keys), (point.run.result if point.run else None) or {}
+        rows.append((
+            point.name, point.state, *(public(key, values.get(key, "-")) for key in keys),
+            *(value_text(result.get(key)) for key in metrics),
+        ))  # fmt: skip
+    marks = {place: "good" for place, point in enumerate(ranked) if point is best}
+    marks |= {place: "bad" for place, row in enumerate(rows) if row[1] in ("failed", "lost")}
+    left, heads = frozenset(range(1, 2 + len(keys))), ("point", "state", *map(_short, keys), *metrics)
+    shown = [Table(heads, rows[:FIRST_ROWS], left, marks)]
+    if len(rows) > FIRST_ROWS:
+        shown.append(Table(heads, rows, left, marks, f"All {plural(len(rows), 'point')}"))
+    unknown = ""
+    if objective and best is None:
+        lacks = f"has a number named {objective[0]}" if any(row[1] == "done" for row in rows) else "is done yet"
+        unknown = f"No point {lacks}."
+    which = f" ({', '.join(numbers)})" if numbers else ""
+    note = unknown or ("" if objective else f"To have points compared, sweep with sweep.objective=METRIC{which}.")
+    return Section("Points", note, tables=shown)
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("workload.")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A vertical axis of the parallel coordinates."""
+
+    name: str  # a config key or metric
+    places: Mapping[str, float]  # position of each value, from 0 to 1, by the value as text
+    ticks: Sequence[tuple[float, str]]  # position and text
+
+
+def axis_of(name: str, values: Sequence[str]) -> Axis:
+    """Returns the axis of values given as text: numbers by size or logarithm, else all in alphabetical order."""
+    known = list(dict.fromkeys(values))
+    numbers = {each: _number(each) for each in known}
+    if any(number is None for number in numbers.values()):
+        spread = {each: place / max(1, len(known) - 1) for place, each in enumerate(sorted(known))}
+        stride = math.ceil(len(spread) / MOST_TICKS)
+        return Axis(name, spread, [(place, text) for text, place in spread.items()][::stride])
+    sizes = {each: number for each, number in numbers.items() if number is not None}
+    low, high = min(sizes.values()), max(sizes.values())
+    if low > 0 and high / low >= LOG_FROM:
+        sizes, low, high = {each: math.log(size) for each, size in sizes.items()}, math.log(low), math.log(high)
+    places = {each: (size - low) / (high - low) if high > low else 0.5 for each, size in sizes.items()}
+    shown = sorted(places, key=places.__getitem__)
+    if len(shown) > MOST_TICKS:
+        shown = [shown[0], shown[-1]]
+    return Axis(name, places, [(places[each], each) for each in shown])
+
+
+def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal: str | None) -> Figure | None:
+    """Returns a figure with a line for each point through its values of all keys and the goal, if two have one.
+
+    plotly's own parallel coordinates need WebGL, and `eval`, which the content security policy forbids.
+    """
+    if goal is None or not keys:
+        return None
+    done = [point for point in ranked if point.metric(goal) is not None]
+    done = [*done, *(point for point in ranked if point.metric(goal) is None and point.reported is not None)]
+    done = done[:MOST_LINES]
+    if len(done) < 2:
+        return None
+    columns = [*keys, goal]
+
+    def values(point: SweepPoint) -> list[str]:
+        own = values_of(point.overrides, keys)
+        return [*(public(key, own.get(key, "default")) for key in keys), _goal(point, goal)]
+
+    table = [values(point) for point in done]
+    axes = [axis_of(name, [row[place] for row in table]) for place, name in enumerate(columns)]
+    traces: list[dict[str, Any]] = []
+    first = 1  # the best one is drawn last, on top
+    for part, shade, opacity in SHADES:
+        last = max(first, math.ceil(part * len(done)))
+        if table[first:last]:
+            traces.insert(0, _lines(table[first:last], axes, shade, 1.5, opacity))
+        first = last
+    traces.append(_lines(table[:1], axes, "--good", 3, 1.0))
+    ticks = [
+        {"x": place, "y": height, "xanchor": "right" if place else "left", "xshift": -6 if place else 6,
+         "showarrow": False, "text": plain_text(text[:16]), "bgcolor": "--surface",
+         "font": {"size": 11, "color": "--muted"}}
+        for place, axis in enumerate(axes) for height, text in axis.ticks
+    ]  # fmt: skip
+    layout = {
+        "xaxis": {"tickmode": "array", "tickvals": list(range(len(axes))), "showgrid": False, "zeroline": False,
+                  "ticktext": [plain_text(_short(axis.name)) for axis in axes], "range": [-0.15, len(axes) - 0.9]},
+        "yaxis": {"visible": False, "range": [-0.06, 1.06]},
+        "showlegend": False,
+        "hovermode": "closest",
+        "annotations": ticks,
+        "shapes": [
+            {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1},
+             "layer": "below"}
+            for place in range(len(axes))
+        ],
+    }  # fmt: skip
+    pruned = "; a pruned point has the last value it reported" if any(p.metric(goal) is None for p in done) else ""
+    caption = f"A line is a point; green is the best, grey are the worst{pruned}."
+    return Figure("", traces, layout, caption, height=380, wide=True)
+
+
+def _lines(
+    table: Sequence[Sequence[str]], axes: Sequence[Axis], shade: str, width: float, opacity: float
+) -> dict[str, Any]:
+    x: list[int | None] = []
+    y: list[float | None] = []
+    text: list[str] = []
+    for row in table:
+        label = ", ".join(f"{_short(axis.name)} {value}" for axis, value in zip(axes, row, strict=True))
+        x += [*range(len(axes)), None]
+        y += [*(round(axis.places[value], 4) for axis, value in zip(axes, row, strict=True)), None]
+        text += [plain_text(label)] * (len(axes) + 1)
+    hover = {"customdata": text, "hovertemplate": "%{customdata}<extra></extra>"}
+    return line("", x, y, shade, width=width, mode="lines", opacity=opacity, connectgaps=False, **hover)
+
+
+def _goal(point: SweepPoint, goal: str) -> str:
+    value = point.reported if point.metric(goal) is None else point.metric(goal)
+    return "" if value is None else f"{value:.6g}"
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -15,8 +15,7 @@ from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
-from launcher.monitoring.packed import rerun
-from launcher.monitoring.run_status import JobMonitor, status_of
+from launcher.monitoring.run_status import JobMonitor, rerun, status_of
 from launcher.monitoring.state import RunState
 from launcher.own_module import program
 from launcher.runs.directory import Run

@@ -19,8 +19,7 @@ from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
-from launcher.monitoring.packed import cancel_point
-from launcher.monitoring.run_status import RunStatus, cancelled, forget, queries
+from launcher.monitoring.run_status import RunStatus, cancel_point, cancelled, forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, SweepMonitor, live_pilots, point_statuses
 from launcher.runs.directory import Run

@@ -20,11 +20,9 @@ import pytest
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, explain, status_view
-from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain, runs_table
 from launcher.cli.sweep import show_status
-from launcher.cli.text import cause, print_unreadable
-from launcher.diagnose import why
+from launcher.cli.text import cause, outcome, print_unreadable
 from launcher.diagnose.verdict import evidence_of
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
@@ -137,8 +135,8 @@ def a_status(run: Run) -> None:
 
 
 def a_why(run: Run) -> None:
-    found = why.explain(run, "launcher", cause)
-    json.dumps(why.as_json(found))
+    found = explain.explain(run, "launcher")
+    json.dumps(explain.as_json(found))
     explain.shown(found, time.time())
 
 

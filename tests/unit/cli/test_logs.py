@@ -109,30 +109,9 @@ def test_it_follows_from_one_attempt_to_the_next(
         return step is None
 
     monkeypatch.setattr(logs, "_is_over", lambda _: over)
-    monkeypatch.setattr(logs.PollPace, "pause", lambda *_: 0.0)
+    monkeypatch.setattr("launcher.schedulers.query_cache.interval", lambda *_: 0.0)
     assert shown("a", "-f") == "[0] a\n--- attempt 1, job 8, 12:03 ---\n[0] b\n"
     assert len(queried) == 4  # whenever the record changed, and never else
-
-
-def test_the_state_of_a_run_that_prints_is_not_queried() -> None:
-    pace, now = logs.PollPace(0.0), 0.0
-    for _ in range(100):
-        now += 1.0
-        pace.active(now)
-        assert not pace.due(now) and pace.pause(now) == pace.MIN_PAUSE
-
-
-def test_the_state_of_a_quiet_run_is_queried_at_growing_intervals() -> None:
-    pace, now, queried = logs.PollPace(0.0), 0.0, []
-    while now < 600:
-        if pace.due(now):
-            queried.append(now)
-            pace.queried(now)
-        now += pace.pause(now)
-    gaps = [later - earlier for earlier, later in zip([0.0, *queried], queried, strict=False)]
-    assert 2 <= gaps[0] < 3 and 60 <= gaps[-1] <= 62 and len(queried) < 18
-    pace.active(now)
-    assert not pace.due(now + 1.9) and pace.due(now + 2.0)
 
 
 def test_output_alone_asks_no_scheduler_and_loads_nothing_heavy(run: Run, tmp_path: Path) -> None:

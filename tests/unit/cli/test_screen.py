@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.cli import screen
 from launcher.cli.progress import Bars
-from launcher.cli.screen import Cleaned, Screen, raw, write_output
-from launcher.formatting import clean, coloured, one_line
+from launcher.formatting import Screen, clean, cleaned, coloured, one_line, raw, write_output
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.schedulers.base import JobState, SchedulerJob
@@ -62,14 +60,14 @@ def test_output_of_runs_has_colours_on_a_terminal_and_every_byte_elsewhere(
     data = f"\x1b[32mgreen\x1b[0m{TITLE}\n".encode()
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    with Cleaned():
+    with cleaned():
         write_output(data)
         assert raw(sys.stdout) is terminal
     assert terminal.getvalue() == "\x1b[32mgreen\x1b[0m\n"
     monkeypatch.setattr(sys, "stdout", sys.__stdout__)
     binary = io.TextIOWrapper(io.BytesIO())
     monkeypatch.setattr(sys, "stdout", binary)
-    with Cleaned():
+    with cleaned():
         write_output(data)
     assert binary.buffer.getvalue() == data  # type: ignore[attr-defined]
 
@@ -127,4 +125,4 @@ def test_errors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "launcher: no run" in shown.err
     assert "\x1b]0" not in shown.err
     assert not isinstance(sys.stdout, Screen)
-    assert screen.raw(sys.stdout) is sys.stdout
+    assert raw(sys.stdout) is sys.stdout

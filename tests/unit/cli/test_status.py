@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.cli import commands, status_rows, status_view
+from launcher.cli.explain import explain, of_why
 from launcher.cli.status_rows import COLUMNS, Rows, StatusFilter, runs_table
 from launcher.config.schema import Debug
-from launcher.diagnose.why import explain, of_why
 from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
@@ -74,7 +74,7 @@ def test_how_far_a_training_is() -> None:
     assert far.needs == 500  # 600 steps at one a second, told of 100 s ago
     assert far.elapsed == 600
     assert far.left == run.plan.time - 600
-    assert (far.saved, far.saved_ago) == (300, 90)
+    assert (far.checkpoint, far.checkpoint_age) == (300, 90)
 
 
 def test_slow_first_steps_do_not_count_for_what_the_others_need() -> None:
@@ -117,7 +117,7 @@ def test_a_run_at_a_breakpoint_needs_nobody_knows_how_long(
 ) -> None:
     events = [progress(NOW - 500, 0), progress(NOW - 300, 400), *told]
     far = standing.progress_of(seen(state, *events, nodes=2, debug=Debug(rank=1)), NOW)
-    assert [each.rank for each in far.waits] == waits
+    assert [each.rank for each in far.breakpoints] == waits
     assert (far.needs is None) is bool(waits or state is RunState.FAILED)
 
 
@@ -126,7 +126,7 @@ def test_a_training_of_this_machine_ends_after_its_time_and_other_work_does_not(
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
     assert standing.progress_of(run, NOW).left is None
     assert standing.progress_of(run, NOW, before=(5, NOW - 7)).left == 3000
-    assert standing.progress_of(run, NOW, before=(5, NOW - 7)).saved_ago == 7
+    assert standing.progress_of(run, NOW, before=(5, NOW - 7)).checkpoint_age == 7
 
 
 @given(
@@ -631,7 +631,7 @@ def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
     with pytest.raises(RunError, match=f"a is {state}"):
         require_over(run, JobMonitor())
     if state == "unknown":
-        found = explain(run, "launcher", lambda _: None)
+        found = explain(run, "launcher")
         assert (found.why, found.facts.scheduler, found.facts.job_state) == (Why.NO_STATE, "slurm", word)
         assert f"slurm says {word}, a state that the launcher does not know" in of_why(found)
 

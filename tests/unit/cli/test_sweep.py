@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cli import commands, sweep_change
+from launcher.cli import commands
 from launcher.cli import sweep as sweep_command
 from launcher.cli.status_rows import _row_of_sweep
 from launcher.errors import LauncherError
@@ -26,8 +26,9 @@ from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import resume
 from launcher.submission.prepare import prepare
+from launcher.submission.submit import SubmittedRun
 from launcher.sweeps import control, submit
-from launcher.sweeps.submit import SubmittedSweep
+from launcher.sweeps.submit import SubmittedPilots, SubmittedSweep
 from tests.unit.cli.test_commands import make as make_run
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sweep_runs import begin, end, make_sweep
@@ -335,6 +336,12 @@ def test_rerun_tells_what_was_submitted(call: Call, sweep: Sweep, monkeypatch: p
     assert asked[1:] == [[4]]
 
 
+def test_rerun_tells_the_jobs_of_pilots(call: Call, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    pilots = SubmittedPilots({0: SubmittedRun(sweep.pilot(0), "300")})
+    monkeypatch.setattr(submit, "resubmit", lambda *_: SubmittedSweep(sweep, (), (), (), pilots=pilots))
+    assert f"pilot    {sweep.pilot(0).id}: job 300" in call("sweep rerun lr-1").lines
+
+
 def test_nothing_to_rerun(call: Call, tmp_path: Path) -> None:
     end(make_sweep(tmp_path / "runs", 1).run(0), 0)
     answer = call("sweep rerun lr-1")
@@ -370,9 +377,9 @@ def test_a_throttle_that_cannot_be_kept_is_told(call: Call, sweep: Sweep, monkey
 
 
 def test_many_points_are_told_in_one_line() -> None:
-    assert sweep_change._points([3]) == "point 3"
-    assert sweep_change._points([0, 1, 2, 7]) == "4 points (0-2,7)"
-    assert len(sweep_change._points(range(0, 1000, 2))) < 60
+    assert sweep_command._points([3]) == "point 3"
+    assert sweep_command._points([0, 1, 2, 7]) == "4 points (0-2,7)"
+    assert len(sweep_command._points(range(0, 1000, 2))) < 60
 
 
 # -- resume

@@ -16,6 +16,7 @@ from launcher.runs.lease import is_being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
+from launcher.sweeps import control
 from tests.unit.clock import Clock
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -160,7 +161,7 @@ def test_ctrl_c_stops_following_or_ends_the_sweep(
         cancelled.append(kill)
         end(sweep.run(0), 0)
 
-    monkeypatch.setattr(wait.control, "cancel", cancel)
+    monkeypatch.setattr(control, "cancel", cancel)
     monkeypatch.setattr(wait.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
     assert wait.follow_sweep(sweep, foreground=foreground) == 130
     assert cancelled == ([False] if foreground else [])

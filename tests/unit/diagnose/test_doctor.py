@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from launcher.cli import commands
-from launcher.cli.doctor import line
+from launcher.cli import commands, doctor
+from launcher.cli.doctor import DoctorCheck, line, run_all, start
 from launcher.config.schema import Cluster
-from launcher.diagnose import doctor, machine
-from launcher.diagnose.doctor import DoctorCheck, run_all, start
+from launcher.diagnose import machine
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
@@ -413,4 +412,3 @@ def test_a_profile_with_a_mistake_is_a_problem_that_names_it(
 def test_what_takes_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LOOK_AT_TORCH", "import time; time.sleep(600)")
     assert machine.probe_torch(0.2).level is PROBLEM
-    assert doctor.torch().limit > doctor.TORCH

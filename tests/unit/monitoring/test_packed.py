@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.monitoring import packed
-from launcher.monitoring.packed import Boards, ClaimsBoard, PilotActivity
-from launcher.monitoring.sweep import point_statuses
+from launcher.monitoring.run_status import Boards, ClaimsBoard
+from launcher.monitoring.sweep import PilotActivity, activity, point_statuses
 from launcher.runs.claims import CLAIMS, Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEnded
 from tests.unit.pilots.managers import PACKING, packed_sweep
@@ -79,6 +78,6 @@ def test_the_activity_of_pilots() -> None:
         PointEnded(point=0, slot=0, code=0, kind="done", time=110.0),
     ]  # fmt: skip
     logs = {**held(1), 0: PointLog(State.DONE, None, 2, begun=True)}
-    found = packed.activity(ClaimsBoard(logs, frozenset([A])), {A: events}, 4, now=120.0)
+    found = activity(ClaimsBoard(logs, frozenset([A])), {A: events}, 4, now=120.0)
     assert found == PilotActivity(slots=2, busy=1, share=0.75, rate=0.05, left=60.0)
-    assert packed.activity(ClaimsBoard({}, frozenset()), {}, 4, now=120.0) == PilotActivity()
+    assert activity(ClaimsBoard({}, frozenset()), {}, 4, now=120.0) == PilotActivity()

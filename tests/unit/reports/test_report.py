@@ -24,8 +24,7 @@ from launcher.paths import PACKAGE
 from launcher.reports import page, sections
 from launcher.reports.collect import Curve, Moment, RunData, Span, Unreadable, collect, curves, parse, thin, timeline
 from launcher.reports.fabric import coarse, differences, lines
-from launcher.reports.page import Figure, Page, change_text, plain_text, span_text
-from launcher.reports.sections import pace_figure
+from launcher.reports.page import Figure, Page, change_text, pace_figure, plain_text, span_text
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
 

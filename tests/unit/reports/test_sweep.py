@@ -13,7 +13,7 @@ from launcher.config.search_space import Dimension, Goal, Method
 from launcher.reports import page
 from launcher.reports.collect import Curve, RunData
 from launcher.reports.page import Page
-from launcher.reports.sweep import SweepPoint, axis_of, by_objective, parallel_coordinates, sweep_page
+from launcher.reports.sections import SweepPoint, axis_of, by_objective, parallel_coordinates, sweep_page
 from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import progress_of
 

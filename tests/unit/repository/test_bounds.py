@@ -29,7 +29,7 @@ NO_BOUNDS = {
         "runs/output.BLOCK",
     },
     "how much a command shows, or reads of a log of others for it": {
-        "agent/output.TAIL", "runs/output.TAIL", "monitoring/packed.RECENT",
+        "agent/output.TAIL", "runs/output.TAIL", "monitoring/sweep.RECENT",
         "reports/collect.LOG_BYTES", "reports/page.POINTS", "reports/page.MOST_BYTES",
         "runs/output.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
         "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/nccl_report.MOST",

@@ -13,7 +13,7 @@ import pytest
 
 from launcher import errors
 from launcher.agent import stop_requests
-from launcher.cli import follow
+from launcher.cli import wait
 from launcher.cli.status_rows import Rows
 from launcher.config.schema import Program
 from launcher.environment import secrets
@@ -144,7 +144,7 @@ def test_who_follows_a_run_waits_until_it_can_be_read(
     server.fail("record.json")
     looks = iter([None, None, server.recover])
     monkeypatch.setattr(time, "sleep", lambda _: (next(looks) or (lambda: None))())
-    assert follow.follow_to_end(run, foreground=False, output=False) == 0
+    assert wait.follow_to_end(run, foreground=False, output=False) == 0
     assert capsys.readouterr().err.count("waiting: ") == 1
 
 

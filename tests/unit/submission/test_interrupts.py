@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.follow import ctrl_c
+from launcher.cli.wait import ctrl_c
 from launcher.submission.submit import delayed_interrupt
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher import WorkloadHook
+from launcher.cli import doctor
 from launcher.config.schema import Config, Function, Workload
-from launcher.diagnose import doctor
 from launcher.errors import ConfigError
 from launcher.findings import Level
 from launcher.paths import resource

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.explain import moment, shown, start_lines
-from launcher.cli.text import cause
-from launcher.diagnose import why
-from launcher.diagnose.why import as_json, explain, of_why
+from launcher.cli import explain as why
+from launcher.cli.explain import as_json, explain, moment, of_why, shown, start_lines
 from launcher.monitoring import run_status
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager
@@ -158,7 +156,7 @@ STOP = '{"time": 2.0, "event": "stop", "reason": "time_limit", "step": 7}'
 def test_a_run_that_is_over_is_told_in_a_line(
     tmp_path: Path, events: tuple[str, ...], state: str, why: str, do: str
 ) -> None:
-    found = explain(made(tmp_path, *events), "launcher", cause)
+    found = explain(made(tmp_path, *events), "launcher")
     assert found.state == state
     assert why in of_why(found)
     assert do in found.do
@@ -166,9 +164,9 @@ def test_a_run_that_is_over_is_told_in_a_line(
 
 def test_a_point_that_waits_for_its_turn_says_how_many_run_at_once(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None, parallelism=1)
-    assert explain(sweep.run(2), "launcher", cause).why is Why.NOT_SUBMITTED
+    assert explain(sweep.run(2), "launcher").why is Why.NOT_SUBMITTED
     sweep.request_local([2], restart=False)
-    found = explain(sweep.run(2), "launcher", cause)
+    found = explain(sweep.run(2), "launcher")
     assert (found.state, found.why) == ("waiting", Why.TURN)
     assert found.limits == (f"sweep {sweep.id}: 1 point at once (sweep.parallelism)",)
     assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many run at once"
@@ -177,13 +175,13 @@ def test_a_point_that_waits_for_its_turn_says_how_many_run_at_once(tmp_path: Pat
 def test_a_point_of_a_packed_sweep_waits_for_a_slot(tmp_path: Path) -> None:
     """It has no job of its own, so that it has none is no sign of an interrupted submission."""
     sweep = packed_sweep(tmp_path, 2)
-    found = explain(sweep.run(1), "launcher", cause)
+    found = explain(sweep.run(1), "launcher")
     assert (found.state, found.why) == ("waiting", Why.NO_PILOT)
     assert f"`launcher why {sweep.id}-pilot-0`" in found.do
     Claims(sweep.path, 0).note(
         Manager(0, 0, 0, 0), kinds.ManagerBegan(host="n1", job="1", slots=1, pid=1, start=1, namespace="", time=1.0)
     )
-    found = explain(sweep.run(1), "launcher", cause)
+    found = explain(sweep.run(1), "launcher")
     assert (found.state, found.why) == ("waiting", Why.SLOT)
     assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many pilots there are"
 
@@ -200,11 +198,11 @@ def test_the_runs_that_it_waits_for_are_named_with_their_states(
     )
     reason = Explanation("follower", "queued", Why.WAITS, "7", PendingFacts(meaning="it waits for other jobs"))
     monkeypatch.setattr(SlurmScheduler, "explain", lambda *_: reason)
-    found = explain(run, "launcher", cause)
+    found = explain(run, "launcher")
     assert as_json(found)["awaited"] == ({"id": "r", "condition": "any", "state": "queued"},)
     assert "  after   r is queued (after=any:r)" in shown(found, NOW).splitlines()
     shutil.rmtree(other.path)
-    assert [note for note in explain(run, "launcher", cause).notes if note.startswith("after: ")]
+    assert [note for note in explain(run, "launcher").notes if note.startswith("after: ")]
 
 
 @pytest.mark.parametrize(
