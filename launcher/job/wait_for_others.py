@@ -12,6 +12,8 @@ It exits with 75 if the run was stopped or cancelled, or if the state of a depen
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 import time
@@ -21,12 +23,14 @@ from launcher import errors
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.failures.codes import FaultCode
+from launcher.files import run_files
+from launcher.files.shared_files import read_text, unwrap
 from launcher.job.requeue import resubmit
 from launcher.monitoring.run_status import JobMonitor, forget, queries, status_of
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import ConditionsMet, Fault, Submitting, every
+from launcher.runs.events import Awaited, ConditionsMet, Fault, Submitting, every
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
@@ -44,6 +48,7 @@ from launcher.submission.dependencies import (
 ELSEWHERE = 10  # exit code
 RECHECK_TIME = 60.0  # seconds for which an uncertain state is read again: shared file systems show changes late
 FIRST, LONGEST = 2.0, 10.0  # seconds between two polls
+MET = "conditions-met"  # file in a sweep: what its points wait for, and the states with which the first one started
 
 
 def main() -> int:
@@ -60,6 +65,9 @@ def _wait(attempt: Attempt) -> int:
     run, plan, events = attempt.run, attempt.run.own_plan(), Events(attempt, "after")
     if conditions_met(run):
         return errors.DONE
+    if others := _met_for_sweep(run, plan):
+        events(ConditionsMet(others=others))
+        return errors.DONE
     tried, printed, pause, begun = False, "", FIRST, time.monotonic()
     while True:
         if any(map(run.has, ("cancelled", "stop"))):
@@ -67,7 +75,12 @@ def _wait(attempt: Attempt) -> int:
         decision, why, dependencies = _decide(plan)
         doubtful = any(dependency.uncertain for dependency in dependencies) and time.monotonic() - begun < RECHECK_TIME
         if decision is StartDecision.START:
-            events(ConditionsMet(others=tuple(dependency.awaited for dependency in dependencies)))
+            others = tuple(dependency.awaited for dependency in dependencies)
+            events(ConditionsMet(others=others))
+            if run.is_point:
+                states = [[each.id, each.condition, each.state] for each in others]
+                with contextlib.suppress(OSError):  # then the other points look for themselves
+                    run_files.write(run.path.parent / MET, json.dumps({"after": plan.after, "others": states}))
             return errors.DONE
         if decision is StartDecision.NEVER and not doubtful:
             fault = Fault(code=FaultCode.CONDITION_FAILED, host=os.uname().nodename, error=why)
@@ -84,6 +97,19 @@ def _wait(attempt: Attempt) -> int:
         printed = why
         time.sleep(pause)
         pause = min(pause * 1.5, LONGEST)
+
+
+def _met_for_sweep(run: Run, plan: JobPlan) -> tuple[Awaited, ...]:
+    # What another point of the sweep waited for, and found: so that 10,000 points do not read 10,000 points each
+    if not run.is_point:
+        return ()
+    try:
+        found = json.loads(unwrap(read_text(run.path.parent / MET)) or "{}")
+        if found.get("after") != list(plan.after):
+            return ()
+        return tuple(Awaited(id=id_, condition=condition, state=state) for id_, condition, state in found["others"])
+    except (RunError, ValueError, KeyError):
+        return ()
 
 
 def _decide(plan: JobPlan) -> tuple[StartDecision, str, list[Dependency]]:

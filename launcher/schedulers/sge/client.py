@@ -300,7 +300,11 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def records(text: str) -> dict[str, list[dict[str, str]]]:
-    """Parses the output of `qacct -j`; returns the records of each job, oldest first, by job id."""
+    """Parses the output of `qacct -j`; returns the records of each job, oldest first, by job id.
+
+    Where a parallel environment has accounting_summary FALSE, each task that a job starts on a node has a record of its
+    own, before the job's. Only its times tell it from an execution of the job: it began and ended during the next one.
+    """
     found: dict[str, list[dict[str, str]]] = {}
     for block in re.split(r"^=+$", text, flags=re.MULTILINE):
         pairs = (line.split(None, 1) for line in block.splitlines())
@@ -308,7 +312,19 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
         if number := record.get("jobnumber"):
             task = record.get("taskid", "undefined")
             found.setdefault(number if not task.isdecimal() else f"{number}_{int(task) - 1}", []).append(record)
-    return found
+    return {job_id: _of_job(each) for job_id, each in found.items()}
+
+
+def _of_job(times: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    executions: list[dict[str, str]] = []  # the newest first
+    begin = end = ""  # of the last of them
+    for record in reversed(times):
+        its_begin, its_end = (_moment(record.get(name, "")) for name in ("start_time", "end_time"))
+        in_parallel = record.get("granted_pe", "NONE") != "NONE"
+        if not (in_parallel and begin and begin <= its_begin <= its_end <= end):
+            executions.append(record)
+            begin, end = its_begin, its_end
+    return executions[::-1]
 
 
 def parse_counts(text: str) -> Counter[str]:

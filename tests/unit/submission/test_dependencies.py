@@ -226,6 +226,31 @@ def test_a_run_begins_when_all_has_come_about(tmp_path: Path, monkeypatch: pytes
     assert gate.main() == 0, "later attempts look no more"
 
 
+def test_of_the_points_of_a_sweep_one_looks_at_what_all_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [[other("ok", "done")]]
+    at = Gate(tmp_path, monkeypatch, looks)
+    sweep = tmp_path / "sweep"
+    points = [Run.create(sweep / str(number)) for number in range(3)]
+    for number, point in enumerate(points):
+        after = ("ok:/runs/prep",) if number < 2 else ("ok:/runs/another",)
+        point.write_record(
+            bare_plan(run_id=f"sweep/{number}", run_dir=str(point.path), after=after), {}, {"token": "t"}
+        )
+        (point.path / "attempts/0/events").mkdir(parents=True)
+    (sweep / "sweep.json").write_text("{}")
+    seen: list[Any] = []
+    monkeypatch.setattr(gate, "read_dependencies", lambda names: seen.append(names) or at.looks[0])  # type: ignore[func-returns-value]
+    for point in points:
+        monkeypatch.setenv("LAUNCHER_RUN_DIR", str(point.path))
+        assert gate.main() == 0
+        (met,) = [event for event in point.attempts()[0].events() if event["event"] == "after"]
+        assert [each["state"] for each in met["others"]] == ["done"]
+    assert seen == [("ok:/runs/prep",), ("ok:/runs/another",)], "the third waits for something else"
+    assert dependencies.conditions_met(points[1])
+
+
 def test_a_job_that_was_too_early_hands_over_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at = Gate(tmp_path, monkeypatch, [[other("ok", "queued", "7")]])
     assert gate.main() == gate.ELSEWHERE

@@ -96,6 +96,19 @@ def test_ends_of_jobs() -> None:
     assert told["29"] == (JobState.FAILED, "FAILED", "assumedly after job")
 
 
+def test_records_of_tasks_on_nodes_are_no_executions_of_the_job() -> None:
+    """As qacct prints them with accounting_summary FALSE, here of a job that was requeued once."""
+    rows = [("16", "17", "0"), ("17", "17", "0"), ("16", "19", "25"), ("28", "29", "1"), ("26", "30", "0")]
+    text = "".join(
+        f"{'=' * 62}\njobnumber    1                   \ntaskid       undefined\nfailed       {failed}    \n"
+        f"exit_status  0                   \nru_minflt    9\nstart_time   Sun Nov 29 03:47:{begin} 2026\n"
+        f"granted_pe   nodes               \nend_time     Sun Nov 29 03:47:{end} 2026\n"
+        for begin, end, failed in rows
+    )
+    executions = client.of_records(client.records(text)["1"])
+    assert [(each.raw_state, each.end[-2:]) for each in executions] == [("REQUEUED", "19"), ("COMPLETED", "30")]
+
+
 @pytest.mark.parametrize(
     ("record", "state"),
     [
