@@ -24,9 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import Result, report
-from launcher.agent.control import Control
+from launcher.agent.control import Control, Signals
 from launcher.agent.policy import RoundLimits
-from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import HangSign
 from launcher.rendezvous.channel import Hub
 from launcher.rendezvous.rounds import Member

@@ -27,8 +27,8 @@ from launcher import Env, Resumable
 from launcher.agent.supervisor import AGREES, TICK
 from launcher.worker import heartbeat
 from launcher.worker.heartbeat import AgentSide, LeaderSide
-from launcher.worker.settings import CHECKPOINT, Settings
 from launcher.worker.step_timing import StepTimer
+from launcher.worker.stop import CHECKPOINT, Settings
 
 TARGET = 1.01
 STEP = 0.010  # seconds of a step
@@ -49,7 +49,7 @@ def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats:
     """Runs steps in turns; returns the seconds of a step in each turn, by "without", "with" `boundary`, and "marks"."""
     heartbeat.take(shared.slot(env.rank))
     resumable = Resumable({}, env=env, run=Settings(replace(CHECKPOINT, dir=f"{folder}/it", every=10**9)))
-    pace: StepTimer[float] = StepTimer(env.device, heartbeat.Pulse(1).slot(0))
+    pace = StepTimer(env.device, heartbeat.Pulse(1).slot(0))
     done = 0
     gradients = torch.zeros(16384, device=env.device)
 

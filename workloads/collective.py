@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import formatting, progress, run_dir
-from launcher.worker import devices, nccl_report
+from launcher.worker import devices
 from workloads import bench, results, roof
 from workloads.keys import OPERATIONS, REDUCING, choose, chooses_all, parse_groups, parse_sizes
 from workloads.operations import BY_NAME
@@ -192,13 +192,13 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
     return conclude(report, faults, baseline, config)
 
 
-def own_network(rank: int) -> nccl_report.Fabric | None:
+def own_network(rank: int) -> devices.Fabric | None:
     """Returns the network that NCCL uses on this rank, from its log; None: it has none, or one of the user's."""
     log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
-    return nccl_report.read(log) if log.name == nccl_report.log_name(rank) else None
+    return devices.read_nccl_log(log) if log.name == devices.nccl_log_name(rank) else None
 
 
-def networks(fabrics: Sequence[nccl_report.Fabric | None]) -> list[str]:
+def networks(fabrics: Sequence[devices.Fabric | None]) -> list[str]:
     """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`; None: unknown."""
     ranks: dict[str, list[int]] = {}
     for rank, fabric in enumerate(fabrics):

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from launcher import Resumable, evaluated, progress
 from launcher.checkpoint.resumable import generators, restore_generators, seed_generators
 from launcher.worker.global_batch import GlobalBatchSampler
-from launcher.worker.settings import Settings, settings
+from launcher.worker.stop import Settings, settings
 from workloads import datasets, training
 from workloads.invariant import GradientBuckets, InvariantGradients
 from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together

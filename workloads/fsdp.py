@@ -21,7 +21,7 @@ from launcher.checkpoint.resumable import seed_generators
 from launcher.errors import ConfigError
 from launcher.torch_compat import DTensor, fsdp_computes_on
 from launcher.worker.global_batch import GlobalBatchSampler, share
-from launcher.worker.settings import Settings, settings
+from launcher.worker.stop import Settings, settings
 from workloads import gpt, texts, training
 from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from launcher import progress, run_dir
 from launcher.formatting import format_size, long_size
 from launcher.worker import devices
-from launcher.worker.settings import how_to_exclude
+from launcher.worker.stop import how_to_exclude
 from workloads import bench, exchanges, keys, matrix, matrix_text, results, roof
 from workloads.exchanges import AT_ONCE, EXCHANGES, Case
 from workloads.keys import parse_seconds, parse_sizes

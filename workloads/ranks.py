@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from launcher import formatting
-from launcher.worker import rank_objects
+from launcher.worker import process_group
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -37,7 +37,7 @@ def introduce(env: Env) -> None:
 
 def gather(value: T, env: Env) -> list[T]:
     """Returns the (small) value of each rank, in order of rank, on every rank. All ranks must call it."""
-    return rank_objects.all_gather(value) if env.world_size > 1 else [value]
+    return process_group.all_gather(value) if env.world_size > 1 else [value]
 
 
 def raise_together(error: str | None, env: Env) -> None:

@@ -9,14 +9,14 @@ ranks of the node, but by none of the modules in which ranks are started, watche
   and reports the end
 - `preflight`: the round before the first, whose ranks check the nodes: runs it, and decides which nodes are bad
 - `node_checks`: the checks of a node, alone (devices, space, folders) and with others (clocks, network)
-- `supervisor`: the event loop of a round: watches this agent's ranks, passes on stop requests, reports failures
-- `workers`: starts the ranks of one agent as processes, polls, signals and kills them, and reaps them
-- `forks`: whether a fork is safe; garbage collection and large pages around forks; imports before them
-- `control`: an agent's connection to the leader, or as the leader to all agents: joins rounds, sends and receives
+- `supervisor`: the event loop of a round: watches this agent's ranks, passes on stop requests (also when the time is
+  up), reports failures
+- `workers`: starts the ranks of one agent as processes, polls, signals and kills them; whether a fork is safe
+- `control`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for messages and
+  signals
 - `coordinator`: the leader's state and decisions, and the table of messages: members of a round, verdicts
 - `policy`: decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart
 - `failures`: how a round or an attempt of this agent ends, and what it reports of a failure
 - `rank_status`: what an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events
-- `stop_requests`: why an agent should stop: signals, the stop file, and the time that is left
 - `output`: the output of ranks: names of its files, and what is copied from them to the agent's own output
 """

@@ -7,15 +7,16 @@ to submitit, so that the job is an ordinary submitit job with a result.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from launcher import errors, processes
-from launcher.agent import forks
 from launcher.environment import unpack_on_node
 from launcher.runs.directory import Run
 from launcher.runs.event_writer import current_attempt, report_start_failure
@@ -46,7 +47,7 @@ def main(run_dir: str) -> int:
     from submitit.core.submission import process_job
 
     began = time.monotonic()
-    with forks.imports_without_collection():
+    with _imports_without_collection():
         from launcher.agent.attempt import AttemptFailed
 
     unpack_on_node.print_summary(time.monotonic() - began)
@@ -65,6 +66,17 @@ def main(run_dir: str) -> int:
     finally:
         unpack_on_node.leave_own()
     return errors.DONE
+
+
+@contextlib.contextmanager
+def _imports_without_collection() -> Iterator[None]:
+    # During the import of torch the garbage collector would scan all objects many times: 0.15 of 0.85 s
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _pose_as_local_job() -> None:

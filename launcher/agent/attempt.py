@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from launcher import errors, processes
-from launcher.agent import forks, stop_requests
-from launcher.agent.control import AttemptOver, Control, NobodyLeads, Overtaken
+from launcher.agent.control import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
 from launcher.agent.failures import (
     AttemptFailed,
     Done,
@@ -31,9 +30,8 @@ from launcher.agent.failures import (
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundLimits
 from launcher.agent.preflight import Preflight, fault_of_preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch
-from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.supervisor import Supervisor
-from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere
+from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere, preload
 from launcher.attach.node_session import RequestHandler
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
@@ -43,7 +41,7 @@ from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, Unboun
 from launcher.files.shared_files import is_transient
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
-from launcher.runs import directory, health, history
+from launcher.runs import directory, health, history, saves
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, StartLimit
 from launcher.schedulers import topology
@@ -90,24 +88,12 @@ def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
     """Returns the host and node of each agent of the job, by member index."""
     if plan.launch.mode != LaunchMode.tasks.value:
         return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
-    per_node = plan.procs_per_node
-    return [
-        Place(host=place.hosts[task // per_node], node=task // per_node, task=task) for task in range(place.world_size)
-    ]
-
-
-def place_of(plan: JobPlan, member: Member) -> Place:
-    """Returns the host and node of an agent; with launch=tasks also its rank."""
-    task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
-    return Place(host=member.host, node=member.node_rank, task=task)
+    nodes = [task // plan.procs_per_node for task in range(place.world_size)]
+    return [Place(host=place.hosts[node], node=node, task=task) for task, node in enumerate(nodes)]
 
 
 def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
-    """Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to cluster.interface, unless they are set.
-
-    Without cluster.interface it sets only GLOO_SOCKET_IFNAME, to the interface of the connection to the leader.
-    Raises RendezvousError: this host has no interface of that name.
-    """
+    """Sets gloo's and NCCL's interface to cluster.interface, or gloo's to that of the connection to the leader."""
     if plan.cluster.interface:
         known = [name for _, name in socket.if_nameindex()]
         if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
@@ -119,38 +105,23 @@ def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.interface)
 
 
-# -- The attempt
-#
-# After a failure that ranks can resume from, they restart in the next round; see `supervisor` and `coordinator`.
-# torch is loaded once; ranks are forked from here before any GPU is used.
-# With launch=tasks the scheduler starts one agent per rank instead of one per node; nothing else is different.
-
-
 def run(run_dir: str) -> dict[str, Any]:
-    """Runs this node's part of the attempt (LAUNCHER_RUN_DIR); returns the metrics of this agent's first rank.
-
-    Raises AttemptFailed: the attempt has failed or has to be resumed; the exit code tells the job script which.
-    """
-    attempt = current_attempt()
-    here = socket.gethostname()
+    """Runs this node's part of the attempt; returns the metrics of this agent's first rank; raises AttemptFailed."""
+    attempt, here = current_attempt(), socket.gethostname()
     if attempt is None:
         fault = Fault(host=here, error=f"{run_dir}: not started by a job script of the launcher")
         raise AttemptFailed(fault, errors.NO_RETRY)
-    try:
-        plan = attempt.run.plan()
-    except errors.UnavailableError:
-        raise  # the caller reports it, and the run is resumed
-    except errors.RunError as error:
-        fault = Fault(code=FaultCode.UNREADABLE, host=here, error=str(error))
-        raise AttemptFailed(fault, errors.NO_RETRY) from None
     signals = Signals()
     signals.install()  # submitit has just installed its own
     processes.adopt()
     try:
+        plan = attempt.run.plan()
         place = topology.derive(os.environ, here, lambda path: Path(path).read_text())
-    except topology.TopologyError as error:
-        fault = Fault(code=FaultCode.REFUSED, host=here, error=str(error))
-        raise AttemptFailed(fault, errors.NO_RETRY) from None
+    except errors.UnavailableError:
+        raise  # the caller reports it, and the run is resumed
+    except (errors.RunError, topology.TopologyError) as error:
+        code = FaultCode.UNREADABLE if isinstance(error, errors.RunError) else FaultCode.REFUSED
+        raise AttemptFailed(Fault(code=code, host=here, error=str(error)), errors.NO_RETRY) from None
     events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
     try:
         if not _can_enter(plan.workdir):
@@ -202,6 +173,14 @@ def _can_enter(folder: str) -> bool:
         return False
 
 
+def saved(plan: JobPlan, since: int) -> bool | None:
+    """Returns whether a program has saved something since a time in nanoseconds; None: it is not known soon enough."""
+    try:
+        return saves.newest(plan, since, plan.launch.heartbeat / 3) > since
+    except OSError:
+        return None
+
+
 class _LeftOut(Exception):
     """The preflight has excluded this node, and the other nodes continue without it."""
 
@@ -216,28 +195,18 @@ class _Agent:
         self._source = place.source
         per_task = plan.launch.mode == LaunchMode.tasks.value
         self.own = Member(
-            place.rank,
-            place.node_rank,
-            place.hosts[place.node_rank],
-            ranks=1 if per_task else plan.procs_per_node,
-            first_local_rank=place.local_rank,
-        )
+            place.rank, place.node_rank, place.hosts[place.node_rank],
+            ranks=1 if per_task else plan.procs_per_node, first_local_rank=place.local_rank,
+        )  # fmt: skip
         per_node = plan.procs_per_node if per_task else 1
-        self._limits = limits(plan, attempt.logs)
+        self._limits, self._places = limits(plan, attempt.logs), places_of(plan, place)
         self._control = Control(
-            self.own,
-            attempt=attempt.path,
-            limits=self._limits,
-            places=places_of(plan, place),
+            self.own, attempt=attempt.path, limits=self._limits, places=self._places,
             hosts=[host + plan.cluster.host_suffix for host in place.hosts for _ in range(per_node)],
-            secret=attempt.run.secret(),
-            key=f"{plan.run_id}/{attempt.number}/{place.job}",
-            port_range=plan.cluster.port_range,
-            join_timeout=plan.launch.rendezvous_timeout,
-            signals=signals,
-            blame=hangs.blame,
-            saved=lambda began: stop_requests.saved(plan, began) if plan.program_resumes else False,
-        )
+            secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}",
+            port_range=plan.cluster.port_range, join_timeout=plan.launch.rendezvous_timeout, signals=signals,
+            blame=hangs.blame, saved=lambda began: saved(plan, began) if plan.program_resumes else False,
+        )  # fmt: skip
         stacks = hangs.Stacks(self.own.ranks)
         memory = rank_report.make_memory() if plan.checkpoint.memory != 0 else -1
         self._context = AgentContext(
@@ -277,20 +246,18 @@ class _Agent:
 
     def _run(self) -> dict[str, Any]:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
-        forks.preload(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
+        preload(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
         history, rendezvous = self._control.first(preflight=self._plan.preflight)
         set_network(self._plan, rendezvous, self.own.host)
         while True:
             if history.preflight and (found := self._preflight(history, rendezvous)):
                 history, rendezvous = self._next(found, rendezvous)
                 continue
-            self._events(
-                Met(
-                    port=rendezvous.port, members=len(rendezvous.members), ranks=rendezvous.world_size,
-                    interface=rendezvous.interface, source=self._source, host=self.own.host, torch=torch.__version__,
-                    round=history.round,
-                )
-            )  # fmt: skip
+            self._events(Met(
+                port=rendezvous.port, members=len(rendezvous.members), ranks=rendezvous.world_size,
+                interface=rendezvous.interface, source=self._source, host=self.own.host, torch=torch.__version__,
+                round=history.round,
+            ))  # fmt: skip
             try:
                 outcome = self._round(history, rendezvous)
             except AttemptFailed as failed:
@@ -336,20 +303,16 @@ class _Agent:
         context.environments = [
             {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
         ]
-        ranks_store: store.RanksStore | None = None
-        try:
+        with contextlib.ExitStack() as opened:
+            if sockets is not None:
+                opened.callback(shutil.rmtree, sockets, ignore_errors=True)
+            opened.callback(self._workers.close)
             self._lives = history.round if history.listened else 0
             self._start(rendezvous, ranks)
             if rendezvous.listener is not None:
-                ranks_store = self._serve(rendezvous, rendezvous.listener)
+                opened.callback(self._serve(rendezvous, rendezvous.listener).close)
             self._workers.open_gate()
             return Supervisor(context, self._control, self._workers, rendezvous, place, history).run()
-        finally:
-            if ranks_store is not None:
-                ranks_store.close()
-            self._workers.close()
-            if sockets is not None:
-                shutil.rmtree(sockets, ignore_errors=True)
 
     def _bound(self, rendezvous: Rendezvous, place: int, ranks: list[Placement]) -> list[Placement]:
         try:
@@ -454,17 +417,13 @@ class _Agent:
         return NextRound(replace(history, round=history.round + 1), verdict.lost)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
-        old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
-        if old.keys() == new.keys():
-            return
-        self._context.report_resized(Resized(
-            round=number, members=len(new), world_size=now.world_size, size=self._control.size,
-            without=self._places(old, old.keys() - new.keys()), back=self._places(new, new.keys() - old.keys()),
-            spares=len(now.spares),
-        ))  # fmt: skip
-
-    def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
-        return tuple(place_of(self._plan, members[index]) for index in sorted(indices))
+        old, new = ({member.index for member in rendezvous.members} for rendezvous in (before, now))
+        if old != new:
+            without, back = (tuple(self._places[index] for index in sorted(some)) for some in (old - new, new - old))
+            self._context.report_resized(Resized(
+                round=number, members=len(new), world_size=now.world_size, size=len(self._places), without=without,
+                back=back, spares=len(now.spares),
+            ))  # fmt: skip
 
 
 # -- Chooses the CPU cores of one agent's ranks, from the node's hardware, the plan and the agents of the round. Each
@@ -476,28 +435,19 @@ THREADS = "OMP_NUM_THREADS"
 Look = Callable[[], "tuple[Node, Set[int]]"]  # returns the node's hardware, and the ids of the job's CPUs there
 
 
-def look_here(environ: Mapping[str, str]) -> tuple[Node, Set[int]]:
-    """Returns this node's hardware, and the ids of the CPUs that this process may use (sched_getaffinity)."""
-    return hardware.read(environ=environ), os.sched_getaffinity(0)
-
-
 class Binder:
     """Chooses the cores of one agent's ranks in each round. The node's hardware is read only once."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], look: Look | None = None) -> None:
         self._plan, self._environ = plan, dict(environ)
         self._wanted = masks.parse(plan.launch.bind)
-        self._look = look or partial(look_here, self._environ)
+        self._look = look or (lambda: (hardware.read(environ=self._environ), os.sched_getaffinity(0)))
         self._seen: tuple[Node, Set[int]] | None = None
 
     def bind(
         self, agents: Sequence[Member], position: int, ranks: Sequence[Placement]
     ) -> tuple[list[Placement], Bound]:
-        """Returns an agent's ranks with their CPUs and the variables that depend on them, and the event of this.
-
-        agents: all agents of the round, in the order of their ranks, with this one at `position`.
-        Raises BindingRefused: a list of launch.bind does not fit this node.
-        """
+        """Returns the agent's ranks with their CPUs and variables, and the event of it; raises BindingRefused."""
         if self._seen is None:
             self._seen = self._look()
         node, allowed = self._seen
@@ -519,23 +469,22 @@ class Binder:
     def _binding(self, node: Node, allowed: Set[int], agents: Sequence[Member], position: int) -> tuple[int, Binding]:
         # The binding covers the ranks of all agents of this host, since simulated nodes share the cores of one machine.
         # With launch=tasks it covers only this agent's rank, which has its own CPUs from the scheduler.
-        own = agents[position]
-        tasks = self._plan.launch.mode == LaunchMode.tasks.value
+        own, tasks = agents[position], self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == masks.AUTO:
             why = Unbound(UnboundReason.SCHEDULER, "launch=tasks: the scheduler has bound each rank")
             return 0, masks.unbound(node, allowed, [RankDevices()], why)
         alone = tasks or self._wanted.kind == masks.MAP
         on_this_host = [agent for agent in agents if agent.host == own.host and (agent is own or not alone)]
+        before = sum(agent.ranks for agent in on_this_host[: [agent is own for agent in on_this_host].index(True)])
         try:
             here = [each for agent in on_this_host for each in self._near(node, agent, tasks)]
         except DeviceError as error:
             count = sum(agent.ranks for agent in on_this_host)
-            return _before(on_this_host, own), masks.unbound(node, allowed, [RankDevices()] * count, error.unbound)
+            return before, masks.unbound(node, allowed, [RankDevices()] * count, error.unbound)
         lists = self._wanted
         if tasks and lists.kind == masks.MAP:
             lists = masks.BindRequest(masks.MAP, lists.lists[own.first_local_rank :])
-        found = masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
-        return _before(on_this_host, own), found
+        return before, masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
 
     def _near(self, node: Node, agent: Member, tasks: bool) -> list[RankDevices]:
         plan = self._plan
@@ -572,7 +521,3 @@ def omp_threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[s
     given = environ.get(THREADS)
     ours = not given or (given == str(plan.cpus_per_proc) and int(given) > cores)
     return {THREADS: str(cores)} if ours and not plan.train.invariant else {}
-
-
-def _before(on_this_host: Sequence[Member], own: Member) -> int:
-    return sum(agent.ranks for agent in on_this_host[: [agent is own for agent in on_this_host].index(True)])

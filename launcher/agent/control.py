@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import socket
 import sys
 import time
@@ -18,24 +19,13 @@ from typing import Any, TypeVar
 
 from launcher.agent.coordinator import Coordinator
 from launcher.agent.policy import Blame, History, RoundLimits
-from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, backoff, exists, is_transient
 from launcher.formatting import log_line
 from launcher.rendezvous import protocol
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message, wait_for
-from launcher.rendezvous.protocol import (
-    EXCHANGE,
-    NO_ANSWER,
-    candidate_ports,
-    free_ports,
-    leaders_rendezvous,
-    listen,
-    refusal,
-    rendezvous_of,
-    secret_of,
-)
+from launcher.rendezvous.protocol import EXCHANGE
 from launcher.rendezvous.rounds import (
     LOOPBACK,
     LeaderLost,
@@ -54,6 +44,9 @@ REJOIN = 5.0  # seconds for which an agent tries to connect to a round's leader 
 FILE_DELAY = 90.0  # seconds, besides launch.heartbeat, until other nodes see the new mtime of a file
 LOOK = 0.2  # seconds between two polls of the attempt's directory
 
+ENDS = (signal.SIGTERM, signal.SIGINT)  # SIGKILL follows soon
+WARNS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, some time before the end
+
 T = TypeVar("T")
 
 
@@ -67,6 +60,62 @@ class AttemptOver(Exception):
 
 class NobodyLeads(Exception):
     """This agent waits to take part, and has seen no heartbeat of a leader for too long; the attempt may go on."""
+
+
+class AskedToStop(Exception):
+    """A signal asked this agent to stop while it waited for other agents. number: the signal."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+class Signals:
+    """Records the signals of this process after `install`; `wake` is readable when one arrives, SIGCHLD included."""
+
+    def __init__(self) -> None:
+        self._numbers: list[signal.Signals] = []
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.wake = self._reader.fileno()
+
+    def install(self) -> None:
+        for number in (*ENDS, *WARNS):
+            signal.signal(number, self._take)
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)  # Slurm sends it before SIGTERM
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler it would not wake a select
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
+    def clear(self) -> None:
+        """Empties `wake`. Call it after each wait, before handling events."""
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                pass
+
+    def ends(self) -> signal.Signals | None:
+        """Returns the first stop request that arrived; None: none did."""
+        return next((number for number in self._numbers if number in ENDS), None)
+
+    def warns(self) -> signal.Signals | None:
+        """Returns the first announcement of the end that arrived; None: none did."""
+        return next((number for number in self._numbers if number in WARNS), None)
+
+    def require_none(self) -> None:
+        """Raises AskedToStop if a signal of ENDS has arrived."""
+        if (number := self.ends()) is not None:
+            raise AskedToStop(number)
+
+    def ignore(self) -> None:
+        """Ignores further stop requests: the agent is ending already, and has to finish."""
+        for number in (*ENDS, *WARNS):
+            signal.signal(number, signal.SIG_IGN)
+
+    def descriptors(self) -> list[int]:
+        return [self._reader.fileno(), self._writer.fileno()]
+
+    def _take(self, number: int, _: object) -> None:
+        self._numbers.append(signal.Signals(number))
 
 
 class Control:
@@ -91,7 +140,7 @@ class Control:
         self._mine = own  # this agent, with the addresses of its connection
         self._inbox: list[Message] = []
         self._next_heartbeat = self._last_message = self._last_listen = 0.0
-        self._hosts, self._secret, self._port_range = hosts, secret_of(secret, key), port_range
+        self._hosts, self._secret, self._port_range = hosts, protocol.secret_of(secret, key), port_range
         self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
         self._began: int | None = None  # time of the file server at which the round that this agent leads began
         self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
@@ -120,7 +169,7 @@ class Control:
     def _connect(self, host: str, ports: Sequence[int], secret: bytes, leader: int, timeout: float) -> None:
         def look_at_signals(problem: str) -> None:
             self._signals.clear()
-            if self._signals.ends() and problem != NO_ANSWER:  # the leader cannot know why
+            if self._signals.ends() and problem != protocol.NO_ANSWER:  # the leader cannot know why
                 log_line(f"{self.own.host} could not reach {host}: {problem}")
             self._signals.require_none()
 
@@ -144,10 +193,7 @@ class Control:
         self._disconnect()
 
     def close(self) -> None:
-        """Closes all connections at the end of the attempt, once the other side has read everything (CLOSING seconds).
-
-        The leader first tells agents that still wait for a round that the attempt is over.
-        """
+        """Closes all connections once the other side has read everything; tells agents that still wait of the end."""
         if self._hub is not None and self.coordinator is not None:
             if number := self._signals.ends():  # agents that wait for a round, or for a preflight, have to know
                 fault = Fault(code=FaultCode.STOPPED_EARLY, host=self.own.host, signal=number.name)
@@ -203,7 +249,12 @@ class Control:
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._limits.heartbeat / HEARTBEATS
-            self._heartbeat()
+            self.send({"type": "heartbeat", **self.status})
+            self.status.pop("pace", None)
+            if self._hub is not None:
+                self._hub.broadcast(list(self._hub.channels), {"type": "heartbeat"})
+                if self.elastic:  # an agent may wait to join
+                    self._rounds.heartbeat(self._round)
         timeout = 0.0 if self._inbox else max(0.0, min(timeout, self._next_heartbeat - now))
         if self._hub is not None:
             assert self.coordinator is not None
@@ -228,14 +279,6 @@ class Control:
         others, self._inbox = self._inbox, []
         self._inbox = [*others, *self.poll(seconds)]
         self._signals.require_none()
-
-    def _heartbeat(self) -> None:
-        self.send({"type": "heartbeat", **self.status})
-        self.status.pop("pace", None)
-        if self._hub is not None and self.coordinator is not None:
-            self._hub.broadcast(list(self._hub.channels), {"type": "heartbeat"})
-            if self.elastic:  # an agent may wait to join
-                self._rounds.heartbeat(self._round)
 
     def _deliver(self) -> None:
         assert self.coordinator is not None
@@ -277,10 +320,7 @@ class Control:
     # -- values that all agents exchange while no ranks run
 
     def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
-        """On the leader: returns the members' values for a key, by member index, those that came in `timeout` seconds.
-
-        Raises AskedToStop: a signal asks this agent to stop.
-        """
+        """On the leader: returns the members' values for a key, by index, that came in time; raises AskedToStop."""
         assert self.coordinator is not None
         self.send({"type": "report", "key": key, "value": value})
         give_up = time.monotonic() + timeout
@@ -309,17 +349,13 @@ class Control:
         self._hub.broadcast(others, {"type": "answer", "key": key, "value": value})
 
     def answer(self, key: str, timeout: float) -> Any:
-        """On other agents: waits at most `timeout` seconds for the leader's value for a key.
-
-        Raises LeaderLost: the leader is lost, or has published nothing in time.
-        Raises RendezvousError (the leader has refused this agent) or AskedToStop.
-        """
+        """On other agents: returns the leader's value for a key; raises LeaderLost, RendezvousError or AskedToStop."""
 
         def handle(message: Message) -> tuple[Any] | None:
             if message["type"] == "leader_lost":
                 raise LeaderLost(message["reason"])
             if message["type"] == "refused":
-                raise refusal(message)
+                raise protocol.refusal(message)
             return (message["value"],) if message["type"] == "answer" and message["key"] == key else None
 
         if (found := self._await(handle, timeout)) is None:
@@ -350,17 +386,11 @@ class Control:
     # -- which rounds have started
 
     def begun(self, number: int) -> bool:
-        """Returns whether agents have started this round; retries while its file is unreadable.
-
-        Raises RendezvousError (unreadable for the whole join timeout) or AskedToStop.
-        """
+        """Returns whether agents have started this round; raises RendezvousError (it cannot be read) or AskedToStop."""
         return self._read(lambda: self._rounds.begun(number))
 
     def others_begin(self, number: int) -> bool:
-        """Waits as long as others may need to start this round without this agent; returns whether they did.
-
-        Raises RendezvousError (its file was unreadable for the whole join timeout) or AskedToStop.
-        """
+        """Waits as long as others may need to start this round without this agent; returns and raises as `begun`."""
         give_up = time.monotonic() + self._limits.heartbeat * 2 + EXCHANGE
         while not self.begun(number):
             if time.monotonic() >= give_up:
@@ -389,7 +419,6 @@ class Control:
     def first(self, *, preflight: bool = False) -> tuple[History, Rendezvous]:
         """Joins round 0 or, if it has begun and the run is elastic, the next round; returns its history and rendezvous.
 
-        preflight: whether round 0 checks the nodes before the ranks of the workload start.
         Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
         Raises AttemptOver (the attempt ended first) or AskedToStop.
         """
@@ -412,8 +441,7 @@ class Control:
         """Joins the round `history.round`, of the last round's members and of waiting agents.
 
         If the leader is lost, the remaining members are tried as leaders, by index.
-        Raises RendezvousError (too few members arrived), Overtaken (the others went on without this agent) or
-            AskedToStop.
+        Raises RendezvousError (too few members arrived), Overtaken or AskedToStop.
         """
         self.status = {}  # what the last round's ranks did is no sign of life of the next one's
         left = sorted(member.index for member in before.members if member.index not in lost)
@@ -433,12 +461,8 @@ class Control:
                     raise
         self._disconnect()
         left = [index for index in left if index != leader or self.own.index == leader]
-        fault = Fault(
-            code=FaultCode.TOO_FEW,
-            host=self.own.host,
-            agents=AgentCount(arrived=len(left), expected=self._limits.least),
-        )
-        problem = RendezvousError(fault, final=True)
+        count = AgentCount(arrived=len(left), expected=self._limits.least)
+        problem = RendezvousError(Fault(code=FaultCode.TOO_FEW, host=self.own.host, agents=count), final=True)
         for place, leader in enumerate(left):
             try:
                 return self._round_of(history, leader, [*left[place:], *before.spares], heartbeat, seats)
@@ -451,10 +475,7 @@ class Control:
         raise problem
 
     def join(self) -> tuple[History, Rendezvous]:
-        """Joins the round after the running one, once its leader starts it. Returns its history and rendezvous.
-
-        Raises AttemptOver, NobodyLeads (the attempt may go on without this agent, or not at all) or AskedToStop.
-        """
+        """Joins the round after the running one, once it starts. Raises AttemptOver, NobodyLeads or AskedToStop."""
         self._stop_leading()
         seen, since, turn = (-1, 0), time.monotonic(), -1
         latest: Round | None = None
@@ -497,7 +518,7 @@ class Control:
             yield index, self._ports_of(latest.number + 1), LOOK
 
     def _ports_of(self, number: int) -> list[int]:
-        return candidate_ports(secret_of(self._secret, f"{number}"), self._port_range)
+        return protocol.candidate_ports(protocol.secret_of(self._secret, f"{number}"), self._port_range)
 
     def _round_of(
         self, history: History, leader: int, wanted: Collection[int], timeout: float, before: Sequence[int] = ()
@@ -508,7 +529,7 @@ class Control:
             if self._hub is None:
                 address = LOOPBACK if self._loopback else protocol.address_of(self._hosts[leader])
                 others = [index for index in range(self.size) if index != leader]
-                self._hub = Hub(listen(ports, address), self._secret, members=others, wake=self._signals.wake)
+                self._hub = Hub(protocol.listen(ports, address), self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []
                 self.coordinator = Coordinator(
                     self._limits, self._places, self.own, claim=self._claim, listen=self._listen_for_ranks,
@@ -538,7 +559,7 @@ class Control:
         return history, replace(rendezvous, listener=self._store_listener)
 
     def _listen_for_ranks(self, members: Sequence[Member]) -> int:
-        self._store_listener = listen(free_ports(self._port_range), address_reached(members))
+        self._store_listener = protocol.listen(protocol.free_ports(self._port_range), address_reached(members))
         return int(self._store_listener.getsockname()[1])
 
     def _claim(self, number: int, members: Sequence[Member]) -> Fault | None:
@@ -567,8 +588,7 @@ class Control:
         raise AssertionError("the last try returns or raises")
 
     def _late(self) -> Fault:
-        place = self._places[self.own.index]
-        return Fault(code=FaultCode.LATE, host=place.host, node=place.node)
+        return Fault(code=FaultCode.LATE, host=self.own.host, node=self.own.node_rank)
 
     def _await_begin(self, leader: int, timeout: float | None) -> tuple[History, Rendezvous]:
         def handle(message: Message) -> tuple[History, Rendezvous] | None:
@@ -577,7 +597,7 @@ class Control:
                 self._spare, timeout = True, None
                 log_line(f"{self.own.host} is a spare node: it waits to replace a lost one")
             if message["type"] == "refused":
-                raise refusal(message, from_leader=not self.leads)
+                raise protocol.refusal(message, from_leader=not self.leads)
             if message["type"] == "leader_lost":
                 raise protocol.leader_lost(self.own, self._places[leader], message["reason"])
             if message["type"] == "over" and message["final"]:
@@ -597,10 +617,10 @@ class Control:
         self._round, self._spare = history.round, False
         self.status = {}
         if self.leads:
-            return history, leaders_rendezvous(
-                message["port"], [*map(Member.of, message["members"])], spares=message["spares"]
+            return history, protocol.leaders_rendezvous(
+                message["port"], [Member(*row) for row in message["members"]], spares=message["spares"]
             )
-        rendezvous = rendezvous_of(dict(message), self._mine)
+        rendezvous = protocol.rendezvous_of(dict(message), self._mine)
         if rendezvous.place_of(self.own.index) is None:
             raise RendezvousError(self._late())
         return history, rendezvous

@@ -8,7 +8,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 | `ready` | its ranks of the last round are gone: it can start round `round` |
 | `heartbeat` | `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace`, ranks `done` (exited with 0) |
 | `failure` | its ranks failed: see `policy.RoundFailure` |
-| `stop` | it was asked to stop: `level` (`end` or `warning`), and the event `stop` |
+| `stop` | it was asked to stop: `level` (`stop` or `warning`), and the event `stop` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
 | `stacks` | `reports` of its ranks, after `hang` |
@@ -39,7 +39,7 @@ The leader sends:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from launcher.agent.policy import (
@@ -153,9 +153,14 @@ class Coordinator:
             wanted = {index for index in wanted if index not in agents or not agents[index].gone}
             wanted |= self._ready.keys()
         self.arrivals = Arrivals(
-            self._places, self._own.index, self.limits.least, wanted, now + timeout, most=self.limits.most,
+            self._places,
+            self._own.index,
+            self.limits.least,
+            wanted,
+            now + timeout,
+            most=self.limits.most,
             before=before,
-        )  # fmt: skip
+        )
         self._now = now
         quiet = {*self.waiting} - {*self.spares()}
         self.arrivals.arrived.update((index, member) for index, member in self._ready.items() if index not in quiet)
@@ -163,9 +168,8 @@ class Coordinator:
 
     def refuse_waiting(self, fault: Fault) -> None:
         """Sends a refusal because of `fault` to the agents that wait for a round to start. No-op while ranks run."""
-        waits = self.arrivals is not None or not self._watching
         others = {*self._ready, *self._watch.agents} - {self._own.index}
-        if waits and others:
+        if others and (self.arrivals is not None or not self._watching):
             self._send(sorted(others), refused(fault))
 
     def watch(self, now: float) -> None:
@@ -196,7 +200,7 @@ class Coordinator:
         self._watching = self._over = False
         self._stops = LeaderSide(self._watch.agents)
         self.reports.clear()
-        rows = [member.row() for member in members]
+        rows = [astuple(member) for member in members]
         begin = {"type": "begin", "round": self.history.round, "port": port, "history": asdict(self.history)}
         self._told_spares = self.waiting
         self.broadcast({**begin, "members": rows, "spares": self.waiting})
@@ -216,7 +220,7 @@ class Coordinator:
             self.arrivals.arrived.setdefault(index, self._ready[index])
         kind = message.get("type")
         if kind == "hello":
-            self._ready[index] = Member.of(message["member"])
+            self._ready[index] = Member(*message["member"])
             if self.limits.most is not None and self._watching and self.arrivals is None:
                 self._send([index], {"type": "spare"})
                 self._tell_spares()
@@ -224,8 +228,8 @@ class Coordinator:
                 self.arrivals.arrived[index] = self._ready[index]
         elif kind == "report":
             self.reports.setdefault(message["key"], {})[index] = message["value"]
-        elif agent is not None and (handle := getattr(self, f"_on_{kind}", None)) is not None:
-            handle(agent, message, now)
+        elif agent is not None:
+            self._handle(agent, kind, message, now)
 
     def disconnected(self, index: int, now: float) -> None:
         """Handles the closed connection of the agent with this index: it has ended, or the network is broken."""
@@ -263,9 +267,7 @@ class Coordinator:
                 self._tell_spares()
         if self.arrivals is not None and self.arrivals.decided(now):
             self._begin(self.arrivals, now)
-        if not self._watching or self._over or self.verdict is not None:
-            return
-        if not self._is_due(now):
+        if not self._watching or self._over or self.verdict is not None or not self._is_due(now):
             return
         self._found(self._watch.look(now))
         self._ask_for_stacks()
@@ -273,10 +275,10 @@ class Coordinator:
             self._look_at_waiting()
 
     def _is_due(self, now: float) -> bool:
-        if now < self._look_from:
-            return False
-        self._look_from = now + LOOK * max(0, len(self._watch.agents) - FEW)
-        return True
+        due = now >= self._look_from
+        if due:
+            self._look_from = now + LOOK * max(0, len(self._watch.agents) - FEW)
+        return due
 
     def next_look(self, now: float) -> float:
         """Returns the longest time in seconds until the next call of `tick`."""
@@ -307,54 +309,39 @@ class Coordinator:
 
     # -- messages of the members of the round
 
-    def _on_ready(self, agent: AgentState, message: Message, now: float) -> None:
-        if agent.gone:
-            return
-        agent.ended = True
+    def _handle(self, agent: AgentState, kind: str, message: Message, now: float) -> None:
         index = agent.member.index
-        self._ready[index] = agent.member
-        if self.arrivals is not None and message["round"] == self.history.round:
-            self.arrivals.arrived[index] = agent.member
-
-    def _on_heartbeat(self, agent: AgentState, message: Message, now: float) -> None:
-        self._watch.heartbeat(agent, message)
-        if message.get("pace"):
-            self._paces.append(message["pace"])
-
-    def _on_failure(self, agent: AgentState, message: Message, now: float) -> None:
-        self._found(from_json(message["failure"], RoundFailure))
-
-    def _on_stop(self, agent: AgentState, message: Message, now: float) -> None:
-        level = "warning" if message["level"] == "warning" else "stop"
-        if level in self._announced:
-            return
-        self._announced.add(level)
-        if level == "stop":
-            self._watch.first_stop = events.from_values(Stop, message["stop"])
-        self.broadcast({"type": level, "stop": message["stop"]})
-
-    def _on_leaving(self, agent: AgentState, message: Message, now: float) -> None:
-        self._watch.leave(agent, int(message["signal"]), now)
-        if self.verdict is None and self._is_due(now):
-            self._found(self._watch.left(now))
-
-    def _on_silent(self, agent: AgentState, message: Message, now: float) -> None:
-        if self.verdict is None:
+        if kind == "ready" and not agent.gone:
+            agent.ended = True
+            self._ready[index] = agent.member
+            if self.arrivals is not None and message["round"] == self.history.round:
+                self.arrivals.arrived[index] = agent.member
+        elif kind == "heartbeat":
+            self._watch.heartbeat(agent, message)
+            if message.get("pace"):
+                self._paces.append(message["pace"])
+        elif kind == "failure":
+            self._found(from_json(message["failure"], RoundFailure))
+        elif kind == "stop" and (level := message["level"]) not in self._announced:
+            self._announced.add(level)
+            if level == "stop":
+                self._watch.first_stop = events.from_values(Stop, message["stop"])
+            self.broadcast({"type": level, "stop": message["stop"]})
+        elif kind == "leaving":
+            self._watch.leave(agent, int(message["signal"]), now)
+            if self.verdict is None and self._is_due(now):
+                self._found(self._watch.left(now))
+        elif kind == "silent" and self.verdict is None:
             self._watch.silent(agent, message["ranks"], now)
             self._ask_for_stacks()
-
-    def _on_stacks(self, agent: AgentState, message: Message, now: float) -> None:
-        self._watch.stacks(agent.member.index, message["reports"])
-
-    def _on_ended(self, agent: AgentState, message: Message, now: float) -> None:
-        agent.ended = True
-        self._broadcast_all(self._stops.leave(agent.member.index))
-        self._look_at_ended()
-
-    def _on_want(self, agent: AgentState, message: Message, now: float) -> None:
-        self._broadcast_all(self._stops.receive(agent.member.index, message))
-
-    _on_agree = _on_want
+        elif kind == "stacks":
+            self._watch.stacks(index, message["reports"])
+        elif kind == "ended":
+            agent.ended = True
+            self._broadcast_all(self._stops.leave(index))
+            self._look_at_ended()
+        elif kind in ("want", "agree"):
+            self._broadcast_all(self._stops.receive(index, message))
 
     # -- decisions
 
@@ -377,14 +364,10 @@ class Coordinator:
             self._go_on_without(lost)
         else:
             self.verdict = judge(
-                failure,
-                self.history,
-                stopping="stop" in self._announced,
-                members=len(left) + len(lost) + len(self.spares()),
-                least=self.limits.least,
-                max_restarts=self.limits.max_restarts,
-                saved=self._saved,
-            )
+                failure, self.history, stopping="stop" in self._announced,
+                members=len(left) + len(lost) + len(self.spares()), least=self.limits.least,
+                max_restarts=self.limits.max_restarts, saved=self._saved,
+            )  # fmt: skip
             self.history = self.verdict.history
             self.broadcast({"type": "verdict", "verdict": as_json(self.verdict, defaults=False)})
         self._look_at_ended()
@@ -400,20 +383,16 @@ class Coordinator:
     def _look_at_waiting(self) -> None:
         if self._announced & {"stop", "regroup"} or not self._watch.all_resumable:
             return
-        if self.limits.most is not None and len(self.present()) >= self.limits.most:
-            return
-        if self._watch.step > self.history.best and (waiting := self.waiting):
+        full = self.limits.most is not None and len(self.present()) >= self.limits.most
+        if not full and self._watch.step > self.history.best and (waiting := self.waiting):
             self._announced.add("regroup")
-            back = [vars(self._places[index]) for index in waiting]
-            self.broadcast({"type": "regroup", "back": back})
+            self.broadcast({"type": "regroup", "back": [vars(self._places[index]) for index in waiting]})
 
     def _look_at_ended(self) -> None:
         agents = self._watch.agents
-        if self._over or not self._watching:
-            return
         while self._not_ended and self._not_ended[-1].ended:
             self._not_ended.pop()
-        if self._not_ended:
+        if self._over or not self._watching or self._not_ended:
             return
         self._over = True
         alive = [index for index, agent in agents.items() if not agent.gone]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import errors
-from launcher.agent.control import NobodyLeads, Overtaken
+from launcher.agent.control import AskedToStop, NobodyLeads, Overtaken
 from launcher.agent.policy import History, RoundEnd, describe
-from launcher.agent.stop_requests import AskedToStop
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, StopReason
@@ -24,8 +23,7 @@ class AttemptFailed(Exception):
 
     ours: whether this agent saw the cause first, so that it is the one that prints it.
     decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
-    suspended: an event that is not written yet, because the lost members may be continuing without this agent (see
-        `policy.may_be_cut_off`); to be written if they do not. None: no such event.
+    suspended: an event to be written if the lost members do not continue without this agent (`may_be_cut_off`).
     """
 
     def __init__(
@@ -33,11 +31,8 @@ class AttemptFailed(Exception):
         suspended: Fault | None = None,
     ) -> None:  # fmt: skip
         super().__init__(describe(event))
-        self.event = event
-        self.exit_code = exit_code
-        self.ours = ours
-        self.decides = decides
-        self.suspended = suspended
+        self.event, self.exit_code = event, exit_code
+        self.ours, self.decides, self.suspended = ours, decides, suspended
 
 
 @dataclass(frozen=True)
@@ -57,11 +52,6 @@ class NextRound:
     planned: bool = False  # whether it starts because a node came back, and not because of a failure
 
 
-# -- Decides what exits of ranks, a lost leader and errors of an agent mean: faults with codes, or a stop
-#
-# The codes are those of launcher/failures/codes.py.
-
-
 # The kind of a rank's failure for the restart policy; all others are errors of the program.
 _KINDS = {
     FaultCode.LOST_PEER: RoundEnd.LOST_PEER,
@@ -76,7 +66,7 @@ _REPORTED = {"usage": FaultCode.USAGE, "printed": FaultCode.EXITED}  # by the co
 class Failure:
     """How one rank failed."""
 
-    fault: Fault  # the fault with its code
+    fault: Fault
     final: bool = False  # whether a retry would fail as well
     time: float = 0.0  # when the agent noticed it, in seconds since the epoch
 
@@ -86,7 +76,6 @@ class Failure:
 
     @property
     def kind(self) -> RoundEnd:
-        """The kind of the failure, for the restart policy."""
         return _KINDS.get(self.code, RoundEnd.RAISED)
 
     @property
@@ -128,13 +117,14 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
         kind = FaultCode.SIGNALLED if code < 0 else FaultCode.EXITED
     fault = Fault(
         code=kind, rank=ended.rank, host=host, exit_code=code if code >= 0 else None,
-        signal=text.signal_name(-code) if code < 0 else None, exception=(error.type or None) if error else None,
-        error=error.line if error else None, reading=error.reading if error else "",
-        traceback=(error.traceback or None) if error else None,
+        signal=text.signal_name(-code) if code < 0 else None,
     )  # fmt: skip
-    return Failure(
-        fault, kind in (FaultCode.NO_RETRY, FaultCode.USAGE) or (error is not None and error.final), ended.time
-    )
+    if error is not None:
+        fault = replace(
+            fault, exception=error.type or None, error=error.line, reading=error.reading,
+            traceback=error.traceback or None,
+        )  # fmt: skip
+    return Failure(fault, kind in (FaultCode.NO_RETRY, FaultCode.USAGE) or bool(error and error.final), ended.time)
 
 
 def fault_of_start(error: StartError, host: str) -> Fault:
@@ -213,13 +203,7 @@ def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *,
 def fault_of_lost_leader(
     leader: Member, reason: str, *, stopping: bool, ended_by: int | None, asked: Stop | None
 ) -> Fault:
-    """Returns the fault of a round of which the leader is lost. The first row that applies decides.
-
-    | this agent | FaultCode |
-    |---|---|
-    | is ending its ranks (`ended_by`) | NODE_ENDED, as one of the consequences of the stop request |
-    | was asked to stop (`should_stop`) | NODE_ENDED |
-    | otherwise | LEADER_LOST |
+    """Returns the fault of a round of which the leader is lost: LEADER_LOST, or NODE_ENDED after a stop request.
 
     ended_by: the signal because of which this agent is ending ranks that cannot resume; None: it is not.
     """
@@ -231,17 +215,13 @@ def fault_of_lost_leader(
     return replace(fault, code=FaultCode.NODE_ENDED, signal=name, then=then)
 
 
-# -- errors of an agent
-
-
 def failed_by(error: Exception, host: str) -> AttemptFailed:
     """Returns how the attempt ends after an error that stops an agent.
 
     | error | the attempt |
     |---|---|
     | transient: the file server does not answer, no file descriptor or memory is left | can be resumed |
-    | the leader was lost, or the others have continued, at an unexpected moment | can be resumed |
-    | nobody seems to lead, and others may continue | can be resumed, if nobody decides otherwise |
+    | the leader was lost, the others have continued, or nobody seems to lead | can be resumed |
     | the run directory is damaged (RunError) | fails, and would fail again |
     | any other: no permission, a full disk | fails |
     """

@@ -37,7 +37,7 @@ from launcher.rendezvous.rounds import Placement, Rendezvous
 from launcher.runs.events import NOTHING, Observation
 from launcher.spec.plan import JobPlan
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker import devices, nccl_report, process_group, rank_report, script
+from launcher.worker import devices, process_group, rank_report, script
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
@@ -65,7 +65,7 @@ class NodeCheck:
     """The result of a check on one node."""
 
     name: str  # device, space, run_dir, clock, all_reduce, fabric or reach
-    level: CheckLevel = CheckLevel.FINE  # how it ended
+    level: CheckLevel = CheckLevel.FINE
     found: Observation = NOTHING  # what is wrong or, for a check that is fine, what was measured
     ms: float = 0.0  # duration in milliseconds
     # the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the cause
@@ -98,19 +98,10 @@ def check(name: str, look: Callable[[], Observation]) -> NodeCheck:
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
 
 
-# -- devices
-
-
-def wants_gpus(plan: JobPlan) -> bool:
-    """Returns whether the ranks of a run need a GPU: its device is cuda or xpu, or auto with gpus_per_node."""
-    return plan.workload.device in (Device.cuda.value, Device.xpu.value) or (
-        plan.workload.device == Device.auto.value and plan.gpus_per_node > 0
-    )
-
-
 def require_devices(plan: JobPlan, there: int) -> None:
     """Raises CheckProblem if a process sees fewer GPUs than asked for (with launch=tasks it may see its own only)."""
-    if not wants_gpus(plan):
+    kind = plan.workload.device
+    if kind == Device.cpu.value or (kind == Device.auto.value and not plan.gpus_per_node):
         return
     wanted = 1 if plan.launch.mode == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
     if there < wanted:
@@ -128,12 +119,7 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
 
 
 def compute(where: torch.device) -> Observation:
-    """Multiplies two matrices on a device, and returns an Observation of code COMPUTES with the device's name.
-
-    The elements are small integers, so the product is exact in any floating-point format.
-    Raises CheckProblem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory
-        (WARNING).
-    """
+    """Multiplies matrices of small integers on a device, which is exact in any format; returns its name (COMPUTES)."""
     if (there := devices.module(where)) is not None:
         there.set_device(where)
     memory = devices.memory(where)
@@ -153,21 +139,16 @@ def compute(where: torch.device) -> Observation:
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
     """Returns NCCL's network (NETWORK); CheckProblem: it is not what `cluster.expects` says."""
-    found = nccl_report.read(log)
-    if wrong := nccl_report.mismatch(found, expects):
+    found = devices.read_nccl_log(log)
+    if wrong := devices.network_mismatch(found, expects):
         raise CheckProblem(Observation(CheckCode.OTHER_NETWORK, wrong))
     return Observation(CheckCode.NETWORK, found.text if found is not None else "NCCL wrote no log")
 
 
-# -- space
-
-
 def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
-    """Returns the free space of a directory as an Observation of code SPACE, if there is enough.
+    """Returns the free space of a directory (SPACE). Raises CheckProblem: there is less than `least` or `enough`.
 
     key: config key or variable to set if there is too little. files: that can still be created; -1: not counted.
-    Raises CheckProblem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than
-        `enough` bytes are free (WARNING).
     """
     has, other = f"{folder} has {free / MIB:,.0f} MiB free", f"or set {key} to another file system"
     if 0 <= files < 10:
@@ -225,33 +206,19 @@ def shared_memory(ranks: int) -> Observation:
 
 
 def checkpoint_space(plan: JobPlan, *, first: bool) -> Observation:
-    """Returns the free space of the checkpoint folder, as `space`.
-
-    On the first node, the check fails if one more checkpoint as large as the newest one would not fit, and warns if two
-    would not. The others share the folder, and only have to be able to write to it.
-    """
+    """Returns the free space of the checkpoint folder; the first node's has to suffice for one like the newest."""
     folder = Path(plan.checkpoint.dir)
-    newest = _newest_size(folder) if first else 0
+    newest = 0
+    with contextlib.suppress(checkpoints.CannotRead):
+        for path in checkpoints.candidates(folder) if first else ():
+            with contextlib.suppress(checkpoints.CheckpointError):
+                newest = checkpoints.read(path).size
+                break
     return space("checkpoint.dir", folder, max(LEAST, newest), max(ENOUGH, 2 * newest))
 
 
-def _newest_size(folder: Path) -> int:
-    # Looks at no other file
-    with contextlib.suppress(checkpoints.CannotRead):
-        for path in checkpoints.candidates(folder):
-            with contextlib.suppress(checkpoints.CheckpointError):
-                return checkpoints.read(path).size
-    return 0
-
-
-# -- the run directory, which all nodes share
-
-
 def write_mine(folder: Path, index: int, text: str) -> Observation:
-    """Writes this agent's file `member-INDEX`, for other nodes, to the attempt's private directory `preflight`.
-
-    Raises CheckProblem: the file cannot be written, or the file system does not keep its owner and mode.
-    """
+    """Writes this agent's file `member-INDEX`, for other nodes, to the attempt's private directory `preflight`."""
     path = folder / f"member-{index}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -269,10 +236,8 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
     """Raises CheckProblem for a file of mode 0600 that has another owner now (mapped ids) or is writable by others."""
     if owner != me:
-        text = (
-            f"{path} was made by user {me} and belongs to user {owner}: its file system maps user ids (as NFS's "
-            "all_squash does); set runs_dir to another file system"
-        )
+        maps = "its file system maps user ids (as NFS's all_squash does); set runs_dir to another file system"
+        text = f"{path} was made by user {me} and belongs to user {owner}: {maps}"
         raise CheckProblem(Observation(CheckCode.OTHER_OWNER, text))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         text = f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600: set runs_dir to another file system"
@@ -290,10 +255,8 @@ def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
         if not left:
             return Observation(CheckCode.FILES_SEEN, f"{plural(len(texts), 'file')} of other nodes seen")
         if time.monotonic() > deadline:
-            text = (
-                f"{folder} does not show what other nodes write within {timeout:g} s: is it on a file system that all "
-                "nodes share? Set runs_dir to one"
-            )
+            asks = "is it on a file system that all nodes share? Set runs_dir to one"
+            text = f"{folder} does not show what other nodes write within {timeout:g} s: {asks}"
             raise CheckProblem(Observation(CheckCode.NOT_SHARED, text), accused=sorted(left), looked=len(texts))
         os.scandir(folder).close()  # refreshes NFS's cache
         time.sleep(0.05)
@@ -305,14 +268,8 @@ MOST_RANKS = 8  # most ranks with wrong elements in an observation
 ELEMENTS = 65536  # least number of elements of the all_reduce
 
 
-# -- clocks of all nodes
-
-
 def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tuple[float, float]:
-    """Returns by how many seconds this clock is ahead of another, and the largest error of that number.
-
-    mine: for each request, this clock's time before the request and after the reply; theirs: the other's, between.
-    """
+    """Returns by how many seconds this clock is ahead, and the error; mine: before and after each of theirs."""
     (before, after), then = min(zip(mine, theirs, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
     return (before + after) / 2 - then, (after - before) / 2
 
@@ -321,10 +278,9 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
     """Returns by how much this node's clock is ahead of the first node's (CLOCK), from one process of each node.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
-    which is between any node's two readings. From the second round on all requests come at almost the same time, so the
-    two readings of each node are close. The round with the smallest error counts.
-    Raises CheckProblem: the clocks differ by more than SKEW seconds (WARNING).
-    Raises DistStoreError: not all nodes took part before the store's timeout.
+    which is between any node's two readings. The round with the smallest error counts: from the second one on all
+    requests come at almost the same time.
+    Raises CheckProblem (as `judge_clock`) or DistStoreError: not all nodes took part before the store's timeout.
     """
     mine, theirs = [], []
     for number in range(rounds):
@@ -341,11 +297,7 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
 
 
 def judge_clock(ahead: float, error: float) -> Observation:
-    """Returns by how many seconds, with which error, this node's clock is ahead of the first one's (CLOCK).
-
-    Raises CheckProblem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases,
-        timeouts and the time left of an attempt never compare the clocks of two hosts.
-    """
+    """Returns by how much this node's clock is ahead of the first one's; a WARNING, as nothing compares two clocks."""
     way = "ahead of" if ahead > 0 else "behind"
     text = f"its clock is {abs(ahead):.3f} s {way} the first node's (± {error:.3f} s)"
     if abs(ahead) > SKEW + error:
@@ -354,17 +306,11 @@ def judge_clock(ahead: float, error: float) -> Observation:
     return Observation(CheckCode.CLOCK, text)
 
 
-# -- all ranks together
-
-
 def reduce_together(rank: int, world_size: int, where: torch.device) -> Observation:
-    """Makes an all_reduce in which each element comes from one rank; returns an Observation of code REDUCED.
+    """Makes an all_reduce with all ranks; returns its bytes and seconds (REDUCED).
 
-    The Observation has the bytes and seconds of the all_reduce. All ranks must call this function. Element i is a
-    number on rank (i modulo world size) and 0 on all others. The sums are exact in float32 in any order, and a wrong
-    element shows which rank it came from.
-
-    Raises CheckProblem: elements are wrong; accuses the ranks that they come from.
+    Element i is a number on rank (i modulo world size) and 0 on all others. The sums are exact in float32 in any order,
+    and a wrong element shows which rank it came from: CheckProblem accuses it.
     Raises RuntimeError: from the backend, if ranks are gone, late or cannot be reached.
     """
     places = torch.arange(max(ELEMENTS, world_size))
@@ -379,11 +325,10 @@ def reduce_together(rank: int, world_size: int, where: torch.device) -> Observat
     wrong = torch.nonzero((received != known) | (first.cpu() != known)).flatten()
     if len(wrong):
         accused = torch.unique(wrong % world_size).tolist()
-        text = (
-            f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank "
-            f"{', '.join(map(str, accused[:MOST_RANKS]))}): test its network card and memory"
-        )
-        raise CheckProblem(Observation(CheckCode.WRONG_ELEMENTS, text), accused=accused)
+        ranks = ", ".join(map(str, accused[:MOST_RANKS]))
+        text = f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank {ranks})"
+        found = Observation(CheckCode.WRONG_ELEMENTS, f"{text}: test its network card and memory")
+        raise CheckProblem(found, accused=accused)
     size = f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')}"
     return Observation(CheckCode.REDUCED, f"{size} in {seconds * 1000:.2f} ms")
 
@@ -416,10 +361,8 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
     first = next(iter(failed))
     others = names[first] + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
     why = f"({failed[first]}) at {addresses[first]}" if addresses[first] else "(it has opened no port)"
-    text = (
-        f"from {socket.gethostname()} {others} cannot be reached {why}: is there a firewall between the nodes, or the "
-        "wrong cluster.interface?"
-    )
+    asks = "is there a firewall between the nodes, or the wrong cluster.interface?"
+    text = f"from {socket.gethostname()} {others} cannot be reached {why}: {asks}"
     raise CheckProblem(Observation(CheckCode.NOT_REACHED, text), accused=sorted(failed), looked=len(addresses))
 
 
@@ -432,9 +375,6 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
     destroy_without_gil(dist.group.WORLD)
 
 
-# -- The ranks of a preflight
-
-
 STORE = 30.0  # timeout of operations on the store, in seconds
 FILE = 10.0  # timeout for another node to write its file, in seconds
 NEAR = 5.0  # timeout for other nodes to reach the same check, in seconds
@@ -445,10 +385,7 @@ ALONE_PART, TOGETHER_PART = "alone", "together"  # the keys of a rank's report
 def check_rank(
     plan: JobPlan, folder: Path, rendezvous: Rendezvous, position: int, timeout: float, placement: Placement
 ) -> NoReturn:
-    """Makes the checks of one rank, and adds those of each part to its report. Runs until the agent kills it.
-
-    folder: the attempt's directory `preflight`; position: of the rank's agent in `rendezvous.members`.
-    """
+    """Makes the checks of one rank, and adds those of each part to its report. Runs until the agent kills it."""
     agent = rank_report.take()
     torch.set_num_threads(1)
     checks = RankChecks(plan, folder, rendezvous, position, placement.place)
@@ -490,11 +427,10 @@ class RankChecks:
         )
         self._store = PrefixStore("preflight", client)
         self._device = torch.device("cpu")
-        self._nccl = self._folder / nccl_report.log_name(self._rank)  # NCCL's log of this rank, if it has one
+        self._nccl = self._folder / devices.nccl_log_name(self._rank)  # NCCL's log of this rank, if it has one
 
     def alone(self) -> list[NodeCheck]:
-        """Returns the results of the first part: the rank's device, and on the first rank of a node also free space and
-        whether the node sees the files of other nodes."""
+        """Returns the results of the first part: device and, once a node, space, and whether it sees others' files."""
         plan = self._plan
         text = f"{plan.run_id} {self._own.index} {os.urandom(8).hex()}"
         if self._leads:  # first, since others wait for it
@@ -509,8 +445,7 @@ class RankChecks:
             ]
             if SHM.is_dir():
                 found.append(check("space", lambda: shared_memory(self._local_ranks)))
-            seen = written if written.level is CheckLevel.FAILED else check("run_dir", self._see_others)
-            found.append(seen)
+            found.append(written if written.level is CheckLevel.FAILED else check("run_dir", self._see_others))
         return found
 
     def together(self, timeout: float) -> list[NodeCheck]:
@@ -522,7 +457,7 @@ class RankChecks:
             where = torch.device("cpu") if self._plan.workload.backend == Backend.mpi.value else self._device
             group = PrefixStore("group", self._store)
             if backend == Backend.nccl.value:
-                os.environ.update(nccl_report.log_variables(os.environ, self._nccl))
+                os.environ.update(devices.nccl_log_variables(os.environ, self._nccl))
             join(backend, group, self._rank, self._world_size, where, timeout)
             return reduce_together(self._rank, self._world_size, where)
 

@@ -162,11 +162,7 @@ class Forwarder:
             self._sources.append((_Source(descriptor, path, b"[%d] " % rank), sink))
 
     def forward(self) -> bool:
-        """Copies about MOST bytes of the ranks' new output, of each file in turn. Returns whether to call it again.
-
-        It waits at most WAITS seconds for slow readers; one that has taken nothing in this time is no reason to call it
-        again at once.
-        """
+        """Copies about MOST bytes of new output, of each file in turn. Returns whether to call it again at once."""
         until, taken = self._clock() + WAITS, self._taken()
         copied = idle = 0  # bytes; files in a row that have no more now
         blocked = False
@@ -182,10 +178,7 @@ class Forwarder:
         return copied >= MOST or (blocked and self._taken() > taken)
 
     def finish(self, timeout: float = 5.0) -> None:
-        """Copies the rest of the ranks' output, including unfinished lines, and closes the ranks' files.
-
-        After the timeout (seconds), a line says how much of a file is left out, and its last lines follow.
-        """
+        """Copies the rest of the ranks' output, after the timeout its last lines only, and closes the ranks' files."""
         give_up = self._clock() + timeout
         while any(source.left() > 0 or not sink.drained(0.0) for source, sink in self._sources):
             if self._clock() >= give_up:

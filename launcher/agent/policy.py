@@ -57,29 +57,14 @@ class History:
 
     def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
         """Returns the history at the next round's start; counts: towards max_restarts; hung: where it did, or empty."""
-        further = step > self.best
-        return replace(
-            self,
-            round=self.round + 1,
-            best=max(step, self.best),
-            tried=(0 if further else self.tried) + counts,
-            listened=True,
-            hung=hung,
-            preflight=False,
-        )
+        tried = (0 if step > self.best else self.tried) + counts
+        return History(self.round + 1, max(step, self.best), tried, listened=True, hung=hung)
 
 
 def decide(
-    kind: RoundEnd,
-    history: History,
-    progress: bool | None,
-    *,
-    listens: bool,
-    stopping: bool,
-    enough: bool,
-    max_restarts: int,
-    again: bool = False,
-) -> NextStep:
+    kind: RoundEnd, history: History, progress: bool | None, *,
+    listens: bool, stopping: bool, enough: bool, max_restarts: int, again: bool = False,
+) -> NextStep:  # fmt: skip
     """Returns what follows a failure. The first row that applies decides.
 
     | condition | then |
@@ -117,15 +102,12 @@ def decide(
     return NextStep.RESUME if max_restarts and progress is None else NextStep.FAIL
 
 
-# -- The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (RoundVerdict)
-
-
 @dataclass(frozen=True)
 class RoundFailure:
     """A failure that ends a round."""
 
-    kind: RoundEnd  # the kind, for the restart policy
-    fault: Fault  # the fault with its code
+    kind: RoundEnd  # for the restart policy
+    fault: Fault
     member: int  # member index of the agent that reports the failure to the user
     listens: bool  # whether the failed rank can resume; of a lost node: whether any rank can
     lost: tuple[int, ...] = ()  # member indices of the agents that are gone
@@ -148,8 +130,8 @@ class RoundFailure:
 class RoundVerdict:
     """The leader's decision about the first failure of a round, which all agents carry out."""
 
-    failure: RoundFailure  # the failure
-    then: NextStep  # what follows
+    failure: RoundFailure
+    then: NextStep
     exit_code: int  # exit code of the attempt, if the attempt ends
     history: History  # the rounds so far; if the ranks restart, as at the start of the next round
 
@@ -177,14 +159,10 @@ class RoundVerdict:
 
 
 def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:
-    """Returns the failure that caused a given one: ranks that had exited with 0 too early, or itself.
+    """Returns the failure that caused a given one.
 
-    | failure | ranks that have exited with 0 | a stop request | result |
-    |---|---|---|---|
-    | a rank lost a peer | some | no | RETURNED_EARLY of these ranks; a retry would fail as well |
-    | a rank lost a peer | some | yes: they may have saved | the failure |
-    | a rank lost a peer | none | any | the failure |
-    | any other | any | any | the failure: it explains itself |
+    If a rank has lost a peer, some ranks have exited with 0, and no stop was `asked` for (they may have saved), it is
+    RETURNED_EARLY of these ranks, and a retry would fail as well. Else it is the failure itself.
     """
     lost = failure.fault
     if failure.kind is not RoundEnd.LOST_PEER or asked or not done:
@@ -198,38 +176,19 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
 
 
 def judge(
-    failure: RoundFailure,
-    history: History,
-    *,
-    stopping: bool,
-    members: int,
-    least: int,
-    max_restarts: int,
+    failure: RoundFailure, history: History, *, stopping: bool, members: int, least: int, max_restarts: int,
     saved: Callable[[], bool | None] = lambda: False,
-) -> RoundVerdict:
-    """Returns the verdict on the first failure of a round, by the restart policy.
-
-    least: minimum number of agents with which the run can continue.
-    saved: returns whether a program has saved something in this round, and None if that is unknown. Called only if the
-        verdict depends on it.
-    """
-    steps, counts = (
-        failure.step > history.best,
-        failure.listens and failure.kind not in (RoundEnd.NO_RETRY, RoundEnd.LEFT),
-    )
+) -> RoundVerdict:  # fmt: skip
+    """Returns the verdict on the first failure of a round; `saved` is called only if that decides."""
+    steps = failure.step > history.best
+    counts = failure.listens and failure.kind not in (RoundEnd.NO_RETRY, RoundEnd.LEFT)
     progress = saved() if counts and not steps else steps
     further = max(failure.step, history.best + 1) if progress else failure.step
     again = failure.place != "" and failure.place == history.hung
     then = decide(
-        failure.kind,
-        history,
-        progress,
-        listens=failure.listens,
-        stopping=stopping,
-        enough=members - len(failure.lost) >= least,
-        max_restarts=max_restarts,
-        again=again,
-    )
+        failure.kind, history, progress, listens=failure.listens, stopping=stopping,
+        enough=members - len(failure.lost) >= least, max_restarts=max_restarts, again=again,
+    )  # fmt: skip
     if then is NextStep.RESTART:
         history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)
     elif then is NextStep.FAIL and failure.kind is not RoundEnd.RAISED and history.tried:
@@ -239,15 +198,7 @@ def judge(
 
 
 def may_be_cut_off(verdict: RoundVerdict, least: int) -> bool:
-    """Returns whether the lost members may be alive and continue without this agent, after a network partition.
-
-    | kind | then | lost members | result |
-    |---|---|---|---|
-    | lost node | the attempt ends | enough for a round of their own | True |
-    | lost node | the attempt ends | fewer | False |
-    | any | the ranks restart | any | False: the directory `rounds` decides which side continues |
-    | another | any | any | False: the members of the round have exchanged messages |
-    """
+    """Returns whether the lost members may continue without this agent, which restarts no ranks, after a partition."""
     return not verdict.restarts and verdict.failure.kind is RoundEnd.LOST_NODE and len(verdict.failure.lost) >= least
 
 
@@ -286,7 +237,7 @@ class RoundLimits:
 class AgentState:
     """What the leader knows of one agent of the round."""
 
-    member: Member  # the agent
+    member: Member
     last_message: float  # monotonic time at which its last message arrived
     step: int = -1  # highest step of the run that it has reported; -1: none
     resumable: bool = False  # whether it has reported that its ranks can resume: they save and exit on a stop request
@@ -436,11 +387,7 @@ class FailureDetector:
         return self.lost(silent, FaultCode.NODE_SILENT, seconds=float(limit)) if silent else None
 
     def left(self, now: float) -> RoundFailure | None:
-        """Returns the failure if agents are ending their ranks because of a stop request; None: they are not.
-
-        None as well for up to LEAVE_TIMEOUT, until all other agents have reported the same. The failure names the
-        agents that have not.
-        """
+        """Returns the failure if agents end their ranks after a stop request; in the end it names those that do not."""
         if self._leave is None:
             return None
         until, number = self._leave
@@ -480,9 +427,9 @@ class FailureDetector:
     # -- hangs
 
     def _hanging(self, now: float) -> RoundFailure | None:
-        if self._hang is not None:
+        if (hang := self._hang) is not None:
             awaited = sum(not agent.gone for agent in self.agents.values())
-            return self._blame_hang(self._hang) if self._is_complete(self._hang, awaited, now) else None
+            return self._blame_hang(hang) if len(hang.reports) >= awaited or now >= hang.deadline else None
         agents = [agent for agent in self.agents.values() if not agent.ended]
         start, idle = self._limits.start_timeout, self._limits.idle_timeout
         starts = self._joined_at is not None and any(agent.resumable for agent in agents) and self.step < 0
@@ -491,10 +438,6 @@ class FailureDetector:
         elif idle is not None and agents and all(agent.idle > idle for agent in agents):
             self._suspect("launch.idle_timeout", idle, (), now)
         return None
-
-    @staticmethod
-    def _is_complete(hang: _Hang, awaited: int, now: float) -> bool:
-        return len(hang.reports) >= awaited or now >= hang.deadline
 
     def _suspect(self, limit: str, seconds: float, silent: tuple[Accused, ...], now: float) -> None:
         self._hang = _Hang(limit, float(seconds), silent, self.step, now + STACKS)

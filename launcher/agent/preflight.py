@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from launcher import errors
-from launcher.agent.control import Control
+from launcher.agent.control import ENDS, WARNS, Control
 from launcher.agent.node_checks import (
     ALONE_PART,
     TOGETHER_PART,
@@ -20,11 +21,10 @@ from launcher.agent.node_checks import (
     cannot_start,
     check_rank,
 )
-from launcher.agent.stop_requests import ENDS, WARNS
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import CheckCode, FaultCode, PreflightReason, PreflightThen
 from launcher.failures.text import signal_name
-from launcher.files.json_types import from_json
+from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, placements
@@ -49,8 +49,8 @@ from launcher.spec.plan import JobPlan
 class CheckedNode:
     """A node that takes part in a preflight."""
 
-    name: str  # name of the node in messages
-    host: str  # host name
+    name: str  # in messages
+    host: str
     members: tuple[int, ...]  # indices of the node's agents
     ranks: tuple[int, ...]  # global ranks on the node
 
@@ -74,15 +74,9 @@ Reports = Mapping[int, Sequence[NodeCheck] | None]  # checks by index of the age
 
 
 def decide(
-    nodes: Sequence[CheckedNode],
-    reports: Reports,
-    *,
-    least: int,
-    spares: int = 0,
-    scheduler: str,
-    settings: Mapping[str, Any],
-    timeout: float,
-) -> PreflightVerdict:
+    nodes: Sequence[CheckedNode], reports: Reports, *,
+    least: int, spares: int = 0, scheduler: str, settings: Mapping[str, Any], timeout: float,
+) -> PreflightVerdict:  # fmt: skip
     """Returns the leader's decision. The first row that applies decides.
 
     | the checks | decision |
@@ -96,11 +90,8 @@ def decide(
     least: minimum number of agents in a round; spares: number of agents that can replace those of bad nodes.
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
-    warnings = tuple(
-        dict.fromkeys(
-            _finding(node, check) for node in nodes for check in checks_of[node] if check.level is CheckLevel.WARNING
-        )
-    )
+    warned = [_finding(node, each) for node in nodes for each in checks_of[node] if each.level is CheckLevel.WARNING]
+    warnings = tuple(dict.fromkeys(warned))
     failed = {node: [each for each in checks if each.level is CheckLevel.FAILED] for node, checks in checks_of.items()}
     found = blame(nodes, failed, {node for node in nodes if any(reports.get(each) is None for each in node.members)})
     if not found:
@@ -188,13 +179,8 @@ def _accused(
 
 # -- The round of a preflight (`preflight=true`), before the first one of the workload
 #
-# Its ranks make checks of a few seconds instead of the workload, in two parts, each with a result for the leader:
-#
-# 1. the checks that a node makes alone: its devices, free space, whether the run directory is shared;
-# 2. the checks that need all nodes: clocks, and an all_reduce with a known result. The gate of the ranks opens for it.
-#
-# Nothing here can hang an agent: ranks that do not report in time are killed, and a node with an agent that does not
-# report in time is bad.
+# Its ranks make the checks of a node alone and, once the leader has all results and the gate opens, those of all nodes
+# together. Ranks that do not report in time are killed, and a node with an agent that does not report in time is bad.
 
 
 ALONE = 40.0  # timeout of the first part, in seconds: a driver may take long to wake up eight GPUs
@@ -224,36 +210,28 @@ class Preflight:
         self._together = TOGETHER + PER_RANK * rendezvous.world_size
 
     def run(self) -> PreflightVerdict:
-        """Runs both parts and returns the leader's decision, which is the same in every agent; no rank is left.
-
-        If the leader is lost, each remaining agent decides to start without the leader's node.
-        Raises RendezvousError (the leader has refused this agent) or AskedToStop.
-        """
-        began = time.monotonic()
+        """Runs both parts and returns the leader's decision or, if it is lost, that to start without its node."""
+        began, reports_at = time.monotonic(), 0  # the position of the agent that reports
         found: list[NodeCheck] = []
-        agreed = False
-        ranks_store: store.RanksStore | None = None
-        try:
-            mine = self._start()
-            if mine is None:
-                if self._rendezvous.listener is not None:  # the ranks of the workload need it, too
-                    ranks_store = store.RanksStore(self._rendezvous.listener.dup(), self._rendezvous.addresses)
-                mine = self._collect(ALONE_PART, ALONE, self._died_alone)
-            found += mine or ()
-            verdict = self._agree(ALONE_PART, mine, ALONE)
-            if verdict.then is PreflightThen.GO:
-                self._workers.open_gate()
-                mine = self._collect(TOGETHER_PART, self._together, self._died_together)
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._workers.close)
+            try:
+                mine = self._start()
+                if mine is None:
+                    if self._rendezvous.listener is not None:  # the ranks of the workload need it, too
+                        listener = self._rendezvous.listener.dup()
+                        opened.callback(store.RanksStore(listener, self._rendezvous.addresses).close)
+                    mine = self._collect(ALONE_PART, ALONE)
                 found += mine or ()
-                verdict = self._agree(TOGETHER_PART, mine, self._together, verdict.warnings)
-            agreed = True
-        except LeaderLost as error:
-            verdict = self._without_leader(str(error))
-        finally:
-            if ranks_store is not None:
-                ranks_store.close()
-            self._workers.close()
-        self._report(verdict, found, time.monotonic() - began, first=self._place == (0 if agreed else 1))
+                verdict = self._agree(ALONE_PART, mine, ALONE)
+                if verdict.then is PreflightThen.GO:
+                    self._workers.open_gate()
+                    mine = self._collect(TOGETHER_PART, self._together)
+                    found += mine or ()
+                    verdict = self._agree(TOGETHER_PART, mine, self._together, verdict.warnings)
+            except LeaderLost as error:
+                verdict, reports_at = self._without_leader(str(error)), 1
+        self._report(verdict, found, time.monotonic() - began, first=self._place == reports_at)
         return verdict
 
     # -- ranks
@@ -277,7 +255,7 @@ class Preflight:
             return [cannot_start(error.number, error.message, self._folder)]
         return None
 
-    def _collect(self, part: str, timeout: float, died: Callable[[WorkerExit], NodeCheck]) -> list[NodeCheck] | None:
+    def _collect(self, part: str, timeout: float) -> list[NodeCheck] | None:
         deadline = time.monotonic() + timeout
         while True:
             self._exits.update((ended.place, ended) for ended in self._workers.poll())
@@ -287,28 +265,19 @@ class Preflight:
                 if report and part in report:
                     found.append([from_json(each, NodeCheck) for each in report[part]])
                 elif place in self._exits:
-                    found.append([died(self._exits[place])])
+                    found.append([_died(part, self._exits[place])])
             if len(found) == self._own.ranks:
                 return [each for checks in found for each in checks]
             if time.monotonic() >= deadline:
                 return None
             self._control.keep_alive(LOOK)
 
-    def _died_alone(self, ended: WorkerExit) -> NodeCheck:
-        text = f"local rank {ended.place} {_how(ended)} during the checks of this node alone"
-        return NodeCheck("device", CheckLevel.FAILED, Observation(CheckCode.PROCESS_ENDED, text))
-
-    def _died_together(self, ended: WorkerExit) -> NodeCheck:
-        found = Observation(CheckCode.RANK_ENDED, f"local rank {ended.place} {_how(ended)} in an all_reduce")
-        aborted = ended.code == -signal.SIGABRT  # as NCCL does on a timeout
-        return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=aborted)
-
     # -- agents
 
     def _agree(
         self, part: str, mine: list[NodeCheck] | None, timeout: float, warnings: tuple[NodeFinding, ...] = ()
     ) -> PreflightVerdict:
-        value = None if mine is None else [asdict(each) for each in mine]
+        value = None if mine is None else as_json(mine)
         if self._place == 0:
             values = self._control.collect(part, value, SLACK + (0.0 if mine is None else timeout))
             reports = {
@@ -322,12 +291,11 @@ class Preflight:
                 spares=len(coordinator.spares()),  # some may have come or gone during the checks
                 scheduler=cluster.scheduler, settings=cluster.settings, timeout=timeout,
             )  # fmt: skip
-            self._control.publish(part, asdict(verdict))
+            self._control.publish(part, as_json(verdict))
         else:
             self._control.send({"type": "report", "key": part, "value": value})
             verdict = from_json(self._control.answer(part, 2 * SLACK + timeout), PreflightVerdict)
-        kept = (*warnings, *verdict.warnings)
-        return replace(verdict, warnings=kept)
+        return replace(verdict, warnings=(*warnings, *verdict.warnings))
 
     def _without_leader(self, error: str) -> PreflightVerdict:
         leader = self._rendezvous.members[0]
@@ -359,25 +327,30 @@ class Preflight:
             log_line(line)
 
 
-def _how(ended: WorkerExit) -> str:
-    return f"was killed by {signal_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
+def _died(part: str, ended: WorkerExit) -> NodeCheck:
+    how = f"was killed by {signal_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
+    text = f"local rank {ended.place} {how}"
+    if part == ALONE_PART:
+        found = Observation(CheckCode.PROCESS_ENDED, f"{text} during the checks of this node alone")
+        return NodeCheck("device", CheckLevel.FAILED, found)
+    aborted = ended.code == -signal.SIGABRT  # as NCCL does on a timeout
+    found = Observation(CheckCode.RANK_ENDED, f"{text} in an all_reduce")
+    return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=aborted)
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[CheckedNode]:
     """Returns the nodes of these agents, in their order, with the names that messages give to agents' indices."""
-    nodes, first = [], 0
-    ranks: dict[int, list[int]] = {}
-    indices: dict[int, list[int]] = {}
-    hosts: dict[int, str] = {}
+    found: dict[int, CheckedNode] = {}
+    first = 0
     for member in members:
-        ranks.setdefault(member.node_rank, []).extend(range(first, first + member.ranks))
-        indices.setdefault(member.node_rank, []).append(member.index)
-        hosts[member.node_rank] = member.host
+        node = found.get(member.node_rank) or CheckedNode(name([member.index]), member.host, (), ())
+        called = f"{member.host} (node {member.node_rank})" if node.members else node.name
+        ranks = range(first, first + member.ranks)
+        found[member.node_rank] = CheckedNode(
+            called, member.host, (*node.members, member.index), (*node.ranks, *ranks)
+        )  # fmt: skip
         first += member.ranks
-    for node, host in hosts.items():
-        called = name(indices[node]) if len(indices[node]) == 1 else f"{host} (node {node})"
-        nodes.append(CheckedNode(called, host, tuple(indices[node]), tuple(ranks[node])))
-    return nodes
+    return list(found.values())
 
 
 def fault_of_preflight(verdict: PreflightVerdict, rendezvous: Rendezvous, host: str) -> Fault:

@@ -1,7 +1,4 @@
-"""What an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events.
-
-The agent reads at the start of a round and after a failure: a few small files of /proc and /sys, some 0.1 ms.
-"""
+"""What an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events."""
 
 from __future__ import annotations
 
@@ -18,19 +15,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.forks import uses_gpu
+from launcher.agent.control import Signals
 from launcher.agent.output import log_name
-from launcher.agent.stop_requests import Signals
-from launcher.attach.node_session import GONE, RankProcess, RequestHandler
+from launcher.agent.workers import uses_gpu
+from launcher.attach.node_session import GONE, RankProcess, RequestHandler, write_reply
 from launcher.binding import hardware
 from launcher.failures import text
+from launcher.files.json_types import as_json
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import GpusUnused, Pace, Resized, SlowRank
-from launcher.runs.health import Straggler, StragglerSearch
+from launcher.runs.health import StragglerSearch
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.hangs import RankActivity, Recorders, StepWatch
@@ -45,29 +43,16 @@ class Watch:
         self._kills, self._host_kills = hardware.memory_cgroup(root).kills, hardware.host_kills(root)
 
     def read(self) -> dict[str, int]:
-        """Returns memory use in bytes and counts of out-of-memory kills. Values that are zero or unknown are missing.
-
-        | key | value |
-        |---|---|
-        | `largest` | highest resident memory of any one ended child process (getrusage, RUSAGE_CHILDREN) |
-        | `limit`, `peak` | limit and highest memory use of the cgroup that limits this process |
-        | `kills` | out-of-memory kills in this process's own cgroup since this object was made |
-        | `host_kills` | out-of-memory kills on the whole host since this object was made |
-        """
+        """Returns memory use in bytes and counts of out-of-memory kills. Those that are zero or unknown are missing."""
         now = hardware.memory_cgroup(self._root)
         values = {
-            "largest": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+            "largest": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,  # of any one ended child process
             "limit": now.limit,
             "peak": now.peak,
-            "kills": now.kills - self._kills,
+            "kills": now.kills - self._kills,  # in this process's own cgroup
             "host_kills": hardware.host_kills(self._root) - self._host_kills,
         }
         return {name: value for name, value in values.items() if value}
-
-
-# -- Step times of ranks: each agent writes them to the attempt's directory `pace`, and sends them to the leader
-#
-# The leader reports each slow rank once. Commands find the same ranks with `launcher.runs.health.stragglers`.
 
 
 FIRST, MOST = 10.0, 60.0  # shortest and longest seconds between two Pace events of an agent
@@ -80,17 +65,12 @@ def interval(age: float, straggler_time: float) -> float:
 
 
 class Paces:
-    """Writes and judges the step times of one agent's ranks in one round."""
+    """Writes the step times of one agent's ranks in one round; on the leader, reports each slow rank of all once."""
 
     def __init__(
-        self,
-        plan: JobPlan,
-        attempt: directory.Attempt,
-        events: Events,
-        rendezvous: Rendezvous,
-        index: int,
+        self, plan: JobPlan, attempt: directory.Attempt, events: Events, rendezvous: Rendezvous, index: int,
         round_number: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         # index: in `rendezvous.members`
         self._plan, self._events, self._round = plan, events, round_number
         self._own, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
@@ -126,19 +106,11 @@ class Paces:
         for each in chain.from_iterable(map(self._search.add, paces)):
             if each.until is None and each.rank not in self._named:
                 self._named.add(each.rank)
-                self._name(each)
-
-    def _name(self, straggler: Straggler) -> None:
-        self._events(
-            SlowRank(
-                round=self._round, rank=straggler.rank, host=straggler.host, ratio=straggler.ratio,
-                since=straggler.since,
-            )
-        )  # fmt: skip
-        log_line(straggler.words)
-
-
-# -- Polls the ranks of one agent: reads their heartbeats, output sizes and step times, and their stacks if they hang
+                slow = SlowRank(
+                    round=self._round, rank=each.rank, host=each.host, ratio=each.ratio, since=each.since
+                )  # fmt: skip
+                self._events(slow)
+                log_line(each.words)
 
 
 # What CUDA, ROCm, XPUs and CUDA on Windows' subsystem open when a process uses a GPU
@@ -152,10 +124,10 @@ GPU_LOOKS = 0.02  # seconds between two looks as a share of the time that the ra
 class AgentContext:
     """The plan, and the objects by which an agent reads its ranks and writes events; the same in all rounds."""
 
-    plan: JobPlan  # the run's plan
-    attempt: directory.Attempt  # the attempt
+    plan: JobPlan
+    attempt: directory.Attempt
     events: Events  # writes the agent's events
-    signals: Signals  # the signals of the agent's process
+    signals: Signals  # of the agent's process
     pulse: Pulse  # shared memory in which ranks write heartbeats, steps and stop requests
     memory: int  # descriptor of the file for copies of states; -1: none
     stacks: hangs.Stacks  # files in memory to which ranks write their stacks
@@ -173,13 +145,9 @@ class AgentContext:
 
 
 class GpuWatch:
-    """Reports ranks of one agent that do not use the GPUs that the run asked for: none of their processes opens one.
-
-    Nothing is reported if it cannot be known, because a process belongs to another user.
-    """
+    """Reports ranks of one agent none of whose processes opens a GPU, although the run asked for some."""
 
     def __init__(self, host: str, gpus: int, events: Events, used: Callable[[], bool | None] | None = None) -> None:
-        # used: returns whether a process of the ranks has a GPU open; None: unknown
         self._host, self._gpus, self._events, self._used = host, gpus, events, used or gpu_is_open
         self._began: float | None = None
         self._next = 0.0
@@ -187,10 +155,7 @@ class GpuWatch:
         self._told: GpusUnused | None = None
 
     def look(self, ranks: Sequence[int], now: float, *, over: bool = False) -> None:
-        """Looks, if it is time to, and reports ranks that have opened no GPU, or that do now.
-
-        over: whether the ranks have ended. What was seen of them before then counts.
-        """
+        """Looks, if it is time to or the ranks are `over`, and reports ranks that have opened no GPU, or do now."""
         if self._silent or not (over or now >= self._next):
             return
         self._began = now if self._began is None else self._began
@@ -226,7 +191,7 @@ class RankStatus:
 
     A rank's `place` is its index among the ranks of its agent, from 0.
     signs: the newest heartbeat of each rank, by place; step: the highest of any rank; -1: none.
-    listened: whether any rank has listened for stop requests, and so can resume.
+    listened: whether any rank has listened for stop requests, and so can resume. paces: the ranks' step times.
     """
 
     def __init__(
@@ -242,7 +207,7 @@ class RankStatus:
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False
         self._activity = RankActivity(own.ranks, now, min(hangs.LOOK, plan.launch.idle_timeout / 4))
-        self._paces = Paces(plan, context.attempt, context.events, rendezvous, position, round_number)
+        self.paces = Paces(plan, context.attempt, context.events, rendezvous, position, round_number)
 
     def read(self) -> None:
         """Reads the heartbeats of all ranks, and updates the attributes."""
@@ -265,11 +230,8 @@ class RankStatus:
     def measure(self, pids: Sequence[int], now: float) -> dict[str, Any]:
         """Returns the fields `missing` and `idle` of a heartbeat message; pids: by place; GONE: it has ended."""
         self.watch_gpus(now)
-        missing = [
-            self._first_rank + place
-            for place, sign in enumerate(self.signs)
-            if not sign.arrived and pids[place] != GONE
-        ]
+        known = enumerate(zip(self.signs, pids, strict=True), self._first_rank)
+        missing = [rank for rank, (sign, pid) in known if not sign.arrived and pid != GONE]
         return {"missing": missing, "idle": round(self._activity.idle(self.signs, pids, self._printed(), now), 1)}
 
     def watch_gpus(self, now: float, *, over: bool = False) -> None:
@@ -278,11 +240,7 @@ class RankStatus:
 
     def pace(self, now: float) -> dict[str, Any] | None:
         """Returns step times to send to the leader; None: none are due, or a debugger may be holding up the ranks."""
-        return None if self._context.plan.debugs else self._paces.look(self._context.pulse.paces(), now)
-
-    def judge_paces(self, paces: Sequence[dict[str, Any]]) -> None:
-        """On the leader: takes the `pace` fields of all agents' heartbeats, and reports ranks that have become slow."""
-        self._paces.judge(paces)
+        return None if self._context.plan.debugs else self.paces.look(self._context.pulse.paces(), now)
 
     def silence(self, now: float) -> Message | None:
         """Returns the message `silent` once, when ranks have done no step for launch.hang_timeout; None otherwise."""
@@ -292,12 +250,9 @@ class RankStatus:
         return {"type": "silent", "ranks": [self._first_rank + place for place in silent]}
 
     def take_stacks(self, pids: Sequence[int]) -> Message:
-        """Takes the stacks of this agent's ranks, and saves them among the logs. Returns the message `stacks`.
-
-        pids: process ids, by the index of the rank among those of this agent; GONE for a rank that has ended.
-        """
+        """Takes the stacks of this agent's ranks, saves them among the logs, and returns the message `stacks`."""
         ranks = [self._first_rank + place for place in range(self._ranks)]
-        recorded = self._context.recorders.take(ranks) if self._context.recorders else [""] * len(ranks)
+        recorded = self._context.recorders.take(ranks) if self._context.recorders else [None] * len(ranks)
         reports = []
         for place, (state, stack) in enumerate(self._context.stacks.take(pids)):
             rank = ranks[place]
@@ -305,10 +260,8 @@ class RankStatus:
             reports.append(hangs.HangReport(rank, self._host, self.signs[place].step, state, frame, recorded[place]))
             text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
             with contextlib.suppress(OSError):
-                path = self._context.attempt.logs / log_name(rank, self._round, "stacks")
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                    file.write(text)
-        return {"type": "stacks", "reports": [vars(report) for report in reports]}
+                write_reply(self._context.attempt.logs / log_name(rank, self._round, "stacks"), text)
+        return {"type": "stacks", "reports": [as_json(report) for report in reports]}
 
     def processes(self, pids: Sequence[int]) -> list[RankProcess]:
         """Returns the processes of this agent's ranks, for `attach`. `pids`: as in `take_stacks`."""
@@ -318,12 +271,10 @@ class RankStatus:
         ]
 
     def _printed(self) -> list[int]:
-        sizes = []
+        sizes = [0] * self._ranks
         for place in range(self._ranks):
-            total = 0
             for stream in ("out", "err"):
                 with contextlib.suppress(OSError):
                     name = log_name(self._first_rank + place, self._round, stream)
-                    total += os.stat(self._context.attempt.logs / name).st_size
-            sizes.append(total)
+                    sizes[place] += os.stat(self._context.attempt.logs / name).st_size
         return sizes

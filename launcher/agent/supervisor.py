@@ -1,54 +1,44 @@
 """Supervises one agent's ranks in one round, from their start until all of them have ended.
 
 An event loop: ranks end, messages and signals arrive, deadlines pass. The leader decides for all agents what follows a
-failure (see `coordinator` and `restart_policy`); this agent only reports it. On a stop request, ranks that can resume
-are asked to stop and get time to save; others are ended.
+failure (see `coordinator`); this agent only reports it. On a stop request, ranks that can resume are asked to stop and
+get time to save; others are ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.agent import rank_status
+from launcher.agent import failures, rank_status
 from launcher.agent.control import Control
-from launcher.agent.failures import (
-    AttemptFailed,
-    Done,
-    Failure,
-    NextRound,
-    exited_to_resume,
-    failure_of,
-    fault_of_end,
-    fault_of_lost_leader,
-    stop_of_exits,
-    to_blame,
-)
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_status import AgentContext, RankStatus
-from launcher.agent.stop_requests import StopChecker
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
 from launcher.attach.node_session import GONE
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
+from launcher.files.shared_files import Ok, exists
 from launcher.formatting import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import event_file, events
 from launcher.runs.events import Fault, Place, Resized, Stop
+from launcher.runs.time_left import time_left
+from launcher.spec.plan import JobPlan
 from launcher.worker.heartbeat import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow
-ALONE = (
-    1.0  # seconds for which an agent has to outlive its leader to blame it: a job that is killed loses all its agents
-)
+ALONE = 1.0  # seconds for which an agent outlives its leader to blame it: a job that is killed loses all its agents
 TICK = 0.1  # seconds between two polls of the ranks' output and heartbeats
 AGREES = 0.005  # seconds between two polls while ranks have to answer whether they can stop at a step boundary
 DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad
@@ -103,7 +93,7 @@ class Supervisor:
         self._memory = rank_status.Watch()
         self._stops = AgentSide(self._first_rank)
 
-    def run(self) -> Done | NextRound:
+    def run(self) -> failures.Done | failures.NextRound:
         """Supervises the ranks until all have ended and the outcome is known; raises AttemptFailed."""
         if self._leads and self._control.coordinator is not None:
             self._control.coordinator.watch(self._clock())
@@ -112,11 +102,8 @@ class Supervisor:
             if outcome is not None:
                 return outcome
 
-    def turn(self, messages: Sequence[Message]) -> Done | NextRound | None:
-        """Handles messages, signals, exits and deadlines since the last call. Returns the outcome; None: none yet.
-
-        Raises AttemptFailed: the attempt is over, without its work done.
-        """
+    def turn(self, messages: Sequence[Message]) -> failures.Done | failures.NextRound | None:
+        """Handles what is new since the last call. Returns the outcome; None: none yet. Raises AttemptFailed."""
         now = self._clock()
         self._more_output = self._workers.forward_output()
         self._status.read()
@@ -126,9 +113,13 @@ class Supervisor:
         if self._leader_lost is not None and now >= self._leader_lost[1]:
             self._lose_leader(self._leader_lost[0], now)
             self._leader_lost = None
-        for ended in self._workers.poll():
-            self._exits[ended.place] = ended
-        self._agree_on_stops()
+        self._exits.update((ended.place, ended) for ended in self._workers.poll())
+        before = self._stops.proposal, self._stops.committed
+        agreed = self._stops.look(self._context.pulse.stops(), self._exits)
+        if (self._stops.proposal, self._stops.committed) != before:
+            self._context.pulse.show(self._stops.proposal, self._stops.committed)
+        for message in agreed:
+            self._control.send(message)
         if self._verdict is None or self._phase is Phase.LEAVING:
             self._look_at_ranks(now)
         self._look_at_deadlines(now)
@@ -188,16 +179,6 @@ class Supervisor:
         elif kind == "leader_lost":
             self._leader_lost = message["reason"], now + ALONE
 
-    def _agree_on_stops(self) -> None:
-        # Exchanges between ranks and leader what all ranks do at which step boundary (see `heartbeat`)
-        pulse, stops = self._context.pulse, self._stops
-        before = stops.proposal, stops.committed
-        messages = stops.look(pulse.stops(), self._exits)
-        if (stops.proposal, stops.committed) != before:
-            pulse.show(stops.proposal, stops.committed)
-        for message in messages:
-            self._control.send(message)
-
     def _report_status(self, now: float) -> None:
         # The leader also judges step times, and passes on `attach` requests
         status, ranks = self._control.status, self._status
@@ -212,7 +193,7 @@ class Supervisor:
         if not ranks.due(now):
             return
         if self._leads and self._control.coordinator is not None:  # for the ranks of others when its own have ended
-            ranks.judge_paces(self._control.coordinator.take_paces())
+            ranks.paces.judge(self._control.coordinator.take_paces())
             if request := self._context.request_handler.next_request():
                 self._control.coordinator.broadcast({"type": "question", "text": request})
         if self._phase is not Phase.RUNNING:
@@ -228,10 +209,9 @@ class Supervisor:
 
     def _look_at_signals(self, now: float) -> None:
         ends, warns = self._context.signals.ends(), self._context.signals.warns()
-        for level, name, number in (("stop", "end", ends), ("warning", "warning", warns)):
+        for level, number in (("stop", ends), ("warning", warns)):
             if number and level not in self._requests:
-                stop = Stop(reason=StopReason.SIGNAL, host=self._own.host, signal=number.name)
-                self._request(level, name, stop)
+                self._request(level, Stop(reason=StopReason.SIGNAL, host=self._own.host, signal=number.name))
         if self._phase is Phase.RUNNING and not self._resumable and self._ending and self._verdict is None:
             self._phase = Phase.ENDING
             self._context.signals.ignore()
@@ -241,9 +221,9 @@ class Supervisor:
         elif self._phase in (Phase.RUNNING, Phase.LEAVING):
             self._pass_on(now)
 
-    def _request(self, level: str, name: str, stop: Stop) -> None:
+    def _request(self, level: str, stop: Stop) -> None:
         self._requests[level] = stop
-        self._control.send({"type": "stop", "level": name, "stop": events.values(stop)})
+        self._control.send({"type": "stop", "level": level, "stop": events.values(stop)})
 
     def _pass_on(self, now: float) -> None:
         warned = self._context.signals.warns() or "warning" in self._requests or self._returned
@@ -266,7 +246,7 @@ class Supervisor:
     def _signal_program(self, stop_checker: StopChecker, now: float) -> None:
         watches = self._phase is Phase.RUNNING and self._alive and not self._status.listened
         if watches and "stop" not in self._requests and (reason := stop_checker.reason(now)):
-            self._request("stop", "end", Stop(reason=reason))
+            self._request("stop", Stop(reason=reason))
         asked = self._requests or self._returned or self._context.signals.warns() or self._context.signals.ends()
         left = any(ended.code == errors.RESUME for ended in self._exits.values())
         if not (asked or left or self._phase is Phase.LEAVING):
@@ -286,9 +266,9 @@ class Supervisor:
         if self._phase not in (Phase.RUNNING, Phase.LEAVING):
             return
         returns = self._plan.workload.kind != "Program"
-        ends = [failure_of(ended, self._own.host, returns=returns) for ended in self._exits.values()]
+        ends = [failures.failure_of(ended, self._own.host, returns=returns) for ended in self._exits.values()]
         failed = [failure for failure in ends if failure is not None]
-        leave = bool(failed) and exited_to_resume(
+        leave = bool(failed) and failures.exited_to_resume(
             failed, resumable=self._resumable, left_first=self._left_first, signalled=bool(self._program_signalled),
             saving=self._phase is Phase.LEAVING or self._too_late,
         )  # fmt: skip
@@ -304,7 +284,7 @@ class Supervisor:
                     self._report_left()
                 self._end(now)
         elif failed:
-            self._report_failure(to_blame(failed), now)
+            self._report_failure(failures.to_blame(failed), now)
         elif not self._alive:
             if self._program_signalled or self._phase is Phase.LEAVING:
                 self._report_left()  # they exited in time, and may have more to do; if not, the next attempt is short
@@ -316,7 +296,7 @@ class Supervisor:
         self._gives_up = now + LATE if self._too_late else None
         self._control.send({"type": "ended"})
 
-    def _report_failure(self, failure: Failure, now: float) -> None:
+    def _report_failure(self, failure: failures.Failure, now: float) -> None:
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
@@ -332,7 +312,7 @@ class Supervisor:
             return
         asked = self._agreed_stop() or self._requests.get("stop") or self._requests.get("warning")
         killed_after = float(self._plan.launch.grace) if self._too_late else None
-        stop = stop_of_exits(self._exits.values(), asked, self._own.host, killed_after=killed_after)
+        stop = failures.stop_of_exits(self._exits.values(), asked, self._own.host, killed_after=killed_after)
         self._send_failure(RoundEnd.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
 
     def _agreed_stop(self) -> Stop | None:
@@ -341,24 +321,14 @@ class Supervisor:
             entries = list(event_file.read(self._context.attempt.events_file("stop"), retry_seconds=0))
         return events.last(entries, Stop)
 
-    def _send_failure(
-        self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, stop: Stop | None = None
-    ) -> None:
-        failure = replace(self._failure(kind, fault, listens=listens), stop=stop)
-        self._control.send(failure.message())
+    def _send_failure(self, kind: RoundEnd, fault: Fault, **details: Any) -> None:
+        self._control.send(self._failure(kind, fault, **details).message())
 
-    def _failure(
-        self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, lost: tuple[int, ...] = (),
-        exit_code: int | None = None,
-    ) -> RoundFailure:  # fmt: skip
+    def _failure(self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, **details: Any) -> RoundFailure:
         # Returns a failure with this fault, completed by the step and, unless set, this agent's host and node
-        if not fault.host:
-            fault = replace(fault, host=self._own.host)
-        if fault.node is None:
-            fault = replace(fault, node=self._own.node_rank)
-        fault = replace(fault, step=self._status.step)
-        resumable = self._resumable if listens is None else listens
-        return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code)
+        node = self._own.node_rank if fault.node is None else fault.node
+        fault = replace(fault, host=fault.host or self._own.host, node=node, step=self._status.step)
+        return RoundFailure(kind, fault, self._own.index, self._resumable if listens is None else listens, **details)
 
     # -- decisions
 
@@ -386,20 +356,17 @@ class Supervisor:
             return
         ended_by = int(self._context.signals.ends() or signal.SIGTERM) if self._phase is Phase.ENDING else None
         asked = self._requests.get("stop")
-        fault = fault_of_lost_leader(leader, reason, stopping=self._ending, ended_by=ended_by, asked=asked)
+        fault = failures.fault_of_lost_leader(leader, reason, stopping=self._ending, ended_by=ended_by, asked=asked)
         if ended_by is None:
             failure = self._failure(RoundEnd.LOST_NODE, fault, lost=(leader.index,))
         else:
             failure = self._failure(RoundEnd.KILLED, fault, listens=False, exit_code=128 + ended_by)
         verdict = judge(
-            failure,
-            self._history,
-            stopping=self._ending,
+            failure, self._history, stopping=self._ending, least=self._least,
             members=len(self._rendezvous.members) + len(self._rendezvous.spares),
-            least=self._least,
             max_restarts=self._plan.launch.max_restarts,
             saved=lambda: None if self._plan.program_resumes else False,  # all agents decide the same
-        )
+        )  # fmt: skip
         self._receive_verdict(verdict, now)
 
     def _write_verdict(self, verdict: RoundVerdict) -> None:
@@ -439,13 +406,13 @@ class Supervisor:
             self._kill(now)
         if self._killed_at is not None and now - self._killed_at > DIES and self._alive:
             left = [LeftOver.of(self._first_rank + place, self._workers.pids()[place]) for place in self._alive]
-            raise AttemptFailed(fault_of_end(left, self._own.host), errors.RESUME)
+            raise failures.AttemptFailed(failures.fault_of_end(left, self._own.host), errors.RESUME)
         if self._gives_up is not None and now > self._gives_up and self._verdict is None:
             self._lose_leader("it has decided nothing in time", now)
 
     # -- outcome
 
-    def _outcome(self, now: float) -> Done | NextRound | None:
+    def _outcome(self, now: float) -> failures.Done | failures.NextRound | None:
         if self._alive:
             return None
         verdict = self._verdict
@@ -454,14 +421,64 @@ class Supervisor:
                 return None
             self._status.watch_gpus(now, over=True)
             first = min(self._exits)
-            return Done(dict(self._exits[first].returned or {}))
+            return failures.Done(dict(self._exits[first].returned or {}))
         if verdict.saves and self._phase is not Phase.ENDED:  # these ranks could not resume; others may be saving
             self._end(now)
         if verdict.saves and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None
         if verdict.restarts:
             planned = verdict.failure.kind is RoundEnd.REGROUP
-            return NextRound(verdict.history, verdict.failure.lost, self._rendezvous.spares, planned)
+            return failures.NextRound(verdict.history, verdict.failure.lost, self._rendezvous.spares, planned)
         ours, event = verdict.failure.member == self._own.index, verdict.event
         suspended = event if self._cut_off and isinstance(event, Fault) else None
-        raise AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)
+        raise failures.AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)
+
+
+# -- Decides when the agents send a stop signal to the ranks of a program, which need not check for stop requests itself
+#
+# | cause | detected by |
+# |---|---|
+# | the time limit is near | the agents that know the time left for sure (time_left.py), and the first agent |
+# | `touch RUN/stop` | the first agent |
+# | a signal to an agent | that agent, which sends a message to the others |
+#
+# In each case every rank gets `workload.stop_signal` once, and has `launch.grace` seconds to exit. A rank that calls
+# `launcher.should_stop()` checks by itself, and gets no signal until the scheduler ends the attempt.
+
+
+STOP_LOOK = 1.0  # seconds between two checks
+RESERVED = 5.0  # seconds before the deadline (at most half of resume.lead) in which agents record the end
+
+
+class StopChecker:
+    """One agent's checks whether the ranks of a program have to stop."""
+
+    def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool, now: float) -> None:
+        # first: this is the first agent, which checks for the stop file and estimates the time left
+        self._plan, self._first, self._next = plan, first, 0.0
+        left = time_left(environ)
+        self._left = None if left is None else left.seconds
+        self._watches = left is not None and (left.sure or first)
+        self._began = now
+
+    def reason(self, now: float) -> StopReason | None:
+        """Returns why the program has to stop now; None: it does not have to. Looks each STOP_LOOK seconds."""
+        if now < self._next:
+            return None
+        self._next = now + STOP_LOOK
+        if self._watches and self._left is not None and now - self._began >= self._left - self._plan.resume.lead:
+            return StopReason.TIME_LIMIT
+        # A file that cannot be read now is no stop request; the next check is in a second.
+        if self._first and exists(Path(self._plan.run_dir) / "stop", retry_seconds=0) == Ok(True):
+            return StopReason.STOP_FILE
+        return None
+
+    def exit_time(self, now: float) -> float:
+        """Returns how many seconds the ranks have to exit if they get the stop signal now; see function `exit_time`."""
+        left = math.inf if self._left is None else self._left - (now - self._began)
+        return exit_time(float(self._plan.launch.grace), float(self._plan.resume.lead), left)
+
+
+def exit_time(grace: float, lead: float, left: float) -> float:
+    """Returns the seconds until ranks are killed: `grace`, but no longer than until agents must record the end."""
+    return max(0.0, min(grace, left - min(RESERVED, lead / 2)) if left > 0 else 0.0)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import importlib
 import os
 import resource
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import errors, processes
-from launcher.agent.forks import fork, garbage_kept, unsafe_to_fork
 from launcher.agent.output import Forwarder, log_name
 from launcher.files import run_files
 from launcher.formatting import log_line, ranges
@@ -54,7 +57,7 @@ def run_child(
         processes.die_with_parent(agent)
         _reset_signals(ignore)
         out, err, report, gate, error_file = keep
-        _take_streams(out, err)
+        take_streams(out, err)
         for descriptor in {*close, out, err} - {0, 1, 2}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -98,7 +101,8 @@ def _take_cpus(placement: Placement) -> None:
         print(f"launcher: {problem}", file=sys.stderr, flush=True)
 
 
-def _take_streams(out: int, err: int) -> None:
+def take_streams(out: int, err: int) -> None:
+    """Makes two files the output and the errors of this process, which reads nothing."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (out, 1), (err, 2)):
         os.dup2(descriptor, number)  # makes it inheritable by child processes
@@ -125,8 +129,8 @@ class WorkerExit:
     """How one rank ended."""
 
     place: int  # index of the rank among the ranks of its agent, from 0
-    rank: int  # global rank
-    pid: int  # process id of the rank
+    rank: int
+    pid: int
     code: int  # exit code; negative: the signal that killed it
     returned: dict[str, Any] | None  # metrics that it reported; None: it did not report that its work is done
     error: WorkerError | None  # error that it reported or printed; None: it did neither
@@ -137,8 +141,8 @@ class WorkerExit:
 class LeftOver:
     """A rank with a process that still exists after SIGKILL, or after the end of its round."""
 
-    rank: int  # global rank
-    pid: int  # process id of the rank
+    rank: int
+    pid: int
     state: str  # state letter of the process (man 5 proc); D: uninterruptible sleep, on a device or a file server
 
     @classmethod
@@ -174,8 +178,8 @@ class WorkersStillThere(Exception):
 
 @dataclass
 class _Worker:
-    placement: Placement  # the rank
-    pid: int  # the rank's process id
+    placement: Placement
+    pid: int
     report: int  # descriptor of the memory file to which the rank writes its metrics or its error
     errors: Path  # file of its standard error
     error_file: Path  # file to which torch's `@record` writes the rank's error (TORCHELASTIC_ERROR_FILE)
@@ -213,9 +217,7 @@ class WorkerGroup:
 
         run: function that a rank calls in its process, and that returns the rank's metrics.
         ignore: signals that ranks ignore from the start. All others have their default action.
-        Raises WorkersStillThere: processes of an earlier round still exist.
-        Raises StartError: a rank could not be started (no process, memory or descriptor is left). No rank keeps
-            running.
+        Raises WorkersStillThere or StartError: no rank of this round runs.
         """
         assert not self._workers, "the round before is not closed"
         if left := self.still_there():
@@ -249,16 +251,15 @@ class WorkerGroup:
         names = [self._logs / log_name(placement.rank, round_number, kind) for kind in ("out", "err", "error.json")]
         with contextlib.ExitStack() as opened:  # descriptors to close if something fails
 
-            def open_(path: Path, flags: int) -> int:
-                descriptor = processes.waited_out(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
+            def open_(call: Callable[[], int]) -> int:
+                descriptor = processes.waited_out(call)
                 opened.callback(os.close, descriptor)
                 return descriptor
 
-            writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-            out, err, error_file = (open_(path, writing) for path in names)
-            out_copy, err_copy = (open_(path, os.O_RDONLY) for path in names[:2])
-            report = processes.waited_out(lambda: processes.memory_file(f"report-{placement.rank}"))
-            opened.callback(os.close, report)
+            writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC
+            out, err, error_file = (open_(partial(os.open, path, writing, 0o600)) for path in names)
+            out_copy, err_copy = (open_(partial(os.open, path, os.O_RDONLY | os.O_CLOEXEC)) for path in names[:2])
+            report = open_(partial(processes.memory_file, f"report-{placement.rank}"))
             agent = os.getpid()
             pid = processes.waited_out(fork)
             if pid == 0:
@@ -346,10 +347,7 @@ class WorkerGroup:
             self.signal(worker.placement.place, signal.SIGKILL)
 
     def reap(self, timeout: float) -> list[int]:
-        """Waits at most `timeout` seconds until all ranks have ended; returns the process ids of the others.
-
-        After `kill` these wait for a device or a file server.
-        """
+        """Waits at most `timeout` seconds until all ranks have ended; returns the process ids of the others."""
         give_up, pause = time.monotonic() + timeout, 0.001
         while True:
             self._collect()
@@ -365,10 +363,7 @@ class WorkerGroup:
         return [LeftOver.of(worker.placement.rank, worker.pid) for worker in self._left]
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends the round: kills ranks and their child processes, copies the rest of the output, removes error files.
-
-        Afterwards `still_there` returns the ranks that did not end in time.
-        """
+        """Ends the round: kills ranks and their children (see `still_there`), copies the rest of their output."""
         self.kill()
         self.reap(timeout)
         self._left += [worker for worker in self._workers if worker.code is None]
@@ -388,8 +383,7 @@ class WorkerGroup:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[set[Any]]:
-    # Context manager that blocks all signals, so that a forked child gets none before it has reset its handlers.
-    # Yields the former signal mask.
+    # So that a forked child gets no signal before it has reset its handlers. Yields the former mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield before
@@ -411,3 +405,109 @@ def _exit_code(pid: int) -> int | None:
     except ChildProcessError:  # it was reaped elsewhere: the exit code is lost
         return errors.FAILED
     return os.waitstatus_to_exitcode(status) if ended else None
+
+
+# -- Forking a process that has imported torch: whether that is safe, and how to make it fast and safe
+
+
+LONE = 0.5  # seconds to wait for other threads of this process to end
+LARGE = 1 << 21  # bytes of a large page
+_MADV_COLLAPSE = 25  # madvise(2)
+
+
+@contextlib.contextmanager
+def garbage_kept() -> Iterator[None]:
+    """For forks: keeps the child's garbage collector off objects whose destructor joins a thread that it lacks."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def use_large_pages() -> None:
+    """Moves this process's memory into large pages, if the kernel can (Linux 6.1): a fork copies an entry for each."""
+    advise = ctypes.CDLL(None).madvise
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        for begin, end in large_ranges(maps.readlines()):
+            advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)  # refused: nothing changes
+
+
+def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
+    """Returns the private address ranges of whole large pages in the lines of /proc/PID/maps (man 5 proc)."""
+    found = []
+    for line in maps:
+        addresses, rights, _, _, _, *name = line.split()
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            begin, end = (int(each, 16) for each in addresses.split("-"))
+            begin, end = -(-begin // LARGE) * LARGE, end // LARGE * LARGE
+            found += [(begin, end)] if begin < end else []
+    return found
+
+
+def unsafe_to_fork() -> str:
+    """Returns why forking this process is unsafe, as the end of a sentence ("has 3 threads"); empty: it is safe."""
+    if uses_gpu():
+        return "has initialised a GPU"
+    if _threads() > 1:
+        # Libraries with fork handlers (OpenBLAS in numpy) end their threads before a fork, and restart them on demand.
+        # This trial fork leaves the threads of all other libraries.
+        with contextlib.suppress(OSError):
+            if (pid := fork()) == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+    give_up = time.monotonic() + LONE
+    while (threads := _threads()) > 1 and time.monotonic() < give_up:
+        time.sleep(0.005)
+    return f"has {threads} threads" if threads > 1 else ""
+
+
+def _threads() -> int:
+    with os.scandir("/proc/self/task") as threads:
+        return sum(1 for _ in threads)
+
+
+def uses_gpu(process: int | str = "self", devices: tuple[str, ...] = ("/dev/nvidia-uvm", "/dev/kfd")) -> bool:
+    """Returns whether CUDA or ROCm has opened its devices (NVML does not); raises OSError if it cannot look."""
+    with os.scandir(f"/proc/{process}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # the descriptor of this scandir itself
+                if os.readlink(entry.path).startswith(devices):
+                    return True
+    return False
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        # Python warns if there are threads; `unsafe_to_fork` has checked that
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+WORKLOADS = "workloads"  # package whose modules start no thread and touch no GPU when they are imported
+
+
+def preload(entry: str, timeout: int) -> None:
+    """Imports the module of this `workload.entry`, on the main thread and within `timeout` seconds, if it is ours.
+
+    The user's modules are imported in each rank, never in the agent. An import may start threads (a matrix product
+    starts OpenMP's) or initialize CUDA (`torch.cuda.is_available()`), neither of which survives a fork: the ranks would
+    hang or fail. The same holds for `workload.target`, which `workloads.function` imports in the rank.
+    An import that fails, or takes longer, raises nothing: the ranks repeat it, so that the user sees their traceback,
+    or which rank is missing.
+    """
+    module = entry.partition(":")[0]
+    if not module.startswith(f"{WORKLOADS}."):
+        return
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    previous = signal.signal(signal.SIGALRM, too_long)
+    try:
+        with contextlib.suppress(Exception):
+            signal.alarm(timeout)
+            importlib.import_module(module)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)

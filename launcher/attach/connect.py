@@ -10,7 +10,6 @@ import secrets
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -18,7 +17,6 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import IO, Any
 
 from launcher.attach import node_session
@@ -38,52 +36,37 @@ EXIT_TIMEOUT = 5.0  # seconds for srun to exit by itself, and once more after SI
 CONNECT_TIMEOUT = 10.0  # seconds for one address of a node
 
 
-class Way(Enum):
-    """How `attach` reaches a rank's node if not by a job step."""
-
-    HERE = "here"
-    NETWORK = "network"
-
-
 @dataclass(frozen=True)
-class JobStep:
-    """Access to a rank's node by a step of the run's job."""
+class NodeAccess:
+    """A way to start `node_session` on a rank's node."""
 
-    scheduler: Scheduler  # the scheduler of the run's job
-    plan: JobPlan  # the run's plan
+    plan: JobPlan
     host: str  # name of the rank's node
-    job: str  # id of the run's job
+    job: str = ""  # id of the run's job, whose steps the scheduler starts
+    scheduler: Scheduler | None = None  # None: the node is this machine
 
     def command(self, *arguments: str, terminal: bool) -> list[str]:
         """Returns the command that runs `node_session` with these arguments on the node, with a terminal or without."""
-        session = [self.plan.python, *own_module("launcher.attach.node_session"), *arguments]
+        python = sys.executable if self.scheduler is None else self.plan.python
+        session = [python, *own_module("launcher.attach.node_session"), *arguments]
+        if self.scheduler is None:
+            return session
         return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns `environ` with the changes that the result of `command` needs to run."""
-        return session_environment(self.plan, self.scheduler.step_environment(environ))
+        found = dict(self.scheduler.step_environment(environ) if self.scheduler else environ)
+        if self.plan.code_root:
+            found["PYTHONPATH"] = os.pathsep.join(filter(None, [self.plan.code_root, found.get("PYTHONPATH", "")]))
+        return found
 
 
-def way(plan: JobPlan, host: str, job: str | None, here: str) -> Way | JobStep:
-    """Returns how to reach a rank's node.
-
-    | the node | its job | way |
-    |---|---|---|
-    | is this machine | any | HERE |
-    | is another one | of Slurm | JobStep: Slurm checks who may, and no port has to be open |
-    | is another one | of PBS, or none | NETWORK: in PBS only the job itself can start processes on its nodes |
-    """
+def access(plan: JobPlan, host: str, job: str | None, here: str) -> NodeAccess | None:
+    """Returns how to start processes on a rank's node; None: only its agent can, for a client on the network."""
     if host.partition(".")[0] == here.partition(".")[0]:
-        return Way.HERE
+        return NodeAccess(plan, host)
     scheduler = registry.starting_steps(plan.starter) if job else None
-    return JobStep(scheduler, plan, host, job) if scheduler and job else Way.NETWORK
-
-
-def session_environment(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `environ` with a PYTHONPATH on which `node_session` finds the run's launcher."""
-    if not plan.code_root:
-        return dict(environ)
-    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, [plan.code_root, environ.get("PYTHONPATH", "")]))}
+    return NodeAccess(plan, host, job, scheduler) if scheduler and job else None
 
 
 @dataclass
@@ -111,18 +94,6 @@ class DebuggerConnection:
             return dict(json.loads(line)) if line else None
         except ValueError:
             return None
-
-
-def over_socket(connection: socket.socket) -> DebuggerConnection:
-    """Returns a connection to a debugger over a socket. Its `close` closes the socket."""
-    file = connection.makefile("rwb")
-
-    def close() -> None:
-        with contextlib.suppress(OSError):
-            file.close()
-        connection.close()
-
-    return DebuggerConnection(file, file, close)  # type: ignore[arg-type]
 
 
 def over_channel(channel: Channel) -> DebuggerConnection:
@@ -224,9 +195,6 @@ def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
     while (found := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
-
-
-# -- Connects the user's terminal to a shell on a rank's node, over the network; see `launcher.attach.node_session`
 
 
 RESIZE_INTERVAL = 0.2  # seconds between two looks at the size of the window

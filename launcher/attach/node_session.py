@@ -23,7 +23,6 @@ import fcntl
 import json
 import os
 import pty
-import random
 import re
 import secrets
 import select
@@ -38,20 +37,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from launcher import processes
 from launcher.files import run_files
 from launcher.own_module import own_module
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
-from launcher.rendezvous.protocol import address_of
+from launcher.rendezvous.protocol import address_of, free_ports, listen
 from launcher.runs import directory, event_file, events
 from launcher.runs.events import AttachRequest
 from launcher.worker.hangs import Stacks
 
 CLIENT_TIMEOUT = 60.0  # seconds in which a client has to connect and authenticate
 CLOSE_TIMEOUT = 5.0  # seconds for the client to read the last message
-PORT_ATTEMPTS = 20  # ports of the range that are tried
 SECRET, SERVED = "secret", "served"  # files of FOLDER
 CLIENT = 0  # its index among those that the server accepts
 HELLO = {"type": "hello", "index": CLIENT}  # a client's first message
@@ -92,11 +90,7 @@ def _shell(location: dict[str, Any]) -> int:
     if not os.access(shell, os.X_OK):
         shell = "/bin/bash"
     print(f"attached to rank {rank} on {location['host']} (process {pid}); `exit` does not affect the run", flush=True)
-    return _execute(shell, values)
-
-
-def _execute(shell: str, values: dict[str, str]) -> NoReturn:
-    os.execve(shell, [shell], values)  # noqa: S606
+    return os.execve(shell, [shell], values)  # noqa: S606
 
 
 def _relay(path: str) -> int:
@@ -106,38 +100,24 @@ def _relay(path: str) -> int:
         except OSError as error:
             print(f"launcher: the rank's debugger is not at {path} any more: {error.strerror}", file=sys.stderr)
             return 1
-        return _copy(0, 1, rank.fileno(), rank.fileno())
-
-
-def _copy(reading: int, writing: int, other_reading: int, other_writing: int) -> int:
-    targets = {reading: other_writing, other_reading: writing}
-    while True:
-        ready = wait(list(targets))
-        for source, target in targets.items():
-            if source not in ready:
-                continue
-            try:
-                data = os.read(source, 1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                return 0
-            _write(target, data)
-
-
-def _write(target: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(target, data) :]
-
-
-# -- over the network
+        targets = {0: rank.fileno(), rank.fileno(): 1}
+        while True:
+            for source in wait(list(targets)):
+                try:
+                    data = os.read(source, 1 << 16)  # type: ignore[arg-type]
+                except OSError:
+                    data = b""
+                if not data:
+                    return 0
+                while data:
+                    data = data[os.write(targets[source], data) :]  # type: ignore[index]
 
 
 def _serve(folder: Path, name: str) -> int:
     location, secret = read_reply(folder / name), (folder / SECRET).read_bytes()
     request = json.loads((folder / "question").read_text())
-    low, high = request["ports"]
-    listener = _listen(low, high, address_of(location["host"]))
+    low, high = request["ports"]  # the site's firewall admits them for ranks
+    listener = listen([*free_ports((low, high)), 0], address_of(location["host"]))
     write_reply(folder / SERVED, json.dumps({"port": listener.getsockname()[1], "host": socket.gethostname()}))
     hub = Hub(listener, secret, members=[CLIENT])
     messages = _first_messages(hub)
@@ -153,17 +133,6 @@ def _serve(folder: Path, name: str) -> int:
     else:
         _serve_shell(client, messages, location, request.get("term"))
     return 0
-
-
-def _listen(low: int, high: int, address: str) -> socket.socket:
-    # Ports from `low` to `high` are tried first, since the site's firewall admits them for ranks; else any port is
-    # used.
-    both = not address and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
-    for port in [*random.sample(range(low, high + 1), min(PORT_ATTEMPTS, high + 1 - low)), 0]:
-        with contextlib.suppress(OSError):
-            return socket.create_server((address, port), family=family, dualstack_ipv6=both)
-    raise OSError("no port is free")
 
 
 def _first_messages(hub: Hub) -> list[Message]:
@@ -306,9 +275,8 @@ def is_listening(attempt: directory.Attempt) -> bool:
 def send(
     attempt: directory.Attempt, what: str, members: int, files: dict[str, str] | None = None, rank: int | None = None
 ) -> Path:
-    """Sends a request to all agents of an attempt, and returns the folder of their replies; raises OSError.
+    """Sends a request (STACKS, RANK or SERVE) to all agents; returns the folder of their replies; raises OSError.
 
-    what: the request: STACKS (of all ranks), RANK (location of a rank) or SERVE (network access to a rank).
     members: number of agents for which an empty reply file is created; others may reply, too.
     files: further files in the folder of replies, by name, which are written before the request.
     """
@@ -345,9 +313,6 @@ def read_reply(path: Path) -> Any:
         return None
 
 
-# -- How an agent answers requests of `attach`: with its ranks' stacks, a rank's location, or network access to a rank
-
-
 GONE = 0  # pid of a rank that has ended, since the system may reuse its real pid
 
 
@@ -355,18 +320,18 @@ GONE = 0  # pid of a rank that has ended, since the system may reuse its real pi
 class RankProcess:
     """A rank that this agent has started."""
 
-    rank: int  # the global rank
-    pid: int  # the rank's process id; GONE: it has ended
+    rank: int
+    pid: int  # GONE: it has ended
     step: int  # the last training step that the rank has completed; -1: none
-    environment: Mapping[str, str]  # the rank's environment variables
+    environment: Mapping[str, str]
 
 
 @dataclass
 class RequestHandler:
     """Answers the requests that commands send to one agent. One object serves all rounds of the agent."""
 
-    attempt: directory.Attempt  # the attempt to which the agent belongs
-    stacks: Stacks  # reads the stacks of processes
+    attempt: directory.Attempt
+    stacks: Stacks
     _reader: RequestReader | None = None
     _last: str = ""
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -386,7 +351,12 @@ class RequestHandler:
         ranks = processes()
         with contextlib.suppress(OSError):  # a full disk, or the command has given up
             if request["what"] == STACKS:
-                self._reply(request, place, self._stacks(host, ranks))
+                taken = zip(ranks, self.stacks.take([rank.pid for rank in ranks]), strict=True)
+                self._reply(request, place, [
+                    {"rank": rank.rank, "host": host, "pid": rank.pid, "step": rank.step, "state": state,
+                     "stack": stack}
+                    for rank, (state, stack) in taken
+                ])  # fmt: skip
             for rank in ranks:
                 if rank.rank == request.get("rank") and request["what"] in (RANK, SERVE):
                     self._reply(request, place, rank_location(host, rank))
@@ -395,13 +365,6 @@ class RequestHandler:
 
     def _reply(self, request: dict[str, Any], place: int, value: Any) -> None:
         write_reply(folder_of(self.attempt, request) / f"member-{place}", json.dumps(value))
-
-    def _stacks(self, host: str, ranks: Sequence[RankProcess]) -> list[dict[str, Any]]:
-        taken = self.stacks.take([rank.pid for rank in ranks])
-        return [
-            {"rank": rank.rank, "host": host, "pid": rank.pid, "step": rank.step, "state": state, "stack": stack}
-            for rank, (state, stack) in zip(ranks, taken, strict=True)
-        ]
 
     def _serve(self, request: dict[str, Any], place: int) -> None:
         folder = folder_of(self.attempt, request)
@@ -417,8 +380,7 @@ def rank_location(host: str, rank: RankProcess) -> dict[str, Any]:
     """Returns a rank's `rank`, `host`, `pid`, `cwd`, `job` (id of Slurm) and `changes`; raises OSError.
 
     `changes` has the variables that differ from the environment with which the process was started (None: removed).
-    This initial environment is not included, since it may contain secrets, which must not be written to a file.
-    `node_session` reads it from /proc on the rank's node.
+    That may contain secrets, which must not be written to a file: `node_session` reads it from /proc.
     """
     now, first = rank.environment, initial_environment(rank.pid)
     if first.get("RANK") == str(rank.rank):  # the rank has called exec, so /proc has its present environment

@@ -30,8 +30,6 @@ ALIKE = "PCI_BUS_ID"  # value of CUDA_DEVICE_ORDER: device numbers follow the bu
 
 
 class Core(Struct):
-    """A core."""
-
     cpus: tuple[int, ...]  # its hardware threads, which Linux calls CPUs, sorted
     numa: int = 0  # its NUMA node
     socket: int = 0  # its socket, which Linux calls package
@@ -45,7 +43,7 @@ class Gpu(Struct):
     numa: int | None = None  # the nearest NUMA node; None: unknown
     vendor: str = "nvidia"  # nvidia, amd or intel
     model: str = ""  # name of the model; empty: unknown
-    uuid: str = ""  # UUID that the driver reports; empty: unknown
+    uuid: str = ""  # that the driver reports; empty: unknown
     tile: int | None = None  # index of the tile that counts as a device; None: this is a whole accelerator
 
     @property
@@ -80,8 +78,7 @@ class Node(Struct):
 
     @property
     def kind(self) -> str:
-        """A summary that is equal for nodes of the same type: `1 socket, 4 NUMA nodes, 64 cores of 2 threads, 8 amd
-        GPUs`."""
+        """A summary that is equal for nodes of the same type: `1 socket, 4 NUMA nodes, 64 cores, 8 amd GPUs`."""
         threads = sorted({len(core.cpus) for core in self.cores})
         count = [
             plural(len({core.socket for core in self.cores}), "socket"),
@@ -94,8 +91,7 @@ class Node(Struct):
         return ", ".join(count)
 
     def distance(self, one: int, other: int) -> int:
-        """Returns the distance between two NUMA nodes. If the firmware reports none: 10 for the same NUMA node, 12 on
-        the same socket, else 32."""
+        """Returns the distance between two NUMA nodes, as the firmware reports it or a guess."""
         if one == other:
             return 10
         if (known := self.distances.get((one, other))) is not None:
@@ -104,13 +100,9 @@ class Node(Struct):
         return 12 if sockets.get(one) == sockets.get(other) else 32
 
 
-# -- Read from sysfs
-
-
 def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
     """Returns the hardware of the node whose file system, or a copy of it, is at `root`.
 
-    `unbound` of the result says why no rank can be bound there, if the files show too little.
     environ: decides how CUDA orders GPUs and how Intel's tiles are counted.
     """
     files = _Files(str(root).rstrip("/"))
@@ -174,9 +166,6 @@ class _Files:
         return None if numa is None or numa < 0 else numa
 
 
-# -- cores
-
-
 def _cores(files: _Files) -> tuple[tuple[Core, ...], Unbound | None]:
     # Reads each list of CPUs once
     online = files.cpus(f"{CPUS}/online")
@@ -196,16 +185,13 @@ def _cores(files: _Files) -> tuple[tuple[Core, ...], Unbound | None]:
         if first in found:
             continue
         folder = f"{CPUS}/cpu{first}"
-        siblings = files.cpus(f"{folder}/topology/core_cpus_list") or files.cpus(
-            f"{folder}/topology/thread_siblings_list"
-        )
+        about = f"{folder}/topology"  # with the names of new kernels, and of old ones
+        siblings = files.cpus(f"{about}/core_cpus_list") or files.cpus(f"{about}/thread_siblings_list")
         if first not in siblings:
-            return (), no_topology(f"{folder}/topology")
+            return (), no_topology(about)
         if first not in sockets:
-            package = files.cpus(f"{folder}/topology/package_cpus_list") or files.cpus(
-                f"{folder}/topology/core_siblings_list"
-            )
-            sockets |= dict.fromkeys(package or siblings, files.number(f"{folder}/topology/physical_package_id") or 0)
+            package = files.cpus(f"{about}/package_cpus_list") or files.cpus(f"{about}/core_siblings_list")
+            sockets |= dict.fromkeys(package or siblings, files.number(f"{about}/physical_package_id") or 0)
         if first not in caches:
             shared = files.cpus(f"{folder}/cache/index3/shared_cpu_list") or siblings
             caches |= dict.fromkeys(shared, shared[0])
@@ -230,9 +216,6 @@ def _distances(files: _Files) -> dict[tuple[int, int], int]:
         if len(row) == len(nodes) and all(each.isdecimal() for each in row):
             found |= {(one, other): int(each) for other, each in zip(nodes, row, strict=True)}
     return found
-
-
-# -- accelerators
 
 
 def _nvidia(files: _Files) -> list[Gpu]:
@@ -290,9 +273,6 @@ def _intel(files: _Files, environ: Mapping[str, str]) -> list[Gpu]:
 def _place(address: str) -> tuple[int, ...]:
     parts = re.split("[:.]", address)
     return tuple(int(part, 16) for part in parts) if all(re.fullmatch("[0-9a-fA-F]+", part) for part in parts) else ()
-
-
-# -- network devices
 
 
 def _nics(files: _Files) -> tuple[Nic, ...]:
@@ -365,9 +345,9 @@ FOLDER = Path(__file__).parent / "nodes"
 class NodeType(Struct):
     """A type of node."""
 
-    name: str  # name of its file, without `.json`
-    source: str  # where its layout is published, and which parts of it are not
-    node: Node  # its hardware
+    name: str
+    source: str
+    node: Node
     allowed: tuple[int, ...]  # the CPUs that a job with the whole node may use
 
 
@@ -382,13 +362,19 @@ def require(name: str, key: str) -> None:
 
 
 def load(name: str) -> NodeType:
-    """Returns the node type of this name. Raises FileNotFoundError: there is no such type."""
+    """Returns the node type of this name; raises FileNotFoundError."""
     return of(name, json.loads((FOLDER / f"{name}.json").read_text()))
 
 
 def of(name: str, about: Mapping[str, Any]) -> NodeType:
-    """Returns the node type `name` from `about`, the content of the type's JSON file."""
-    node = Node(_cores_of_type(about), _gpus_of_type(about), _nics_of_type(about), _distances_of_type(about))
+    """Returns the node type that a JSON file describes."""
+    nics = tuple(Nic(device or interface, interface, *rest) for device, interface, *rest in about["nics"])
+    distances = {
+        (one, other): distance
+        for one, row in enumerate(about.get("distances", ()))
+        for other, distance in enumerate(row)
+    }
+    node = Node(_cores_of_type(about), _gpus_of_type(about), nics, distances)
     everything = {cpu for core in node.cores for cpu in core.cpus}
     kept = parse_ranges(about["kept"]) if about["kept"] else ()
     return NodeType(name, about["source"], node, tuple(sorted(everything.difference(kept))))
@@ -414,16 +400,6 @@ def _gpus_of_type(about: Mapping[str, Any]) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _nics_of_type(about: Mapping[str, Any]) -> tuple[Nic, ...]:
-    return tuple(Nic(name or interface, interface, address, numa, speed)
-                 for name, interface, address, numa, speed in about["nics"])  # fmt: skip
-
-
-def _distances_of_type(about: Mapping[str, Any]) -> dict[tuple[int, int], int]:
-    rows = about.get("distances", ())
-    return {(one, other): distance for one, row in enumerate(rows) for other, distance in enumerate(row)}
-
-
 # -- The memory of this node: what limits this process, what is free, and how often the kernel killed for lack of it
 
 
@@ -433,11 +409,9 @@ ROOT = Path("/")
 class MemoryCgroup(Struct):
     """Memory of the cgroup that limits this process."""
 
-    limit: int | None  # memory limit in bytes; None: no limit
-    peak: int | None  # highest memory use in bytes; None: the kernel does not report it
-    # number of processes of this process's own cgroup that the kernel killed for lack of memory, since the cgroup was
-    # created
-    kills: int
+    limit: int | None  # in bytes; None: no limit
+    peak: int | None  # highest use in bytes; None: the kernel does not report it
+    kills: int  # processes of this process's own cgroup that the kernel has killed for lack of memory
 
 
 class _CgroupFiles(Struct):
@@ -462,10 +436,7 @@ def host_kills(root: Path = ROOT) -> int:
 
 
 def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
-    """Returns the memory of the nearest cgroup with a memory limit, upwards from this process's own cgroup.
-
-    root: directory with the `proc` and `sys` to read; tests replace it.
-    """
+    """Returns the memory of the nearest cgroup with a memory limit, upwards from this process's own cgroup."""
     folders, files = _cgroups(root)
     kills = (_value(folders[0] / files.events, "oom_kill") or 0) if folders else 0
     for folder in folders:
@@ -476,10 +447,7 @@ def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
 
 
 def free_memory(root: Path = ROOT) -> int | None:
-    """Returns the bytes that this node can still give this process; None: unknown.
-
-    The least of MemAvailable and, for its cgroup and each above it, the limit minus the usage without caches.
-    """
+    """Returns the bytes that this node and the cgroups of this process can still give it; None: unknown."""
     found = []
     folders, files = _cgroups(root)
     for folder in folders:

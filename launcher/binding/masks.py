@@ -24,10 +24,7 @@ class BindRequest(Struct):
 
 
 def parse(text: str) -> BindRequest:
-    """Parses `launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15` with the CPUs of each local rank.
-
-    Raises ConfigError: the text is none of these, or the same CPU is listed for two ranks.
-    """
+    """Parses `launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15`; raises ConfigError."""
     kind, colon, rest = text.partition(":")
     if kind not in KINDS or bool(colon) != (kind == MAP):
         raise ConfigError(
@@ -55,12 +52,8 @@ def parse(text: str) -> BindRequest:
     return BindRequest(MAP, tuple(lists))
 
 
-# -- Decides which CPUs each rank of a node may use
-#
-# binding = bind(node, allowed, ranks, Wanted("auto"), cpus_per_rank=7)
-#     binding.ranks[0].cpus
-#
-# A rank's share is the group of cores that it gets for itself when the node's cores are divided among the ranks.
+# -- Decides which CPUs each rank of a node may use. A rank's share is the group of cores that it gets for itself when
+# the node's cores are divided among the ranks
 
 
 # Least number of cores for each rank with which `auto` gives ranks cores of their own; with fewer, ranks share a NUMA
@@ -92,13 +85,13 @@ class RankBinding(Struct):
     cores: int  # number of cores of these CPUs
     own: int  # number of these cores that are the rank's share; it uses the others together with other ranks
     numa: tuple[int, ...]  # the NUMA nodes of these cores, sorted
-    devices: RankDevices  # the rank's devices
+    devices: RankDevices
 
 
 class Binding(Struct):
     """The binding of all ranks of a node."""
 
-    ranks: tuple[RankBinding, ...]  # the binding of each rank, by local rank
+    ranks: tuple[RankBinding, ...]  # by local rank
     unbound: Unbound | None = None  # why the ranks are not bound to cores; None: they are bound
 
     @property
@@ -154,11 +147,9 @@ def bind(
     if len(ranks) > len(cores):
         return refuse(few_cores)
     homes = [_home(node, devices, cores) for devices in ranks]
-    if any(devices.gpu is not None for devices in ranks) and None in homes:
-        lost = next(
-            devices.gpu.name for devices, home in zip(ranks, homes, strict=True) if home is None and devices.gpu
-        )
-        return refuse(Unbound(UnboundReason.GPU_NUMA, f"the NUMA node of GPU {lost} is not known"))
+    lost = [each.gpu.name for each, home in zip(ranks, homes, strict=True) if home is None and each.gpu]
+    if lost:
+        return refuse(Unbound(UnboundReason.GPU_NUMA, f"the NUMA node of GPU {lost[0]} is not known"))
     need = min(cpus_per_rank, _size(cores) // len(ranks))
     known = [home for home in homes if home is not None]
     if len(known) < len(homes):
@@ -192,17 +183,13 @@ def _allowed_cores(node: Node, allowed: Collection[int]) -> list[Core]:
 
 def _check_map(wanted: BindRequest, allowed: Sequence[int], ranks: int) -> None:
     if len(wanted.lists) < ranks:
-        raise BindingRefused(
-            f"launch.bind has {plural(len(wanted.lists), 'list')} of CPUs, and this node {plural(ranks, 'rank')}: "
-            "give one for each, separated by colons"
-        )
+        lists = f"launch.bind has {plural(len(wanted.lists), 'list')} of CPUs"
+        raise BindingRefused(f"{lists}, and this node {plural(ranks, 'rank')}: give one for each, separated by colons")
     mine = frozenset(allowed)
     for place, cpus in enumerate(wanted.lists[:ranks]):
         if missing := [cpu for cpu in cpus if cpu not in mine]:
-            raise BindingRefused(
-                f"launch.bind gives local rank {place} the CPUs {ranges(missing)}, which this job may not use "
-                f"here: it has {ranges(allowed)}"
-            )
+            given = f"launch.bind gives local rank {place} the CPUs {ranges(missing)}"
+            raise BindingRefused(f"{given}, which this job may not use here: it has {ranges(allowed)}")
 
 
 def _bound(cpus: Sequence[int], cores: Iterable[Core], devices: RankDevices, own: int | None = None) -> RankBinding:
@@ -308,11 +295,6 @@ def _whole(kind: str, share: Sequence[Core], home: int | None, cores: Sequence[C
     return [core for core in cores if core.socket in sockets]
 
 
-# -- Decides which accelerator and which network device each rank of a node uses
-#
-# Pure, except for the function of the caller that finds the GPU of a MIG slice.
-
-
 # Variables that limit which devices a process sees, by vendor, in the order in which they are applied.
 MASKS = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
@@ -323,10 +305,7 @@ _NONE = ("", "-1", "NoDevFiles")
 
 
 class DeviceError(Exception):
-    """It is not known which devices a rank uses, or a variable or cluster.nics names a device that does not exist.
-
-    unbound: what is wrong. Ranks that need the devices cannot be bound for this reason.
-    """
+    """It is not known which devices a rank uses. unbound: why; ranks that need them cannot be bound."""
 
     def __init__(self, reason: UnboundReason, text: str) -> None:
         super().__init__(text)
@@ -340,14 +319,11 @@ def of_ranks(
     node: Node, environ: Mapping[str, str], ranks: Sequence[int], *, gpus: bool, most: int | None = None,
     pairs: Sequence[str] = (), parent: Parent = lambda uuid: None,
 ) -> list[RankDevices]:  # fmt: skip
-    """Returns the devices of each of these ranks.
+    """Returns the devices of each of these ranks; raises DeviceError.
 
     environ: of the agent, with the variables by which the scheduler limits visible devices.
     most: number of visible accelerators that the run uses, the first ones; None: all.
     pairs: `cluster.nics`: the network device of each accelerator of the node, or without accelerators of each rank.
-    parent: returns the PCI address of the GPU of a MIG slice.
-    Raises DeviceError: no accelerator is found; a variable names one that does not exist, or names one twice; or a
-        network device of `pairs` does not exist.
     """
     shown = visible_gpus(node, environ, parent)[:most] if gpus else []
     if gpus and not shown:

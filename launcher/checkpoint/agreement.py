@@ -18,7 +18,7 @@ from launcher.checkpoint.files import combined_error, one_line
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import RESUME
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker import rank_objects
+from launcher.worker import process_group
 
 LONGEST_PAUSE = 0.05  # seconds between two reads of the store
 _RANKS = 1 << 20  # more ranks than any job has: three counts of ranks are packed into one number of the store
@@ -118,7 +118,7 @@ class Peers:
         """Returns on rank 0 the values of all ranks, in order; on the other ranks an empty list."""
         if not self.many:
             return [mine]
-        return rank_objects.gather(mine, self.group)
+        return process_group.gather(mine, self.group)
 
     def total(self, mine: Tensor) -> Tensor:
         """Returns the sum of the tensors of all ranks, in `mine`."""
@@ -136,12 +136,12 @@ class Peers:
     def on_first(self, function: Callable[[], T]) -> T:
         """Calls the function on rank 0; returns its result, or raises its error as a CheckpointError, on all ranks."""
         outcome = _attempt(function) if self.rank == 0 else (None, None)
-        return cast(T, _result(rank_objects.broadcast(outcome, self.group) if self.many else outcome))
+        return cast(T, _result(process_group.broadcast(outcome, self.group) if self.many else outcome))
 
     def on_all(self, function: Callable[[], T]) -> list[T]:
         """Calls the function on each rank; returns the results of all ranks on all, or raises their errors as one."""
         mine = _attempt(function)
-        outcomes: list[Any] = rank_objects.all_gather(mine, self.group) if self.many else [mine]
+        outcomes: list[Any] = process_group.all_gather(mine, self.group) if self.many else [mine]
         _require_no_error(outcomes)
         return [value for value, _ in outcomes]
 

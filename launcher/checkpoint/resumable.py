@@ -32,9 +32,8 @@ from launcher.runs.history import PRIOR
 from launcher.worker import devices as accelerator
 from launcher.worker import process_group, stop
 from launcher.worker.process_group import Env
-from launcher.worker.settings import Settings, settings
 from launcher.worker.step_timing import StepTimer
-from launcher.worker.stop import StopFlag
+from launcher.worker.stop import Settings, StopFlag, settings
 
 FIRST = 30.0  # seconds until the first save, by which the cost of a save is measured
 LEAST, MOST = 10.0, 600.0  # least and most seconds between two saves
@@ -189,7 +188,7 @@ class Resumable:
             self.run = replace(self.run, checkpoint=own)
         self._reports_steps = env is None  # workloads report their own
         env = stop.here() if env is None else env
-        self.pace: StepTimer[Any] = StepTimer(env.device)  # measures step times, from which slow ranks are found
+        self.pace = StepTimer(env.device)  # measures step times, from which slow ranks are found
         self._env, self._state, self._rank_state, self._seed = env, state, dict(rank_state or {}), seed
         for name, item in self._rank_state.items():
             if not isinstance(item, dict) and stateful(item) is None:

@@ -15,7 +15,6 @@ from launcher.files.ownership import require_own
 from launcher.files.shared_files import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState, at_breakpoints
-from launcher.own_module import own_module
 from launcher.runs import health
 from launcher.runs.events import Breakpoint, Met, every
 from launcher.runs.lookup import find
@@ -101,17 +100,13 @@ def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int)
         raise RunError(f"the agent of rank {rank} does not answer within {connect.REPLY_TIMEOUT:g} s")
     file, location = folder / f"member-{place}", node_session.replies(folder)[place]
     host, job = location["host"], location["job"]
-    way = connect.way(seen.plan, host, job, socket.gethostname())
-    if way is connect.Way.NETWORK:
+    access = connect.access(seen.plan, host, job, socket.gethostname())
+    if access is None:
         term = os.environ.get("TERM")
         return connect_terminal(connect.over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
-    command = [sys.executable, *own_module("launcher.attach.node_session"), "shell", str(file)]
-    environment = connect.session_environment(seen.plan, os.environ)
-    if isinstance(way, connect.JobStep):
-        command = way.command("shell", str(file), terminal=sys.stdin.isatty())
-        environment = way.environment(os.environ)
+    command = access.command("shell", str(file), terminal=sys.stdin.isatty())
     try:
-        return subprocess.run(command, env=environment, check=False).returncode
+        return subprocess.run(command, env=access.environment(os.environ), check=False).returncode
     except NOT_ON_PATH:
         raise connect.not_on_path(command) from None
 
@@ -122,19 +117,10 @@ def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int)
 def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     at = _choose(seen, at_breakpoints(attempt.latest_events()), rank)
     rank, host, job = at.rank, at.host, at.job
-    way = connect.way(seen.plan, host, job, socket.gethostname())
-    if isinstance(way, connect.JobStep):
-        command = way.command("relay", at.socket, terminal=False)
-        debugger = connect.over_process(command, way.environment(os.environ))
-    elif way is connect.Way.HERE:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(at.socket)
-        except OSError as error:
-            raise RunError(
-                f"rank {rank} does not listen at {at.socket} any more ({error.strerror}): it has ended"
-            ) from None
-        debugger = connect.over_socket(connection)
+    access = connect.access(seen.plan, host, job, socket.gethostname())
+    if access is not None:
+        command = access.command("relay", at.socket, terminal=False)
+        debugger = connect.over_process(command, access.environment(os.environ))
     else:
         count = members[0].members
         channel = connect.over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at.socket)
@@ -143,8 +129,8 @@ def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int 
         code = run_prompt(debugger, rank)
     finally:
         debugger.close()
-    if code and isinstance(way, connect.JobStep):
-        print(f"launcher: that was {way.scheduler.step_requirement}, to {host}", file=sys.stderr)
+    if code and access is not None and access.scheduler is not None:
+        print(f"launcher: that was {access.scheduler.step_requirement}, to {host}", file=sys.stderr)
     return code
 
 

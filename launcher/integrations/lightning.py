@@ -26,7 +26,7 @@ from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.integrations.memory import TrainerMemory, copied, memory_of
 from launcher.runs.event_writer import current_attempt
-from launcher.worker import heartbeat, rank_objects, stop
+from launcher.worker import heartbeat, process_group, stop
 
 try:
     from lightning.pytorch import Callback
@@ -249,7 +249,7 @@ def resume_data(trainer: Any, generators_then: Mapping[str, Any] | None) -> None
 def all_generators() -> list[Any]:
     """Returns each rank's random number state, in types that torch.load(weights_only=True) accepts. Collective."""
     mine = generators()
-    return rank_objects.all_gather(mine) if dist.is_initialized() and dist.get_world_size() > 1 else [mine]
+    return process_group.all_gather(mine) if dist.is_initialized() and dist.get_world_size() > 1 else [mine]
 
 
 def generators() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.worker import process_group, rank_report, stop
 from launcher.worker.process_group import Env
-from launcher.worker.settings import Settings, settings
+from launcher.worker.stop import Settings, settings
 
 Writers = Mapping[str, Callable[[BinaryIO], object]]  # what writes each file, by its name
 FilesOf = Callable[[Kept], Writers]  # the files to be made of a copy

@@ -2,7 +2,7 @@
 
 python -I .../launcher/job/__main__.py [functions] JOB_FILE [--failed WHAT [LINE CODE]]
 
-With `functions` it is a job of submitit functions: `launcher.job.functions`.
+With `functions` it is a job of submitit functions.
 """
 
 import os
@@ -22,11 +22,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SITES = ("site-packages", "dist-packages")
 sys.path.insert(next((n for n, path in enumerate(sys.path) if path.endswith(SITES)), len(sys.path)), ROOT)
 
+from launcher.job import driver
+
 if sys.argv[1] == "functions":
-    from launcher.job.functions import main
-
-    del sys.argv[1]
-else:
-    from launcher.job.driver import main
-
-sys.exit(main(sys.argv[1:]))
+    sys.exit(driver.main_of_functions(sys.argv[2:]))
+sys.exit(driver.main(sys.argv[1:]))

@@ -22,11 +22,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from launcher import processes
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.files import run_files, shared_files
@@ -44,7 +45,7 @@ from launcher.files.shared_files import (
 )
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested
-from launcher.runs.job_file import JobFile, SetupLineFields
+from launcher.runs.job_file import FunctionFile, JobFile, SetupLineFields
 from launcher.runs.lease import RaceLost, RunLease, held, require_not_lost, win
 from launcher.runs.time_left import ends_in, uptime
 from launcher.schedulers.exports import parse_exports
@@ -83,7 +84,7 @@ class End(Struct):
 def end_of(
     command: int, recorded: Ok[str | None] | Unavailable, *, all_nodes: bool, may_resume: Callable[[], bool]
 ) -> End:  # fmt: skip
-    """Returns how an attempt ends. Pure. The first row that applies decides.
+    """Returns how an attempt ends. The first row that applies decides.
 
     | condition | exit code |
     |---|---|
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
     environ = dict(os.environ)
     while True:
         try:
-            _end_if_lost(job)
+            _race(job, require_not_lost)
             waiting = partial(_waiting, job, stops)
             with held(job.run_dir, environ.get("LAUNCHER_JOB_ID", ""), job.lease, waiting) as lease:
                 return Job(job, lease, stops, failed, umask).run()
@@ -137,13 +138,13 @@ def main(arguments: Sequence[str]) -> int:
 def _waiting(job: JobFile, stops: _Stops) -> None:
     # Is called while the job waits for the lease
     stops.end_if_requested()
-    _end_if_lost(job)
+    _race(job, require_not_lost)
 
 
-def _end_if_lost(job: JobFile) -> None:
+def _race(job: JobFile, look: Callable[[str, str, str], None]) -> None:
     if job.race is not None:
         try:
-            require_not_lost(job.run_dir, job.race, os.environ.get("LAUNCHER_JOB_ID", ""))
+            look(job.run_dir, job.race, os.environ.get("LAUNCHER_JOB_ID", ""))
         except RaceLost as error:
             print(f"launcher: {error}", file=sys.stderr)
             raise Over(DONE) from None
@@ -264,10 +265,11 @@ class Job:
             self._event(Stop(reason=StopReason.SIGNAL, signal=request, host=self._host))
             command = RESUME  # nothing is lost
         else:
-            command = self._command([*self._job.start, *self._job.node, str(self._run_dir)])
+            command = _command([*self._job.start, *self._job.node, str(self._run_dir)])
         if self._ends_others is not None:
             self._ends_others.wait()
-        self._after(command)
+        if self._job.after is not None:
+            _command(["bash", self._job.after], LAUNCHER_EXIT_CODE=str(command))
         return self._end(command)
 
     # -- before the agents
@@ -276,8 +278,7 @@ class Job:
         # Returns the uptime at which the job script began
         if self._job.chain and self._marked("over", "stop", "cancelled"):
             raise Over(DONE)
-        if self._job.race is not None:
-            self._win(self._job.race)
+        _race(self._job, win)
         if self._done():
             print(f"launcher: {self._run_dir} is done already: job {self._id} ends", file=sys.stderr)
             raise Over(DONE)
@@ -291,19 +292,15 @@ class Job:
         if self._job.seen is not None:
             with contextlib.suppress(OSError), open(self._job.seen, "a"):
                 pass
-        self._event(Started(job=self._id, host=self._host, output=_output_size()))
+        written = 0  # bytes of the output: earlier attempts of the job may have written to it
+        with contextlib.suppress(OSError):
+            written = os.fstat(1).st_size
+        self._event(Started(job=self._id, host=self._host, output=written))
         payload = self._run_dir / f"submitit/{self._id}_submitted.pkl"
         with contextlib.suppress(OSError):
             payload.unlink(missing_ok=True)
             payload.symlink_to("payload.pkl")
         return float(os.environ.pop(BEGUN, 0) or 0)
-
-    def _win(self, race: str) -> None:
-        try:
-            win(self._job.run_dir, race, self._id)
-        except RaceLost as error:
-            print(f"launcher: {error}", file=sys.stderr)
-            raise Over(DONE) from None
 
     def _done(self) -> bool:
         # An attempt of the run may have ended with 0: it may have been submitted twice by mistake
@@ -369,12 +366,10 @@ class Job:
             lines, unknown = self._job.setup, SetupLineFields("a set-up line, which ended the shell,", "unknown")
             line = lines[failed.line - 1] if failed.line else unknown
             print(f"launcher: {line.words} failed on {self._host} (exit {failed.code})", file=sys.stderr)
-            self._event(
-                SetupFailed(
-                    line=failed.line, host=self._host, of=SetupPart(line.of), number=line.number, name=line.name,
-                    code=failed.code,
-                )
-            )  # fmt: skip
+            self._event(SetupFailed(
+                line=failed.line, host=self._host, of=SetupPart(line.of), number=line.number, name=line.name,
+                code=failed.code,
+            ))  # fmt: skip
         elif failed.what == "folder":
             fault = Fault(code=FaultCode.NO_FOLDER, host=self._host, error=self._job.no_workdir, ends_with=NO_RETRY)
             self._event(fault)
@@ -397,10 +392,8 @@ class Job:
                 os.environ[name] = value
         for name in job.secret_variables:
             if name not in os.environ:
-                print(
-                    f"launcher: the secret {name} did not reach {self._host}: does the site drop the environment "
-                    "(--export)?", file=sys.stderr,
-                )  # fmt: skip
+                text = f"the secret {name} did not reach {self._host}: does the site drop the environment (--export)?"
+                print(f"launcher: {text}", file=sys.stderr)
                 self._ended(NO_RETRY)
         if path := python_path(job, os.environ.get("PYTHONPATH", "")):
             os.environ["PYTHONPATH"] = path
@@ -426,9 +419,9 @@ class Job:
         # One that this run waits for may have continued in another job, or have failed
         if not self._job.wait or self._stops.requested:
             return
-        code = self._command(self._job.wait)
+        code = _command(self._job.wait)
         if code == HERE:
-            import shutil
+            import shutil  # only here: it takes a while
 
             shutil.rmtree(self._attempt, ignore_errors=True)  # no attempt: another job waits now
             raise Over(DONE)
@@ -440,10 +433,6 @@ class Job:
             ends_in(self._job.seconds)
 
     # -- the end
-
-    def _after(self, command: int) -> None:
-        if self._job.after is not None:
-            self._command(["bash", self._job.after], {"LAUNCHER_EXIT_CODE": str(command)})
 
     def _end(self, command: int) -> int:
         recorded = read_text(self._attempt / "exit_code")
@@ -483,7 +472,7 @@ class Job:
         # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
         with self._stops.ignored_by_children():
             process = subprocess.Popen([*self._job.requeue, str(self._run_dir), *asked])
-        code = wait(process)
+        code = _exit_code_of(process)
         if code == HERE:
             raise Over(HERE)
         if code == NO_RETRY:
@@ -494,14 +483,6 @@ class Job:
         return RESUME, code == DONE
 
     # -- tools
-
-    def _command(self, words: Sequence[str], more: Mapping[str, str] | None = None) -> int:
-        try:
-            process = subprocess.Popen(words, env={**os.environ, **(more or {})})
-        except OSError as error:
-            print(f"launcher: {words[0]}: {error.strerror}", file=sys.stderr)
-            return 127 if isinstance(error, FileNotFoundError) else 126
-        return wait(process)
 
     def _event(self, event: Event) -> None:
         path = self._attempt / "events/script.jsonl"
@@ -543,14 +524,84 @@ def _mkdir(path: Path) -> bool:
     return True
 
 
-def wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits for a process; returns its exit code, 128 + N if signal N killed it."""
+def _command(words: Sequence[str], **more: str) -> int:
+    try:
+        process = subprocess.Popen(words, env={**os.environ, **more})
+    except OSError as error:
+        print(f"launcher: {words[0]}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    return _exit_code_of(process)
+
+
+def _exit_code_of(process: subprocess.Popen[bytes]) -> int:
+    # 128 + N if signal N killed it
     code = process.wait()
     return code if code >= 0 else 128 - code
 
 
-def _output_size() -> int:
-    # Bytes, to which earlier attempts of the job may have written
-    with contextlib.suppress(OSError):
-        return os.fstat(1).st_size
-    return 0
+# -- The driver of a job of submitit functions: starts the tasks that call them. They have no lease, attempts or events
+
+
+FIRST_JOB = "LAUNCHER_FIRST_JOB"  # see launcher.schedulers.qsub
+
+
+def main_of_functions(arguments: Sequence[str]) -> int:
+    """Runs the job of the file arguments[0]; the other arguments tell what failed in the job script before."""
+    job_file, *failed = arguments
+    shared_files.in_a_job = True
+    try:
+        job = read_job(job_file, FunctionFile)
+    except (RunError, OSError) as error:
+        return refuse(error)
+    for name in job.signals:  # the tasks get the signal too
+        signal.signal(getattr(signal, f"SIG{name}"), lambda *_: None)
+    begun, requested = float(os.environ.pop(BEGUN)), os.environ.pop(STOP)
+    if requested:
+        return 128 + getattr(signal, requested)
+    if failed:
+        return _report_failed(job, *failed[1:])
+    index, output = os.environ.pop("LAUNCHER_ARRAY_INDEX", job.index), os.environ.pop("LAUNCHER_OUTPUT")
+    seconds = job.seconds - (uptime() - begun)
+    os.environ.update(
+        job.variables, LAUNCHER_PAYLOAD=f"{job.payload}_{index}.pkl", LAUNCHER_DEADLINE=str(int(time.time() + seconds)),
+        LAUNCHER_JOB_ID=os.environ.get(FIRST_JOB) or os.environ["LAUNCHER_JOB_ID"],
+    )  # fmt: skip
+    if job.code_root is not None:
+        os.environ["PYTHONPATH"] = ":".join(filter(None, (job.code_root, os.environ.get("PYTHONPATH"))))
+    code = _run_tasks(job)
+    if job.teardown:
+        _command(["bash", "-c", "\n".join(job.teardown)])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    path = Path(job.folder, output)  # of the scheduler itself, or of set-up lines
+    if path.exists() and not path.stat().st_size:
+        path.unlink(missing_ok=True)
+    return code
+
+
+def _report_failed(job: FunctionFile, what: str, line: str = "0", code: str = "0") -> int:
+    host = socket.gethostname()
+    if what == "setup":
+        which = f"set-up line {line}" if int(line) else "a set-up line, which ended the shell,"
+        words = f"{which} failed on {host} (exit {code})"
+    elif what == "folder":
+        words = f"{host} cannot enter {job.workdir}"
+    else:
+        words = f"{host} cannot read {job.environment}: is it on a file system that all nodes share?"
+    print(f"launcher: {words}", file=sys.stderr)
+    return NO_RETRY
+
+
+def _run_tasks(job: FunctionFile) -> int:
+    import shutil  # the driver of a run has no use for these
+
+    from launcher.schedulers.tasks import environments
+
+    if not job.start:
+        (place,) = environments([socket.gethostname()], 1)
+        return _command(job.task, **place, **{processes.GUARD: f"{os.environ['LAUNCHER_OWN_JOB']}.{os.getpid()}"})
+    files = f"{job.folder}/.tasks-{os.urandom(8).hex()}"
+    try:
+        return _command([*job.start, *job.task], LAUNCHER_TASK_FILES=files)
+    finally:
+        shutil.rmtree(files, ignore_errors=True)

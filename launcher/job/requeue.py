@@ -17,7 +17,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -63,27 +62,19 @@ class What(IntEnum):
     GIVEN_UP = errors.NO_RETRY
 
 
-@dataclass(frozen=True)
-class RequeueDecision:
-    """The decision whether a run continues."""
-
-    what: What
-    event: Continues | Stays
+def continues(what: What, reason: NextReason, job: str | None = None) -> Continues:
+    """Returns the event of a run that continues, in this job (None: unknown)."""
+    return Continues(what=what.name.lower(), reason=reason, job=job)
 
 
-def continues(what: What, reason: NextReason, job: str | None = None) -> RequeueDecision:
-    """Returns the decision that a run continues; `job`: the id of the job in which the run continues, if known."""
-    return RequeueDecision(what, Continues(what=what.name.lower(), reason=reason, job=job))
-
-
-def stays(what: What, reason: NextReason, **details: Any) -> RequeueDecision:
-    """Returns the decision that a run stays stopped, or is given up; `details`: other fields of `Decision.event`."""
-    return RequeueDecision(what, Stays(what=what.name.lower(), reason=reason, **details))
+def stays(what: What, reason: NextReason, **details: Any) -> Stays:
+    """Returns the event of a run that stays stopped, or is given up."""
+    return Stays(what=what.name.lower(), reason=reason, **details)
 
 
 def decide(
     plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None
-) -> RequeueDecision:
+) -> Continues | Stays:
     """Returns whether a run continues after an attempt that stopped early. The first row that applies decides.
 
     | condition | the run |
@@ -108,9 +99,7 @@ def decide(
     if attempt + 1 >= plan.resume.max_attempts:
         return stays(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, attempts=attempt + 1)
     if ending is not None:
-        return stays(
-            What.STAYS, ending.reason, scheduler=ending.scheduler or None, state=ending.state or None
-        )  # fmt: skip
+        return stays(What.STAYS, ending.reason, scheduler=ending.scheduler or None, state=ending.state or None)
     return continues(What.ELSEWHERE if plan.queued else What.HERE, NextReason.RESUMABLE)
 
 
@@ -153,19 +142,19 @@ def main(run_dir: str, stop_requested: bool) -> int:
             raise
         # The run may have been cancelled, or have saved progress that cannot be read: do not continue it or give it up.
         found = stays(What.STAYS, NextReason.UNREADABLE, error=str(error))
-    events(found.event)
-    why = text.of_next(found.event)
+    events(found)
+    what, why = What[found.what.upper()], text.of_next(found)
     lines = {
         What.ELSEWHERE: f"continues: {why}", What.HERE: "continues", What.STAYS: f"is stopped: {why}",
         What.GIVEN_UP: f"is given up: {why}",
     }  # fmt: skip
-    print(f"launcher: {run.id} {lines[found.what]}", file=sys.stderr)
-    if found.event.reason in (NextReason.UNREADABLE, NextReason.NOT_SUBMITTED):
+    print(f"launcher: {run.id} {lines[what]}", file=sys.stderr)
+    if found.reason in (NextReason.UNREADABLE, NextReason.NOT_SUBMITTED):
         print(f"launcher: `launcher resume {run.id}` continues it", file=sys.stderr)
-    return found.what
+    return what
 
 
-def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> RequeueDecision:
+def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continues | Stays:
     # Writes the event Stopped before
     run = attempt.run
     plan = run.own_plan()
@@ -176,7 +165,7 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Requeue
     events(stopped[-1])
     marker = next(filter(run.has, ("cancelled", "stop")), None)
     found = decide(plan, attempt.number, counted(stopped), marker, _ending(plan, stop_requested))
-    if found.what is What.ELSEWHERE:
+    if found.what == What.ELSEWHERE.name.lower():
         try:
             return _continue_elsewhere(plan, attempt)
         except LauncherError as error:
@@ -231,7 +220,7 @@ def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
     return registry.scheduler(plan.cluster.scheduler).ending(plan, stop_requested=stop_requested, left=left)
 
 
-def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> RequeueDecision:
+def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Continues:
     # For `chain` the next job is queued already
     how, scheduler = plan.resume.how, registry.scheduler(plan.cluster.scheduler)
     if how == ResumeHow.chain.value:
@@ -247,8 +236,7 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> RequeueDecision:
             if how == ResumeHow.requeue.value or isinstance(error, AnswerLost):  # a lost one may continue
                 raise
             print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
-    job = _resubmit(plan, attempt)
-    return continues(What.ELSEWHERE, NextReason.RESUBMITTED, job)
+    return continues(What.ELSEWHERE, NextReason.RESUBMITTED, _resubmit(plan, attempt))
 
 
 def _race_again(plan: JobPlan, attempt: Attempt) -> str:
@@ -277,10 +265,7 @@ def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
 
 
 def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, Mapping[str, str]], str]) -> str:
-    """Submits the run's script again, and updates the jobs that depend on it; raises LauncherError.
-
-    suffix: distinguishes the new job's token from the run's others. submit: takes path, token and environment.
-    """
+    """Submits the run's script again with a token with this suffix, and updates the jobs that depend on it."""
     script = run.path / "script.sh"
     if run.recorded():
         token = f"{run.record()['token']}-{suffix}"

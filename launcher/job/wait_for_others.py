@@ -146,10 +146,7 @@ def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> s
 
 
 def submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
-    """Submits a waiting run again, without a dependency, and cancels its job, if that still waits.
-
-    Raises QueryError, or SubmissionError: the scheduler refuses the new job; the old one stays.
-    """
+    """Submits a waiting run again, without a dependency, then cancels its job; QueryError, SubmissionError."""
     with only_submitter(run.path):
         seen = status_of(run, JobMonitor())
         if seen.state is RunState.UNKNOWN:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import errors, processes
-from launcher.agent import forks
-from launcher.agent.forks import unsafe_to_fork, use_large_pages
-from launcher.agent.stop_requests import Signals, StopChecker
+from launcher.agent.control import Signals
+from launcher.agent.supervisor import StopChecker
+from launcher.agent.workers import preload, unsafe_to_fork, use_large_pages
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.files.lease import HolderWatch
@@ -133,7 +133,7 @@ def _preload(sweep: Sweep) -> None:
     # Errors are left to the points
     with contextlib.suppress(Exception):
         plan = sweep.run(0).plan()
-        forks.preload(plan.workload.entry, plan.launch.rendezvous_timeout)
+        preload(plan.workload.entry, plan.launch.rendezvous_timeout)
 
 
 class SlotManager:

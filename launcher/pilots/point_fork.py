@@ -16,7 +16,7 @@ from typing import NoReturn
 from launcher import errors, processes
 from launcher.agent import attempt as agent
 from launcher.agent.failures import AttemptFailed
-from launcher.agent.forks import garbage_kept
+from launcher.agent.workers import garbage_kept, take_streams
 from launcher.binding import hardware, masks
 from launcher.binding.masks import DeviceError, RankDevices
 from launcher.errors import NO_RETRY, LauncherError, UnavailableError
@@ -176,7 +176,9 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
         processes.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
         rank_report.begin_process()
-        _take_output(str(output_of(attempt.run)))
+        output = os.open(output_of(attempt.run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        take_streams(output, output)
+        os.close(output)
         code = _recorded(attempt, slot, host)
     except UnavailableError as error:
         log_line(str(error))
@@ -214,12 +216,3 @@ def _agent(attempt: Attempt, slot: Slot, host: str) -> int:
             attempt.write_exit_code(failure.exit_code)
         return attempt.exit_code() or failure.exit_code
     return errors.DONE
-
-
-def _take_output(path: str) -> None:
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -54,10 +54,6 @@ class ChannelError(ConnectionError):
     """The connection is unusable: the other end is not authenticated, broke the protocol, or closed the connection."""
 
 
-class NotAuthenticated(ChannelError):
-    """The other end does not know the secret, or is not an agent."""
-
-
 def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
     """Returns HMAC-SHA256(secret, role + nonces); `nonces`: the server's, followed by the client's."""
     return hmac.new(secret, role + nonces, hashlib.sha256).digest()
@@ -110,10 +106,7 @@ class Channel:
         return sum(map(len, self._out))
 
     def send(self, message: Message | bytes) -> None:
-        """Sends a message, or the encoded text of one. Bytes that the socket does not take are sent by `flush`.
-
-        Raises ChannelError (broken, or not authenticated yet) or ValueError (the message is too long).
-        """
+        """Sends a message or its encoded text; `flush` sends the rest. Raises ChannelError, ValueError (too long)."""
         if not self.open:
             raise ChannelError("the other end is not authenticated yet")
         text = message if isinstance(message, bytes) else encode(message)
@@ -143,11 +136,7 @@ class Channel:
             raise ChannelError(error.strerror or str(error)) from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """Returns the messages that have arrived since the last call. If more is left, the socket stays readable.
-
-        Raises NotAuthenticated: the other end does not know the secret.
-        Raises ChannelError: the other end has closed the connection, or broke the protocol.
-        """
+        """Returns the messages that have arrived. Raises ChannelError."""
         closed = ""
         try:
             for _ in range(_READS):
@@ -166,7 +155,7 @@ class Channel:
             self._authenticate()
         messages = self._messages() if self.open else []
         if closed and not messages:
-            raise ChannelError(closed) if self.open else NotAuthenticated(closed)
+            raise ChannelError(closed)
         return messages
 
     def finish(self) -> None:
@@ -187,13 +176,13 @@ class Channel:
             theirs = bytes(self._in[NONCE : NONCE + PROOF])
             del self._in[: NONCE + PROOF]
             if not hmac.compare_digest(theirs, proof(self._secret, b"client", self._nonces)):
-                raise NotAuthenticated("the other end does not know the attempt's secret")
+                raise ChannelError("the other end does not know the attempt's secret")
             self._opened()
             self._send(proof(self._secret, b"server", self._nonces))
             return
         if not self._nonces:
             if not MAGIC.startswith(bytes(self._in[: len(MAGIC)])):
-                raise NotAuthenticated("another service")
+                raise ChannelError("another service")
             if len(self._in) < len(MAGIC) + NONCE:
                 return
             self._nonces = bytes(self._in[len(MAGIC) : len(MAGIC) + NONCE]) + self._nonce
@@ -203,7 +192,7 @@ class Channel:
             theirs = bytes(self._in[:PROOF])
             del self._in[:PROOF]
             if not hmac.compare_digest(theirs, proof(self._secret, b"server", self._nonces)):
-                raise NotAuthenticated("the other end does not know the attempt's secret")
+                raise ChannelError("the other end does not know the attempt's secret")
             self._opened()
 
     def _opened(self) -> None:
@@ -243,13 +232,8 @@ class Channel:
         return messages
 
 
-# -- The leader's connections: every other agent is connected to the leader, and to no other agent
-
-
 HANDSHAKE = 5.0  # seconds in which a new connection has to authenticate, and to send `hello`
-PENDING = (
-    1024  # most connections before their `hello`, and a quarter of the open files; at one more the oldest is closed
-)
+PENDING = 1024  # most connections before their `hello` (and a quarter of the open files), before the oldest is closed
 PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
 
 Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: the member has disconnected
@@ -301,17 +285,15 @@ class Hub:
             self._drop(next(iter(self._pending)))
         events: list[Event] = [(index, None) for index in self._gone]
         self._gone = []
-        for key, mask in self._selector.select(0 if events else self._wait(timeout, now)):
+        due = [] if self._accepts_from is None else [self._accepts_from]
+        due += islice(self._pending.values(), 1)
+        wait = max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
+        for key, mask in self._selector.select(0 if events else wait):
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.fileobj, Channel):
                 events += self._serve(key.fileobj, mask)
         return events
-
-    def _wait(self, timeout: float, now: float) -> float:
-        due = [] if self._accepts_from is None else [self._accepts_from]
-        due += islice(self._pending.values(), 1)
-        return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
 
     def send(self, index: int, message: Message | bytes) -> None:
         """Sends a message to member `index`, if connected. If that fails, the next `poll` returns the disconnect."""
@@ -388,26 +370,22 @@ class Hub:
             return [] if index is None else [(index, None)]
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
         self._selector.modify(channel, wanted)
-        if channel in self._pending:
-            if not messages:
-                return []
+        events: list[Event] = []
+        if channel in self._pending and messages:
             index = messages[0].get("index")
-            if messages[0].get("type") != "hello" or type(index) is not int:
-                self._drop(channel)
-                return []
-            if index not in self._members:
-                with contextlib.suppress(ChannelError):
-                    channel.send(refused(Fault(code=FaultCode.NOT_A_MEMBER, node=index)))
+            known = messages[0].get("type") == "hello" and type(index) is int
+            if not known or index not in self._members:
+                if known:
+                    with contextlib.suppress(ChannelError):
+                        channel.send(refused(Fault(code=FaultCode.NOT_A_MEMBER, node=index)))
                 self._drop(channel)
                 return []
             del self._pending[channel]
-            events: list[Event] = []
             if index in self.channels:  # its old connection broke without an end-of-file
                 self._drop(self.channels[index])
                 events = [(index, None)]
             self.channels[index], self._indices[channel] = channel, index
-            return events + [(index, message) for message in messages]
-        return [(self._indices[channel], message) for message in messages]
+        return events + [(self._indices[channel], message) for message in messages]
 
     def _drop(self, channel: Channel) -> int | None:
         with contextlib.suppress(KeyError, ValueError):

@@ -2,8 +2,7 @@
 
 The leader is member 0 unless that is lost. It listens on the first free port of a list that every agent derives from
 the attempt's secret, so that no address has to pass through a file system with delays. Both ends prove that they know
-the secret (see `channel`), so that neither another job nor another user can take part. The leader's port stays open for
-the whole attempt. At the timeout every agent names the agents that are missing.
+the secret (see `channel`). At the timeout every agent names the agents that are missing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,9 +85,9 @@ def seats(before: Sequence[int], there: Collection[int], leader: int, most: int)
 def join_rendezvous(
     own: Member, *, places: Sequence[Place], master: str, secret: bytes, ports: Sequence[int], timeout: float
 ) -> Rendezvous:
-    """Joins a rendezvous of processes that have no agent, and returns its result. Member 0 (`master`) leads.
+    """Joins a rendezvous of processes that have no agent. Member 0 (`master`) leads.
 
-    All connections are closed at the end. places: by member index; ports: candidates of member 0; timeout: seconds.
+    places: by member index; ports: candidates of member 0; timeout: seconds.
     Raises RendezvousError: the leader was not reached, or a process did not arrive in time.
     """
     deadline = time.monotonic() + timeout
@@ -103,13 +102,13 @@ def join_rendezvous(
                 if message is None:
                     arrivals.arrived.pop(index, None)  # it may reconnect
                 elif message.get("type") == "hello":
-                    arrivals.arrived[index] = Member.of(message["member"])
+                    arrivals.arrived[index] = Member(*message["member"])
         problem, members = arrivals.problem(), arrivals.members()
         others = [member.index for member in members if member.index != 0]
         if problem is None:
             listener = listen(ports, address_reached(members))
             port = listener.getsockname()[1]
-            answer = {"type": "begin", "port": port, "members": [member.row() for member in members], "spares": []}
+            answer = {"type": "begin", "port": port, "members": [astuple(member) for member in members], "spares": []}
         else:
             answer = refused(problem)
         hub.broadcast(others, answer)
@@ -157,16 +156,14 @@ def connect(
         failed(problem)
         problem = found or problem
         if time.monotonic() >= deadline:
-            raise RendezvousError(
-                Fault(
-                    code=FaultCode.NOT_REACHED, host=own.host, node=own.node_rank, accused=(accuse(leader),),
-                    seconds=float(timeout), error=f"{address}: {problem}",
-                )
-            )  # fmt: skip
+            raise RendezvousError(Fault(
+                code=FaultCode.NOT_REACHED, host=own.host, node=own.node_rank, accused=(accuse(leader),),
+                seconds=float(timeout), error=f"{address}: {problem}",
+            ))  # fmt: skip
         wait_for(next(pauses), *([] if wake is None else [wake]))
     mine = replace(own, local_address=found.local[0], master_address=found.peer[0])
     try:
-        found.send({"type": "hello", "index": own.index, "member": mine.row()})
+        found.send({"type": "hello", "index": own.index, "member": astuple(mine)})
     except ChannelError as error:
         found.close()
         raise leader_lost(own, leader, str(error)) from None
@@ -195,7 +192,7 @@ def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> Rendezvo
 
 def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
     """Returns the rendezvous of a round from its leader's `begin`, on a member with these addresses."""
-    members = tuple(map(Member.of, begin["members"]))
+    members = tuple(Member(*row) for row in begin["members"])
     address = LOOPBACK if len({member.host for member in members}) == 1 else own.local_address
     return Rendezvous(
         own.master_address, begin["port"], members, interface_with(address), spares=tuple(begin["spares"])
@@ -205,13 +202,10 @@ def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
 def leaders_rendezvous(
     port: int, members: Sequence[Member], listener: socket.socket | None = None, spares: Sequence[int] = ()
 ) -> Rendezvous:
-    """Returns the rendezvous of a round, on its leader. members: all members, the leader first."""
+    """Returns the rendezvous of a round, on its leader, which is the first of the members."""
     reached = (member.master_address for member in members if member.host != members[0].host)
     interface = interface_with(next(reached, LOOPBACK))
     return Rendezvous(address_reached(members) or LOOPBACK, port, tuple(members), interface, listener, tuple(spares))
-
-
-# -- The leader's ports and its secret
 
 
 CANDIDATES = 16  # ports tried on the leader's host
@@ -276,32 +270,21 @@ def interface_with(address: str) -> str | None:
 
 
 def listen_on(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
-    """Returns a listening socket on a free port of an interface, and its (address, port); raises OSError.
-
-    interface: the first of a comma-separated list; None: the address that this host's name resolves to, as gloo does.
-    """
+    """Returns a listening socket on a free port of the (first) interface, or as gloo does, and its (address, port)."""
     name = interface.split(",")[0] if interface else None
     problem = OSError(errno.EADDRNOTAVAIL, f"{name or socket.gethostname()} has no address")
     for address in addresses(name) if name else _of_this_host():
-        server: socket.socket | None = None
         try:
             family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-            server = socket.socket(family, socket.SOCK_STREAM)
-            server.bind(place)
-            server.listen(backlog)
+            server = socket.create_server(place, family=family, backlog=backlog)
             return server, (address, server.getsockname()[1])
         except OSError as error:  # an IPv6 address that is still tentative, for instance
             problem = error
-            if server is not None:
-                server.close()
     raise problem
 
 
 def address_of(name: str) -> str:
-    """Returns the address of this machine that a host name resolves to; empty: several, loopback, another's, none.
-
-    Debian's /etc/hosts resolves the host's name to 127.0.1.1, which other hosts cannot use.
-    """
+    """Returns this machine's one address of a host name; empty: several, another's, or Debian's 127.0.1.1."""
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -311,13 +294,10 @@ def address_of(name: str) -> str:
 
 
 def _is_mine(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    with contextlib.suppress(OSError):
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+        return True
+    return False
 
 
 def _of_this_host() -> list[str]:
@@ -362,10 +342,9 @@ NO_ANSWER = (
 def find_leader(
     host: str, ports: Sequence[int], secret: bytes, deadline: float, *, wake: int | None = None
 ) -> Channel | str:
-    """Returns an authenticated connection to the attempt's leader, or why it was not found this time.
+    """Returns an authenticated connection to the attempt's leader, or why it was not found; empty: no port answered.
 
-    The reason is empty if the deadline passed before any port answered. The ports are tried STAGGER seconds apart and
-    then in parallel, since another service may listen on one of them and send nothing.
+    The ports are tried STAGGER seconds apart, since another service may listen on one of them and send nothing.
     deadline: monotonic time; wake: a descriptor that ends the search when it becomes readable (on signals).
     """
     try:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,7 @@ class RendezvousError(RuntimeError):
         self.fault, self.from_leader, self.final = fault, from_leader, final or from_leader
 
     def __reduce__(self) -> Any:
-        return type(self)._made, (self.fault, self.from_leader, self.final)
-
-    @classmethod
-    def _made(cls, fault: Fault, from_leader: bool, final: bool) -> RendezvousError:
-        return cls(fault, from_leader=from_leader, final=final)
+        return partial(type(self), from_leader=self.from_leader, final=self.final), (self.fault,)
 
 
 def accuse(place: Place) -> Accused:
@@ -54,20 +51,11 @@ class Member:
 
     index: int  # index of the agent among all that the scheduler started for the job, from 0; the same in all rounds
     node_rank: int  # index of the agent's node in the job, from 0
-    host: str  # name of the agent's host
+    host: str
     ranks: int  # number of ranks that the agent starts
     first_local_rank: int = 0  # local rank of the first of these ranks
     local_address: str = ""  # the agent's end of its connection to the leader, as an IP address
     master_address: str = ""  # the leader's end of that connection, as an IP address
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> Member:
-        """Returns the member from its fields in order, as `row` returns them."""
-        return cls(*row)
-
-    def row(self) -> list[Any]:
-        """Returns the fields in order, for JSON: shorter than an object, since each member gets the list of all."""
-        return list(asdict(self).values())
 
 
 @dataclass(frozen=True)
@@ -102,19 +90,9 @@ class Rendezvous:
 
 
 def address_reached(members: Sequence[Member]) -> str:
-    """Returns the address of the leader (the first member) at which the other members have reached it.
-
-    | the members have connected to | result |
-    |---|---|
-    | one address | that address |
-    | several addresses | empty: all interfaces |
-    | nothing: the leader is alone | the loopback interface |
-    """
+    """Returns the address at which the others have reached the leader, the first member; empty: several addresses."""
     addresses = {member.master_address for member in members[1:]} or {LOOPBACK}
     return addresses.pop() if len(addresses) == 1 else ""
-
-
-# -- Makes the environment variables of ranks: those that torchrun sets, and the launcher's
 
 
 @dataclass(frozen=True)
@@ -131,10 +109,7 @@ def placements(
     members: Sequence[Member], position: int, *,
     master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
 ) -> list[Placement]:  # fmt: skip
-    """Returns the ranks of the agent `members[position]`, each with the variables that torchrun sets, and two of ours.
-
-    members: all of the round, in rank order; environ: the agent's, with TORCH_NCCL_ASYNC_ERROR_HANDLING.
-    """
+    """Returns the ranks of the agent `members[position]`, each with variables as from torchrun and two of ours."""
     own = members[position]
     nodes = {member.node_rank: member.host for member in members}
     node = str([*nodes].index(own.node_rank))
@@ -170,11 +145,8 @@ def placements(
 
 # -- Files in the attempt's directory `rounds`, in which agents that lost their leader find the newest round's leader
 #
-# | file | written by | contains |
-# |---|---|---|
-# | `K.json` | the leader of round K | its members, and the address that the leader listens on |
-#
-# Only one process can create the file of a round, so that of two halves of a partitioned cluster only one continues.
+# Only one process can create the file of a round, `K.json`, so that of two halves of a partitioned cluster only one
+# continues.
 
 
 @dataclass(frozen=True)
@@ -195,10 +167,7 @@ class Rounds:
         self._folder = folder
 
     def claim(self, number: int, leader: Member, port: int, members: Sequence[Member]) -> bool:
-        """Creates the file of a round atomically; False: another leader has. OSError: it is unknown whether one has.
-
-        After an OSError it may be called again: a file that this leader made without getting an answer is its own.
-        """
+        """Creates the file of a round atomically; False: another leader has. After OSError it may be called again."""
         values = {
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
             "members": [asdict(member) for member in members],

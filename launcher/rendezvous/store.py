@@ -64,14 +64,10 @@ Address = tuple[str, int]  # an IP address and a port
 
 
 class RanksStore:
-    """The process of the ranks' store and its proxy. It serves connections until `close`, or until this process ends.
-
-    pid: its process id.
-    """
+    """The process (pid) of the ranks' store and its proxy. It serves until `close`, or until this process ends."""
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
-        # listener: the socket that ranks connect to; this object closes it. Raises OSError: no process or memory is
-        # left
+        # listener: that ranks connect to; this object closes it. Raises OSError: no process or memory is left
         agent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings():
@@ -167,7 +163,9 @@ class _Proxy:
             with contextlib.suppress(OSError):  # the client is gone already
                 host = _address(connection.getpeername())[0]
                 if host not in self._hosts and self._owner(connection) != os.geteuid():
-                    self._log_refusal(host)
+                    if host not in self._refused and len(self._refused) < REFUSALS:
+                        self._refused.add(host)
+                        log_line(f"refused a connection to the ranks' store from {host}: not a process of this job")
                     return None
                 store = self._store = self._store or _made()
                 ends = _End(connection), _End(inner)
@@ -225,11 +223,6 @@ class _Proxy:
             del self._ends[each.socket.fileno()]
             each.socket.close()
 
-    def _log_refusal(self, host: str) -> None:
-        if host not in self._refused and len(self._refused) < REFUSALS:
-            self._refused.add(host)
-            log_line(f"refused a connection to the ranks' store from {host}: not a process of this job")
-
 
 def _made() -> _InnerStore:
     # Meanwhile the ranks wait, as long as they wait for each other
@@ -248,8 +241,8 @@ def _made() -> _InnerStore:
 class _InnerStore:
     # On the loopback interface
 
-    store: Store  # the store
-    listener: socket.socket  # its listening socket
+    store: Store
+    listener: socket.socket
     key: bytes | None  # the key of TCP MD5 signatures that connections need; None: the kernel has no such signatures
 
 
@@ -275,21 +268,14 @@ def _inner_store() -> _InnerStore:
 
 
 def sign(sock: socket.socket, key: bytes) -> None:
-    """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) for all IPv4 peers of a socket; raises OSError.
-
-    New connections without the key get no answer. Connections that exist already keep working.
-    """
+    """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) for all IPv4 peers of a socket: others get no answer."""
     anybody = struct.pack("=HHI120x", socket.AF_INET, 0, 0)  # struct sockaddr_storage, with a prefix of no bits
     option = struct.pack("=128sBBHi80s", anybody, _WITH_PREFIX, 0, len(key), 0, key)  # struct tcp_md5sig
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, option)
 
 
 def owner_of_peer(connection: socket.socket) -> int | None:
-    """Returns the user id of the process at the other end of a TCP connection; None: it is not a socket of this host.
-
-    Asks the kernel for this one socket (man 7 sock_diag), so that the time does not depend on the number of sockets. A
-    socket that its process has closed belongs to root.
-    """
+    """Returns the user at the other end of a TCP connection (man 7 sock_diag; root: closed); None: another host's."""
     peer, own = connection.getpeername(), connection.getsockname()
     ends = [ip_address(_address(end)[0]) for end in (peer, own)]
     family = socket.AF_INET if ends[0].version == 4 else socket.AF_INET6
@@ -315,10 +301,7 @@ def _diag_works() -> bool:
 
 
 def sockets_connected_to(address: Address) -> dict[Address, int]:
-    """Returns the owners of this network namespace's sockets that are connected to an address (/proc/net/tcp).
-
-    A socket that its process has closed belongs to root.
-    """
+    """Returns the owners of this network namespace's sockets that are connected to an address (/proc/net/tcp)."""
     found = {}
     suffix = f":{address[1]:04X}"
     for table in TABLES:

@@ -33,7 +33,7 @@ class Cluster(Struct):
     node_type: str | None
     nics: tuple[str, ...]  # one for each GPU or, without GPUs, for each local rank
     rank_environment: Mapping[str, str]  # {nic} in a value stands for the rank's network device
-    expects: Mapping[str, list[str]]  # compared with what NCCL reports; see launcher/worker/nccl_report.py
+    expects: Mapping[str, list[str]]  # compared with what NCCL reports; see launcher/worker/devices.py
     interface: str | None
     host_suffix: str
     port_range: tuple[int, int]

@@ -4,19 +4,16 @@ It may import rendezvous, schedulers, runs and the layers below them, but not ag
 interpreter a program needs, so it imports the standard library only.
 
 - `main`: main function of a rank: sets up the process, calls the workload or executes the user's program
-- `process_group`: joins the process group of the ranks, and tells who is missing
-- `settings`: what ranks read from the plan: settings of a training, the deadline, how the next run excludes slow nodes
-- `devices`: the device of a rank: GPU or CPU, its accelerator's calls, and the threads of a rank
+- `process_group`: joins the process group of the ranks, tells who is missing, sends objects through it with a MAC
+- `devices`: the device of a rank: GPU or CPU, its accelerator's calls, its threads; the network that NCCL uses
 - `script`: runs a script as `python` would, and reports how it failed; standard library only
 - `rank_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
 - `heartbeat`: what a rank shares with its agent in memory: heartbeats, and the agreement on the step of a stop
 - `hangs`: where ranks hang: their stacks, their CPU time, and NCCL's flight recorder
 - `step_timing`: measures the time that each rank works in a step, to find stragglers
-- `stop`: stop requests in ranks: whether a training should stop after this step
+- `stop`: stop requests in ranks; the settings of the run that trainings in its ranks need
 - `global_batch`: `GlobalBatchSampler`: which samples each rank takes at each step
-- `rank_objects`: gather, all_gather and broadcast of Python objects, authenticated with a MAC
 - `tracking`: writes rank 0's progress, evaluations and metrics to the run directory and, by a queue, to trackers
 - `trackers`: where metrics go besides the run: MLflow, TensorBoard, Weights & Biases
-- `nccl_report`: reads from NCCL's log which network it uses, and compares it with `cluster.expects`
 - `debugger`: the debugger of a rank: breakpoints, and the console through which `attach --debug` reaches it
 """

@@ -111,10 +111,7 @@ class Console(io.TextIOBase):
                 self._send(completions=self.completer(str(word), str(line), int(begin), int(end)))
 
     def runs(self, *, steps: bool) -> None:
-        """Sends the remaining output, as the rank continues.
-
-        steps: whether the rank stops again after one step; otherwise the terminal is notified that it runs.
-        """
+        """Sends the remaining output, as the rank continues; `steps`: it stops again after one step."""
         self._send(text=self._unsent)
         self._unsent = self._head = self._screen = ""
         if not steps:
@@ -212,12 +209,8 @@ def _ours(peer: socket.socket) -> bool:
 
 FOREVER = 30 * 24 * 3600.0  # seconds; longer than any job
 SOCKETS = "LAUNCHER_SOCKETS"  # variable with the folder that the agent has made for its ranks' sockets
-CALLERS = (
-    "_run_workload",
-    "run_script",
-    "run_module",
-    "_run_code",
-)  # functions of launcher.worker that call a workload or a program
+# Functions of launcher.worker that call a workload or a program
+CALLERS = ("_run_workload", "run_script", "run_module", "_run_code")
 HERE = str(Path(__file__).parents[1])
 FIRST_BREAKPOINT = "_first_breakpoint"  # function of script.py that loads this module at the first breakpoint()
 
@@ -249,21 +242,23 @@ class Debugger(pdb.Pdb):
         error = details[0] if details else None
         traceback = error.__traceback__ if isinstance(error, BaseException) else error
         self._where = _place(frame, traceback)
-        host = _host()
-        self._events(
-            Breakpoint(
-                rank=self.rank, host=host, pid=os.getpid(), where=self._where, socket=self._console.path,
-                job=os.environ.get("SLURM_JOB_ID"), post_mortem=traceback is not None,
-            )
-        )  # fmt: skip
+        hosts, node = hosts_in(os.environ), int(os.environ.get("NODE_RANK", "0"))
+        host = (hosts[node] if node < len(hosts) else "") or os.uname().nodename
+        self._events(Breakpoint(
+            rank=self.rank, host=host, pid=os.getpid(), where=self._where, socket=self._console.path,
+            job=os.environ.get("SLURM_JOB_ID"), post_mortem=traceback is not None,
+        ))  # fmt: skip
         if not self._console.attended():
             what = "an exception" if traceback is not None else "breakpoint()"
+            run = attempt.run.id if (attempt := current_attempt()) else "RUN"
             log_line(
                 f"rank {self.rank} on {host} waits at {what} in {self._where}: "
-                f"python -m launcher attach {_name()} --debug --rank {self.rank}"
+                f"python -m launcher attach {run} --debug --rank {self.rank}"
             )
         if not self._steps:
-            self.message(f"rank {self.rank} on {host}, process {os.getpid()}{_left()}")
+            left = time_left(os.environ)
+            ends = "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"
+            self.message(f"rank {self.rank} on {host}, process {os.getpid()}{ends}")
         try:
             super().interaction(frame, *details)
         finally:
@@ -328,7 +323,6 @@ def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
     """In a rank: redirects breakpoint(), pdb.set_trace() and torch.distributed.breakpoint() to `attach --debug`.
 
     Leaves them alone if the rank has a terminal, or PYTHONBREAKPOINT is set. Other ranks log a line and continue.
-    post_mortem: whether these ranks also stop at an uncaught exception.
     Returns a context manager in which the rank must run the user's code.
     """
     global _ranks
@@ -344,10 +338,7 @@ def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
 
 
 def stop(*_: Any, header: str | None = None, **__: Any) -> None:
-    """Replaces breakpoint() and pdb.set_trace(): opens the prompt, after `header`, at the caller's next line.
-
-    A rank that debug.rank does not list logs a line instead, and continues.
-    """
+    """Replaces breakpoint() and pdb.set_trace(): opens the prompt, after `header`, or logs a line in other ranks."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == FIRST_BREAKPOINT:
         frame = frame.f_back or frame
@@ -404,10 +395,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class Watched:
-    """Context manager around the user's code: `q` at the prompt ends it with DebuggerQuit.
-
-    With debug.post_mortem the rank also stops, at the debugger's prompt, at an exception that leaves the code.
-    """
+    """Context manager of the user's code: `q` ends it with DebuggerQuit, and post_mortem stops at an exception."""
 
     def __init__(self, post_mortem: bool) -> None:
         self._post_mortem = post_mortem
@@ -453,18 +441,3 @@ def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
     with contextlib.suppress(ValueError, OSError):
         path = path.relative_to(Path.cwd())
     return f"{path}:{number}"
-
-
-def _host() -> str:
-    hosts, node = hosts_in(os.environ), int(os.environ.get("NODE_RANK", "0"))
-    return (hosts[node] if node < len(hosts) else "") or os.uname().nodename
-
-
-def _name() -> str:
-    attempt = current_attempt()
-    return attempt.run.id if attempt else "RUN"
-
-
-def _left() -> str:
-    left = time_left(os.environ)
-    return "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"

@@ -1,10 +1,11 @@
-"""The device of a rank: GPU or CPU, its accelerator's calls, and the threads of a rank."""
+"""The device of a rank (GPU or CPU), its accelerator's calls, its threads, and the network that NCCL uses."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from launcher import errors
 from launcher.config.schema import Device, VisibleDevices
 from launcher.spec.plan import JobPlan
+from launcher.structs import Struct
 
 OWN_CORES = "LAUNCHER_CORES"  # variable: number of cores the agent has bound this rank to; unset if it is not bound
 
@@ -33,9 +35,8 @@ def limit_threads(environ: Mapping[str, str]) -> None:
 
 # -- The same calls for every type of device: CUDA, ROCm (which torch calls cuda too), XPU, and the CPU
 #
-# torch has a module for each type (torch.cuda, torch.xpu) with functions of the same names. They are used instead of
-# torch.accelerator, which needs torch 2.6 and would detect a type that the rank knows already. If an older torch lacks
-# a function, the device counts as lacking the feature.
+# torch.accelerator needs torch 2.6, and would detect a type that the rank knows already. If an older torch lacks a
+# function, the device counts as lacking the feature.
 
 
 # The backend of torch.distributed for each type of device. Collectives of the backends in ON_STREAM are queued on the
@@ -142,33 +143,20 @@ class NoGpuError(BackendError):
     """There is no accelerator here, or this torch was built without support for it."""
 
 
-# -- what a rank sees
-
-
 def variables(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables to add to a rank's environment, which has LOCAL_RANK, before torch uses an accelerator."""
     changes = visible_device_changes(
-        environ,
-        local_rank=int(environ["LOCAL_RANK"]),
-        ranks=int(environ["LOCAL_WORLD_SIZE"]),
+        environ, local_rank=int(environ["LOCAL_RANK"]), ranks=int(environ["LOCAL_WORLD_SIZE"]),
         gpus_per_node=plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0,
-        wanted=VisibleDevices(plan.launch.visible_devices),
-        own_code=plan.own_code,
-        build=torch_build(),
-    )
+        wanted=VisibleDevices(plan.launch.visible_devices), own_code=plan.own_code, build=torch_build(),
+    )  # fmt: skip
     return {ASKED: str(plan.gpus_per_node), **changes}
 
 
 def visible_device_changes(
-    environ: Mapping[str, str],
-    *,
-    local_rank: int,
-    ranks: int,
-    gpus_per_node: int,
-    wanted: VisibleDevices,
-    own_code: bool,
-    build: str,
-) -> dict[str, str]:
+    environ: Mapping[str, str], *, local_rank: int, ranks: int, gpus_per_node: int, wanted: VisibleDevices,
+    own_code: bool, build: str,
+) -> dict[str, str]:  # fmt: skip
     """Returns the variables that make a rank see one device only. Pure; the first row that applies decides.
 
     | launch.visible_devices | the node | the rank sees |
@@ -179,8 +167,6 @@ def visible_device_changes(
     | | the mask names fewer devices than the node has ranks | all that is there: `choose_device` refuses |
     | | the mask names enough | the mask's entry at the index of the local rank, unchanged (index, UUID, MIG) |
     | | no mask is set, and there are as many GPUs as ranks | the GPU at the index of the local rank |
-
-    Returns the variable to set, or nothing if the rank is to see all that is there.
     """
     if wanted is VisibleDevices.all or (wanted is VisibleDevices.auto and own_code) or not gpus_per_node:
         return {}
@@ -212,22 +198,19 @@ def _entries(mask: str) -> list[str]:
     return entries
 
 
-# -- the device of a rank
-
-
 @dataclass(frozen=True)
 class Accelerators:
     """The accelerators that this process sees."""
 
     kind: str  # torch.device type of the accelerators (cuda on ROCm as well); empty if torch was built for CPUs only
-    count: int  # number of accelerators
-    torch: str  # version of torch
+    count: int
+    torch: str  # its version
     mask: str = ""  # the variables that limit what the process sees, with their values, as text
     error: str = ""  # the driver's message if the process sees no accelerator
 
     @property
     def text(self) -> str:
-        """Description for error messages: torch's version, number of accelerators, the masks, the driver's error."""
+        """Description for error messages."""
         if not self.kind:
             return f"torch {self.torch} was built for CPUs only"
         error = f"; the driver says: {self.error}" if self.error else ""
@@ -270,8 +253,7 @@ def choose_device(
     | not cpu | | enough | the one at the index of the local rank |
 
     asked: GPUs on each node that the run asked for; 0 outside of a run.
-    Returns the torch.device type and the index of the device; the index is None for the CPU.
-    Raises BackendError: the device that was asked for is not available.
+    Returns the torch.device type and the index of the device (None for the CPU); raises BackendError.
     """
     if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked and not seen.count):
         return "cpu", None
@@ -325,3 +307,112 @@ def require_gpu(
         raise _no_gpu(wanted, asked, ", ".join(f"{name}={value}" for name, value in masks.items()), rank, host)
     if not masks and not device_files():
         raise _no_gpu(wanted, asked, f"/dev has no {', '.join(_DEVICE_FILES)}", rank, host)
+
+
+# -- Reads from NCCL's log (or RCCL's) which network it uses, and compares that with what the site expects
+#
+#     environ.update(nccl_log_variables(environ, file))  # before NCCL makes its first communicator
+#     fabric = read_nccl_log(file)                       # after the first collective
+#     network_mismatch(fabric, {"net": ("AWS Libfabric",)})
+#
+# If a plug-in or a device is missing, NCCL falls back to sockets without an error: results are right, but the training
+# is several times slower.
+
+
+SOCKET = "Socket"  # NCCL's name of its transport over sockets
+# values of NCCL_DEBUG that INFO may replace; the user has set any other value on purpose
+NCCL_LOG_BYTES = 1 << 20  # at most so many characters of a log are read
+
+_VERSION = re.compile(r"\b[NR]CCL version (\S+)")
+_NET = re.compile(r"NCCL INFO Using network (.+)|\[(?:send|receive)\] via NET/([^/\s]+)")
+_DEVICES = re.compile(r"NCCL INFO NET/(\w+) ?: Using (.+)")
+_DEVICE = re.compile(r"\[\d+\] ?([\w.-]+)")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)")
+_PLUGIN = re.compile(
+    r"NET/OFI (?:Using|Initializing) (aws-ofi-[nr]ccl \S+)|NET/Plugin: Loaded net plugin (.+)|P2P plugin (\S+)"
+)
+_MISSING = re.compile(
+    r"(No plugin found|Could not find: libnccl-net\S*|libnccl-net\S*: cannot open shared object file"
+    r"|NET/OFI aws-ofi-[nr]ccl initialization failed|NET/IB : No device found)"
+)
+
+
+class Fabric(Struct):
+    """The network that the NCCL of a rank uses between nodes; what is empty is not in the log."""
+
+    version: str = ""
+    net: str = ""  # the transport: `IB`, `Socket`, or the name of a plug-in's transport
+    plugin: str = ""  # name and version of the plug-in; empty: NCCL uses its own transports
+    provider: str = ""  # of libfabric, if the plug-in uses it
+    devices: tuple[str, ...] = ()  # the network devices that were found for the transport
+    missing: tuple[str, ...] = ()  # messages about plug-ins and devices that were not found
+
+    @property
+    def text(self) -> str:
+        """Text for the user, such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
+        name = f"NCCL {self.version}" if self.version else "NCCL"
+        if not self.net:
+            return f"{name} does not report its network"
+        about = [*filter(None, (self.plugin, self.provider)), *self.devices]
+        return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
+
+
+def nccl_log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]:
+    """Returns the variables with which NCCL writes its log to a file; none if the user has asked for a log."""
+    if environ.get("NCCL_DEBUG", "").upper() not in _NCCL_LEVELS or environ.get("NCCL_DEBUG_FILE"):
+        return {}
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(path)}
+
+
+def nccl_log_name(rank: int) -> str:
+    """Returns the file name of a rank's NCCL log."""
+    return f"nccl-{rank}.txt"
+
+
+def read_nccl_log(path: Path) -> Fabric | None:
+    """Reads and parses an NCCL log; returns None if the file cannot be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return parse_nccl_log(file.read(NCCL_LOG_BYTES))
+    except OSError:
+        return None
+
+
+def parse_nccl_log(log: str) -> Fabric:
+    """Parses the NCCL log of a rank. If it names several networks, the last one counts."""
+    version = next((match[1].partition("+")[0] for match in _VERSION.finditer(log)), "")
+    nets = [(match[1] or match[2]).strip() for match in _NET.finditer(log)]
+    found = {match[1]: tuple(_DEVICE.findall(match[2].partition(";")[0])) for match in _DEVICES.finditer(log)}
+    net = nets[-1] if nets else next((name for name in ("IB", SOCKET) if name in found), "")  # before 2.5
+    plugin = next((next(filter(None, match.groups())).strip() for match in _PLUGIN.finditer(log)), "")
+    provider = next((match[1] for match in _PROVIDER.finditer(log)), "")
+    own = net in ("IB", SOCKET)
+    missing = tuple(dict.fromkeys(match[1] for match in _MISSING.finditer(log))) if own else ()
+    devices = found.get(net) or (found.get("IB", ()) if net.startswith("IB") else ())
+    return Fabric(version, net, "" if own else plugin, "" if own else provider, devices, missing)
+
+
+def network_mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str | None:
+    """Returns how NCCL's network differs from what the site expects, and what to do; None: it does not, or unknown.
+
+    expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
+        accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
+    """
+    if fabric is None or not fabric.net:
+        return None
+    for name, accepted in expects.items():
+        value = getattr(fabric, name)
+        whole = name == "provider"
+        if any(value.lower() == each.lower() if whole else value.lower().startswith(each.lower()) for each in accepted):
+            continue
+        todo = "set NCCL_NET in cluster.environment, and see NCCL_DEBUG=INFO"
+        if any("libnccl-net" in each or "plugin" in each for each in fabric.missing):
+            todo = "it found no plug-in (libnccl-net.so); put its folder on LD_LIBRARY_PATH in cluster.setup"
+        elif fabric.missing:
+            todo = f"{'; '.join(fabric.missing)}; see NCCL_DEBUG=INFO, and cluster.environment"
+        wanted = f"{name} {' or '.join(accepted)} (cluster.expects)"
+        return f"{fabric.text}, and this cluster expects {wanted}: {todo}"
+    return None
+
+
+_NCCL_LEVELS = ("", "VERSION", "WARN")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import io
-import json
 import os
 import pickle
 import re
@@ -20,12 +19,13 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import processes
 from launcher.failures.codes import CollectiveSign, HangSign
+from launcher.files.json_types import from_json
 from launcher.formatting import ranges
 from launcher.runs.events import Accused, BlockedCollective
 from launcher.worker.heartbeat import Sign
@@ -56,16 +56,8 @@ class Recorder:
     groups: tuple[CollectiveGroup, ...]
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A rank to blame for a hang, and the collective that it blocks."""
-
-    rank: int
-    collective: BlockedCollective
-
-
-def blame_by_collectives(recorders: Sequence[Recorder]) -> list[Suspect]:
-    """Returns the ranks that block the others. Pure; in each group the first row that applies decides.
+def blame_by_collectives(recorders: Sequence[Recorder]) -> dict[int, BlockedCollective]:
+    """Returns the ranks that block the others, and which collective. In each group the first row that applies decides.
 
     C is the first collective of the group that is not finished on every rank:
 
@@ -80,7 +72,7 @@ def blame_by_collectives(recorders: Sequence[Recorder]) -> list[Suspect]:
     A rank to blame in one group is left out if it waits in another group for a rank to blame there; if that leaves out
     all ranks, none is left out.
     """
-    accused: dict[int, Suspect] = {}
+    accused: dict[int, BlockedCollective] = {}
     waiting: set[int] = set()  # ranks that wait in a group for a rank to blame there
     groups: dict[str, dict[int, CollectiveGroup]] = {}  # by name and rank
     for recorder in recorders:
@@ -88,12 +80,11 @@ def blame_by_collectives(recorders: Sequence[Recorder]) -> list[Suspect]:
             groups.setdefault(group.name, {})[recorder.rank] = group
     for name, seen in groups.items():
         found = _in_group(name, seen)
-        for rank, collective in found.items():
-            accused.setdefault(rank, Suspect(rank, collective))
+        accused = found | accused
         if found:
             waiting |= {rank for rank, group in seen.items() if rank not in found and group.pending is not None}
-    causes = [suspect for rank, suspect in accused.items() if rank not in waiting]
-    return sorted(causes or accused.values(), key=lambda suspect: suspect.rank)
+    causes = {rank: collective for rank, collective in accused.items() if rank not in waiting}
+    return dict(sorted((causes or accused).items()))
 
 
 def _in_group(name: str, seen: Mapping[int, CollectiveGroup]) -> dict[int, BlockedCollective]:
@@ -134,9 +125,6 @@ def _short(operation: str) -> str:
     return operation.rpartition(":")[2]
 
 
-# -- torch's dumps
-
-
 class _PlainOnly(pickle.Unpickler):
     # Refuses all that could run code: a dump consists of dicts, lists, strings and numbers
 
@@ -145,10 +133,7 @@ class _PlainOnly(pickle.Unpickler):
 
 
 def parse(rank: int, dump: bytes) -> Recorder:
-    """Parses the pickle that torch writes as a rank's dump; raises ValueError if it is incomplete or something else.
-
-    A collective is finished when its entry's state is `completed`; gloo's, when the entry is marked as retired.
-    """
+    """Parses the pickle that torch writes as a rank's dump; raises ValueError if it is incomplete or something else."""
     try:
         entries = _PlainOnly(io.BytesIO(dump)).load().get("entries", [])
         groups: dict[str, list[Mapping[str, Any]]] = {}
@@ -176,17 +161,6 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
     return entry["state"] == "completed" or retired
 
 
-def to_json(recorder: Recorder) -> str:
-    """Returns a Recorder as JSON, to send it to another agent."""
-    return json.dumps(asdict(recorder))
-
-
-def from_json(text: str) -> Recorder:
-    """Returns the Recorder that `to_json` has written."""
-    value = json.loads(text)
-    return Recorder(value["rank"], tuple(CollectiveGroup(**group) for group in value["groups"]))
-
-
 class Recorders:
     """In an agent: reads the flight recorders of its ranks, which start with these variables."""
 
@@ -207,15 +181,15 @@ class Recorders:
         self._pipe = environ.get(_PIPE, wanted[_PIPE])
         self._file = environ.get("TORCH_FR_DUMP_TEMP_FILE" if renamed else _FILE) or environ.get(_FILE, wanted[_FILE])
 
-    def take(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> list[str]:
-        """Requests these ranks' dumps; returns each as `to_json` writes it; empty: none in `timeout` seconds."""
-        found = dict.fromkeys(ranks, "")
+    def take(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> list[Recorder | None]:
+        """Requests the dumps of these ranks, and returns what they show; None: none in `timeout` seconds."""
+        found: dict[int, Recorder | None] = dict.fromkeys(ranks)
         asked = [rank for rank in ranks if self._request(rank)]
         deadline = time.monotonic() + timeout
         while asked:
             for rank in list(asked):
                 with contextlib.suppress(OSError, ValueError):  # the dump does not exist yet, or is incomplete
-                    found[rank] = to_json(parse(rank, Path(f"{self._file}{rank}").read_bytes()))
+                    found[rank] = parse(rank, Path(f"{self._file}{rank}").read_bytes())
                     asked.remove(rank)
             if time.monotonic() > deadline:
                 break
@@ -259,7 +233,7 @@ class HangReport:
     step: int  # steps of the run that the rank has done
     state: str  # the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone
     stack: str  # stacks of its threads as faulthandler writes them, or its `newest_frame`; empty if it wrote none
-    recorder: str = ""  # its flight recorder (flight_recorder.to_json); empty if it has none
+    recorder: Recorder | None = None  # its flight recorder, if it has one
 
 
 @dataclass(frozen=True)
@@ -299,8 +273,7 @@ def suspects(reports: Sequence[HangReport]) -> tuple[list[HangReport], HangSign,
     if stopped:
         return stopped, HangSign.DEVICE if stopped[0].state == "D" else HangSign.STOPPED, None
     lowest = min((each.step for each in reports), default=0)
-    blamed = blame_by_collectives([from_json(each.recorder) for each in reports if each.recorder])
-    blocks = {suspect.rank: suspect.collective for suspect in blamed}
+    blocks = blame_by_collectives([each.recorder for each in reports if each.recorder])
     for chosen, sign in (
         ([each for each in reports if not each.stack], HangSign.NO_STACK),
         ([each for each in reports if each.rank in blocks], HangSign.RECORDER),
@@ -331,10 +304,7 @@ class StepWatch:
         self._last: dict[int, tuple[int, float]] = {}
 
     def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """Returns the indices of the ranks whose last heartbeat is launch.hang_timeout old at `now` (monotonic).
-
-        Only ranks that check for stops at step boundaries and have done a step are watched.
-        """
+        """Returns the places of the ranks that listen, have done a step, and last beat launch.hang_timeout ago."""
         found = []
         for place, sign in enumerate(signs):
             beats, since = self._last.get(place, (-1, now))
@@ -378,12 +348,8 @@ class RankActivity:
 
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
-    ticks = 0
-    for each in family(pid):
-        with contextlib.suppress(OSError, IndexError):
-            values = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(values[11]) + int(values[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    ticks = [int(ticks) for each in family(pid) for ticks in _stat(each)[11:13]]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def family(pid: int) -> Iterator[int]:
@@ -397,7 +363,7 @@ def family(pid: int) -> Iterator[int]:
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
     """Returns the ranks to blame for a hang, from the fields of all agents' `HangReport`s."""
-    guilty, sign, collective = suspects([HangReport(**report) for report in reports])
+    guilty, sign, collective = suspects([from_json(report, HangReport) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
     frame = newest_frame(guilty[0].stack) if guilty else ""
     return Blamed(ranks, sign, collective, min((each.step for each in guilty), default=None), frame)
@@ -415,15 +381,14 @@ class Stacks:
             os.lseek(file, 0, os.SEEK_SET)  # the ranks share the position
 
     def file(self, place: int) -> int:
-        """Returns the descriptor of the file of the agent's rank at this index, for `serve` in the rank."""
+        """Returns the descriptor of a rank's file, for `serve` in the rank. place: index among the agent's ranks."""
         return self._files[place]
 
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
-        """Signals the ranks to write their stacks, and waits for them at most WRITES seconds.
+        """Returns each rank's state letter (man 5 proc), and its stacks; empty: it wrote none in WRITES seconds.
 
         Only processes that handle or ignore the signal get it. The signal would kill a rank just forked, a program that
         a rank has executed, or an unrelated process that has the id of a rank that is gone.
-        Returns for each rank the kernel's state letter of its process, and its stacks; empty if it wrote none in time.
         """
         self.clear()
         for pid in pids:
@@ -459,7 +424,11 @@ def _survives(pid: int) -> bool:
 
 def state(pid: int) -> str:
     """Returns the kernel's state letter of a process (R, S, D, T, ...); empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return "".join(_stat(pid)[:1])
+
+
+def _stat(pid: int) -> list[str]:
+    # The fields from the third on; empty: it is gone
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []

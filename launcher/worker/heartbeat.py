@@ -58,9 +58,8 @@ class AgentWords:
 
     def clear(self, world_size: int = 0) -> None:
         """For the agent: resets all words, the first to `world_size`."""
-        for index, word in enumerate((0, 0, 0, 0)):
+        for index, word in enumerate((world_size, 0, 0, 0)):
             self._words[index] = word
-        self._words[0] = world_size
 
     @property
     def world_size(self) -> int:
@@ -106,18 +105,9 @@ class RankWords:
         """For the agent: returns the last state that the rank has written."""
         boundary, wanted, answer, step_time = self._words
         return RankState(
-            boundary=boundary,
-            closed=bool(wanted >> 4 & 1),
-            cause=Cause(wanted >> 1 & 7),
-            save=bool(wanted & 1),
-            acted=wanted >> _NUMBER,
-            answered=answer >> _NUMBER,
-            accepted=bool(answer & 1),
-            step_time=step_time / 1e9,
-        )
-
-
-# -- Heartbeats
+            boundary=boundary, closed=bool(wanted >> 4 & 1), cause=Cause(wanted >> 1 & 7), save=bool(wanted & 1),
+            acted=wanted >> _NUMBER, answered=answer >> _NUMBER, accepted=bool(answer & 1), step_time=step_time / 1e9,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -279,8 +269,7 @@ def alive() -> Iterator[None]:
 # -- The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective
 #
 # Each rank counts its calls of `StopFlag.boundary`. Until a rank ends or closes (`StopFlag.close`), it makes the same
-# calls as all others. So "boundary 120" is the same point of the program on every rank, even if a step has several
-# boundaries (evaluations).
+# calls as all others, so "boundary 120" is the same point of the program on every rank.
 #
 # 1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
 # 2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
@@ -380,15 +369,12 @@ class RankState:
     step_time: float = 0.0  # seconds of a step; 0 if unknown
 
 
-# -- a rank
-
-
 class BoundaryAction(Enum):
     """What a rank does at a boundary about the newest proposal."""
 
     CONTINUE = "continue"
-    REFUSE = "refuse"  # refuse the proposal, and continue
-    ACCEPT = "accept"  # accept the proposal, and continue
+    REFUSE = "refuse"  # and continue
+    ACCEPT = "accept"  # and continue
     WAIT = "wait"  # accept the proposal, and wait until it is committed or replaced
     ACT = "act"  # carry out the proposal
 
@@ -412,21 +398,11 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
     return BoundaryAction.ACT if committed == proposal.number else BoundaryAction.WAIT
 
 
-# -- an agent
-
-
 def answer(rank: RankState, proposal: Proposal) -> bool | None:
-    """Returns whether a rank accepts the proposal that its agent has shown it; None: the rank may still answer.
-
-    | the rank has answered | the rank's boundary | result |
-    |---|---|---|
-    | yes | | the rank's answer |
-    | no | before the proposed one | None |
-    | no | the proposed one, or beyond | False: the rank got there before it was shown the proposal |
-    """
+    """Returns whether a rank accepts the proposal that its agent has shown it; None: the rank may still answer."""
     if rank.answered == proposal.number:
         return rank.accepted
-    return False if rank.boundary >= proposal.at else None
+    return False if rank.boundary >= proposal.at else None  # it got there before it was shown the proposal
 
 
 class AgentSide:
@@ -506,9 +482,6 @@ class AgentSide:
         return joined(wants)
 
 
-# -- the leader
-
-
 class LeaderSide:
     """The agreement in the leading agent, during one round. Methods return messages to send to all agents."""
 
@@ -564,10 +537,9 @@ class LeaderSide:
 
 
 def margin(step_time: float) -> int:
-    """Returns how many boundaries after the highest known one to propose.
+    """Returns how many boundaries after the highest known one to propose: as many as ranks reach during ROUND_TRIP.
 
-    Ranks continue with their steps during ROUND_TRIP. If a step (seconds) takes longer than that, the next boundary is
-    proposed: the ranks wait there a little, but stop sooner than after one more step.
+    If a step (seconds) takes longer, it is the next one: the ranks wait there a little, but stop sooner.
     """
     return max(1, min(math.ceil(ROUND_TRIP / step_time), MOST_AHEAD)) if step_time > 0 else 1
 

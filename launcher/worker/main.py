@@ -1,13 +1,8 @@
 """The main function of a rank: prepares the process, and calls the workload or executes the user's program.
 
-The agent forks a process for each rank, and calls `run_rank` in it. If the agent cannot fork safely, it starts the rank
-in a new interpreter:
-
-    python -m launcher.worker.main '{"place": 0, "lives": 0, "files": {"pulse_file": 5, "stacks_file": 6, ...}}'
-
-If the rank is the user's own program (a script written for torchrun, a module, or any executable file), the process
-executes (execve) it, so that it gets what torchrun would give it, such as a new Python interpreter. The process id, the
-output files and the rank stay the same. The environment contains torchrun's variables and these:
+The agent forks a process for each rank, and calls `run_rank` in it; if it cannot fork safely, in a new interpreter
+(`fresh_command`). The user's own program (a script written for torchrun, a module, or any executable file) is executed
+(execve), so that it gets what torchrun would give it. Its environment contains torchrun's variables and these:
 
 | variable | value |
 |---|---|
@@ -45,7 +40,7 @@ from launcher.runs.events import Stop
 from launcher.spec import build
 from launcher.spec.build import words as words_of
 from launcher.spec.plan import JobPlan
-from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, rank_report, script
+from launcher.worker import debugger, devices, hangs, heartbeat, rank_report, script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
@@ -85,7 +80,7 @@ def run_rank(
     except Exception as error:
         if isinstance(error, errors.LauncherError) and error.exit_code == errors.RESUME:
             sys.exit(end_attempt(error))
-        if final(error):
+        if script.is_final(error):
             slot.give_up()
         raise
 
@@ -103,10 +98,7 @@ def _require_gpu(plan: JobPlan) -> None:
 
 
 def make_checkpoint_folder(path: Path) -> None:
-    """Makes the folder in which a user's own code saves. What it loads from there may be executed: pickles.
-
-    Raises RunError (others could write to it) or OSError.
-    """
+    """Makes the folder in which a user's own code saves; RunError: others could write to it (pickles)."""
     run_files.make_folder(path)
     try:
         require_private(path)
@@ -119,8 +111,8 @@ def make_checkpoint_folder(path: Path) -> None:
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
     """Returns the signals that a rank ignores until it installs handlers (`StopFlag`).
 
-    Warning signals are only for ranks that check for stops. Restarted ranks also ignore stop signals at first: they can
-    resume, so ending them must not look like a crash. The agent repeats the signal once they check for stops.
+    Restarted ranks also ignore stop signals at first: they can resume, so ending them must not look like a crash. The
+    agent repeats the signal once they check for stops.
     """
     return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
 
@@ -132,12 +124,6 @@ def end_attempt(error: errors.LauncherError) -> int:
         reason = StopReason.UNREADABLE if error.code == errors.UNAVAILABLE else StopReason.UNKNOWN
         Events(current_attempt(), "stop")(Stop(reason=reason, error=str(error)))
     return error.exit_code
-
-
-def final(error: Exception) -> bool:
-    """Returns whether a retry would fail too: a workload or the launcher has refused what was asked for."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return not names.isdisjoint(script.FINAL) and script.NOT_FINAL not in names
 
 
 def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str, Any]:
@@ -152,7 +138,7 @@ def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str,
     if plan.debugs:  # the other ranks wait as long as a rank is at a breakpoint
         joining = collective = int(debugger.FOREVER)
     if plan.workload.kind == "Collective":
-        os.environ.update(nccl_report.log_variables(os.environ, nccl_log(plan, int(os.environ["RANK"]))))
+        os.environ.update(devices.nccl_log_variables(os.environ, nccl_log(plan, int(os.environ["RANK"]))))
     env = None
     try:
         if plan.workload.params.get("init", True):  # otherwise the function makes its own process group
@@ -170,7 +156,7 @@ def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str,
 
 def nccl_log(plan: JobPlan, rank: int) -> Path:
     """Returns the path of a rank's NCCL log in this attempt."""
-    return Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs", nccl_report.log_name(rank))
+    return Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs", devices.nccl_log_name(rank))
 
 
 def workload_config(plan: JobPlan) -> schema.Workload:
@@ -182,9 +168,6 @@ def workload_config(plan: JobPlan) -> schema.Workload:
         for name, value in plan.workload.params.items()
     }
     return kind(**values)
-
-
-# -- the user's own program
 
 
 def _run_program(plan: JobPlan, stacks: int, report: int, others: list[int], lives: int) -> dict[str, Any]:
@@ -234,11 +217,7 @@ def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list
 
 
 def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: int) -> dict[str, str]:
-    """Returns the program's environment variables besides those of its rank.
-
-    Like torchrun, this limits OpenMP's threads, so that ranks that share a node do not each use all CPUs. A value of
-    OMP_NUM_THREADS that the user has set stays.
-    """
+    """Returns the program's variables besides those of its rank. Like torchrun, it limits OpenMP's threads."""
     found = {
         "LAUNCHER_RESTART": str(int(attempt > 0 or lives > 0)),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.launch.max_restarts),
@@ -250,9 +229,6 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
 
 def is_executable(path: str | None) -> bool:
     return path is not None and build.is_executable(Path(path).expanduser())
-
-
-# -- a rank in a new interpreter
 
 
 def fresh_command(place: int, *, lives: int, **files: int) -> list[str]:

@@ -97,10 +97,7 @@ def make_memory() -> int:
 
 
 def share_memory(file: int, place: int) -> None:
-    """In a rank: lets this process find that file, also as the program that it executes.
-
-    place: index of this rank among its agent's.
-    """
+    """In a rank: lets this process, also as the program that it executes, find that file, and its place."""
     if file >= 0:
         os.environ[MEMORY] = f"{os.getpid()}:{file}:{place}"
 
@@ -137,32 +134,26 @@ class WorkerError:
     @property
     def line(self) -> str:
         """One line, as Python prints it at the end of a traceback: `ValueError: the loss is a banana`."""
-        text = (
-            self.message
-            if self.code == "sys.exit" or not self.type
-            else f"{self.type}: {self.message}"
-            if self.message
-            else self.type
-        )
-        return text.split("\n")[0]
+        kind = "" if self.code == "sys.exit" else self.type
+        return ": ".join(filter(None, (kind, self.message))).split("\n")[0]
 
 
 @dataclass(frozen=True)
 class RankReport:
-    # metrics of a rank that succeeded; None if it failed, or left no readable report
-    returned: dict[str, Any] | None = None
-    error: WorkerError | None = None  # error of a rank that failed; None if it succeeded, or left no readable report
-
-
-# -- in the rank
+    # Both are None if the rank left no readable report
+    returned: dict[str, Any] | None = None  # metrics of a rank that succeeded
+    error: WorkerError | None = None  # of a rank that failed
 
 
 def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:
     """Does a rank's work in this process, and writes its metrics or its error into the report."""
     owner = os.getpid()
     try:
-        returned = call()
-        script.write_report(report, owner, {"returned": _metrics(returned or {})})
+        returned = call() or {}
+        if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first rank of an agent passes its metrics on
+            returned = {}
+        metrics = json.loads(run_files.json_that_fits(returned, bounds.RESULT_BYTES)[0])
+        script.write_report(report, owner, {"returned": metrics})
         return errors.DONE
     except SystemExit as leave:
         if leave.code is None or leave.code == 0:
@@ -189,12 +180,6 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         return errors.NO_RETRY if getattr(error, "exit_code", None) == errors.NO_RETRY else errors.FAILED
 
 
-def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return {}
-    return dict(json.loads(run_files.json_that_fits(returned, bounds.RESULT_BYTES)[0]))
-
-
 def begin_process() -> None:
     """Makes a forked process behave like a new one: drops the exit handlers and child processes of its parent."""
     atexit._clear()
@@ -217,9 +202,6 @@ def end_process(code: int) -> None:
         os._exit(code & 0xFF)
 
 
-# -- in the agent
-
-
 def read_report(descriptor: int) -> RankReport:
     """Reads the report of a rank that has ended; returns an empty one if there is none, or it is not readable."""
     try:
@@ -230,16 +212,12 @@ def read_report(descriptor: int) -> RankReport:
         return RankReport()
     returned, error = report.get("returned"), report.get("error")
     if isinstance(error, dict):
-        return RankReport(error=_error_of(error))
+        names = ("code", "type", "message", "traceback", "reading")
+        texts: dict[str, Any] = {name: str(error.get(name, "")) for name in names}
+        return RankReport(error=WorkerError(
+            **texts, lost_peer=error.get("lost_peer") is True, final=error.get("final") is True
+        ))  # fmt: skip
     return RankReport(returned=returned) if isinstance(returned, dict) else RankReport()
-
-
-def _error_of(entry: Mapping[str, Any]) -> WorkerError:
-    code, kind, message, trace = (str(entry.get(name, "")) for name in ("code", "type", "message", "traceback"))
-    return WorkerError(
-        code, kind, message, trace, lost_peer=entry.get("lost_peer") is True, final=entry.get("final") is True,
-        reading=str(entry.get("reading", "")),
-    )  # fmt: skip
 
 
 def read_error_file(path: Path) -> WorkerError | None:
@@ -276,13 +254,9 @@ def read_last_words(path: Path, code: int) -> WorkerError | None:
 
 
 def last_words(text: str, code: int) -> WorkerError | None:
-    """Returns the error that the last lines of a rank's standard error show; None: there are none.
+    """Returns the error that the last lines of a rank's standard error show (of a traceback its last); None: none.
 
-    | exit code | the lines | code of the error, and its message |
-    |---|---|---|
-    | 2 | one starts with `usage:`, as those of argparse, click and getopt | usage: the last line |
-    | any | a traceback | printed: its last line |
-    | any | others | printed: the last line |
+    With exit code 2 and a line that starts with `usage:`, as of argparse, click and getopt, its code is usage.
     """
     lines = [line for each in text.splitlines() if (line := formatting.clean(each).rstrip(BOX))]
     usage = code == errors.BAD_INPUT and any(line.lstrip(BOX)[:6].lower() == "usage:" for line in lines)

@@ -71,40 +71,35 @@ def main(kind: str, target: str, *arguments: str) -> None:
         sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else code if code in (75, 93) else 1)
 
 
-# -- reports of errors
-
-
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
-    """Returns the report of an error in JSON types: the fields of `rank_report.WorkerError`, and `time` (Unix seconds).
-
-    lost_peer_words: regular expression for texts of lost connections; see `lost_peer`.
-    """
+    """Returns the report of an error in JSON types: the fields of `rank_report.WorkerError`, and `time`."""
     lost = lost_peer(error, lost_peer_words)
-    names = {kind.__name__ for kind in type(error).__mro__}
     return {
         "code": "lost peer" if lost else "usage" if _refuses_usage(error) else "raised",
         "type": type(error).__name__,
         "message": _bounded(_text(error), LONGEST_MESSAGE),
         "traceback": _bounded("".join(traceback.format_exception(*shown)), LONGEST_TRACEBACK),
         "lost_peer": lost,
-        "final": not names.isdisjoint(FINAL) and NOT_FINAL not in names,
+        "final": is_final(error),
         "reading": _reading(error.__traceback__),
         "time": time.time(),
     }
 
 
+def is_final(error: BaseException) -> bool:
+    """Returns whether a retry would fail too: a workload or the launcher has refused what was asked for."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint(FINAL) and NOT_FINAL not in names
+
+
 def _refuses_usage(error: BaseException) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
+    trace = _innermost(error.__traceback__)
     raiser = None if trace is None else type(trace.tb_frame.f_locals.get("self"))
     known = {(kind.__module__, kind.__name__) for kind in (*type(error).__mro__, *(raiser.__mro__ if raiser else ()))}
     return not known.isdisjoint(REFUSED)
 
 
-def exit_report(
-    leave: SystemExit, lost_peer_words: str, above: tuple[str, ...] = ABOVE
-) -> dict[str, Any] | None:  # fmt: skip
+def exit_report(leave: SystemExit, lost_peer_words: str, above: tuple[str, ...] = ABOVE) -> dict[str, Any] | None:
     """Returns the report of a rank that leaves by `sys.exit`; the first row that applies decides.
 
     | sys.exit of | while an exception was handled | report |
@@ -159,7 +154,8 @@ def _is_lost_peer(error: BaseException, words: str) -> bool:
         return False
     if any(name.startswith("Dist") for name in names):
         return True
-    return type(error) is RuntimeError and (_in_collective(trace) or (_is_gloos(text) and _raised_natively(trace)))
+    gloos = re.match(r"\[[^\]\s]*gloo/[^\]\s]*:\d+\] ", text)
+    return type(error) is RuntimeError and (_in_collective(trace) or (gloos is not None and _raised_natively(trace)))
 
 
 def _in_collective(trace: types.TracebackType | None) -> bool:
@@ -174,18 +170,18 @@ def _in_collective(trace: types.TracebackType | None) -> bool:
     return inner
 
 
-def _is_gloos(text: str) -> bool:
-    return re.match(r"\[[^\]\s]*gloo/[^\]\s]*:\d+\] ", text) is not None
-
-
 def _raised_natively(trace: types.TracebackType | None) -> bool:
     # Returns whether native code raised the error, and not a `raise` statement in the innermost Python frame
-    if trace is None:
+    if (inner := _innermost(trace)) is None:
         return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code, at = trace.tb_frame.f_code.co_code, trace.tb_lasti
+    code, at = inner.tb_frame.f_code.co_code, inner.tb_lasti
     return 0 <= at < len(code) and code[at] != opcode.opmap["RAISE_VARARGS"]
+
+
+def _innermost(trace: types.TracebackType | None) -> types.TracebackType | None:
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
 
 
 def _reading(trace: types.TracebackType | None) -> str:
@@ -209,10 +205,7 @@ def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
 
 
 def write_report(descriptor: int, owner: int, report: dict[str, Any], delay: float = 0.0) -> None:
-    """Writes a report for the agent; descriptor -1: nowhere; owner: the rank, whose forks write nothing.
-
-    delay: seconds that a rank waits which lost another rank, so that the failure of that rank is reported first.
-    """
+    """Writes a report for the agent (-1: nowhere); `delay`: so that the report of a lost peer comes first."""
     if report.get("error", {}).get("lost_peer"):
         time.sleep(delay)
     if descriptor < 0 or os.getpid() != owner:
@@ -235,9 +228,6 @@ def _bounded(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}\n[... {len(text) - most} characters left out ...]\n{text[-most // 2 :]}"
-
-
-# -- the debugger
 
 
 _debug: dict[str, Any] = {}  # "arguments" of `debugger.install`, and what it returns ("watch") once it is called
@@ -274,9 +264,6 @@ def _debug_error(error: BaseException) -> BaseException:
     except Exception as instead:  # the user has typed q
         return instead.with_traceback(None)
     return error
-
-
-# -- running the program
 
 
 def _prepare(settings: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,16 +27,6 @@ from launcher.worker import devices, heartbeat
 INTERVAL = 1.0  # seconds between two reports to the agent
 KEPT = 1024  # times of at most so many steps are kept for the next report
 BEHIND = 64  # at most so many steps are kept that the device has not finished
-
-M = TypeVar("M")
-
-
-class _Clock(Protocol[M]):
-    # `mark` sets a mark, `passed` tells whether the device has reached it
-
-    def mark(self) -> M: ...
-    def passed(self, mark: M) -> bool: ...
-    def seconds(self, first: M, last: M) -> float: ...
 
 
 class _Host:
@@ -73,19 +63,18 @@ class _Device:
         return float(first.elapsed_time(last)) / 1000
 
 
-class StepTimer(Generic[M]):
+class StepTimer:
     """Measures how long one rank works in a step (or in each of `units` equal parts); without an agent, nothing."""
 
-    def __init__(
-        self, device: torch.device, slot: heartbeat.RankSlot | None = None, clock: _Clock[M] | None = None
-    ) -> None:
-        # None: this rank's slot, if it has one; the clock of the device
+    def __init__(self, device: torch.device, slot: heartbeat.RankSlot | None = None, clock: Any = None) -> None:
+        # None: this rank's slot, if it has one; the clock of the device. A mark is of the clock's own type
         self.units = 1.0
         self._slot = heartbeat.mine() if slot is None else slot
         self._clock: Any = clock or (_Host if device.type == "cpu" else _Device(device))
-        self._mark: M | None = None
-        self._spans: list[tuple[M, M]] = []  # (first, last) mark of each span of work in this step
-        self._owed: deque[list[tuple[M, M]]] = deque(maxlen=BEHIND)  # spans of steps that the device has not finished
+        self._mark: Any = None
+        self._spans: list[tuple[Any, Any]] = []  # (first, last) mark of each span of work in this step
+        # spans of steps that the device has not finished
+        self._owed: deque[list[tuple[Any, Any]]] = deque(maxlen=BEHIND)
         self._times: deque[float] = deque(maxlen=KEPT)
         self._steps, self._next_report = 0, 0.0
 
@@ -119,20 +108,13 @@ class StepTimer(Generic[M]):
             self._mark = self._clock.mark()
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """Calls `computed` when the model's first parameter, the last in a backward pass, has got its gradient.
-
-        By then the rank has done all of its work in the step, and waits for the sum of gradients over ranks. For
-        DistributedDataParallel, or any training that sums gradients after the backward pass.
-        """
+        """Calls `computed` when the first parameter, the last in a backward pass, has got its gradient."""
         first = next((each for each in model.parameters() if each.requires_grad), None)
         if self._slot is not None and first is not None:
             first.register_post_accumulate_grad_hook(lambda _: self.computed())
 
     def watch_blocks(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """Counts the forward passes of fully_shard's blocks as work, the gathering of weights before each as waiting.
-
-        The time before the model is called (data loading) counts as work; the backward pass does not count.
-        """
+        """Counts forward passes of fully_shard's blocks as work, the gathering of weights before each as waiting."""
         if self._slot is None:
             return
         model.register_forward_pre_hook(lambda *_: self._in_training(self.computed), prepend=True)

@@ -1,12 +1,8 @@
 """Stop requests in ranks: whether a training should stop after this step.
 
-A signal handler only sets the flag; the interrupted work (a collective, a data loader) continues. The signal may reach
-some ranks only (PBS signals one node), so the ranks combine their flags at step boundaries:
-
-- Ranks with an agent agree through their agents; see `launcher.worker.heartbeat`. A boundary takes some
-  microseconds. A rank may have to wait only at the boundary where all ranks stop or save.
-- Other ranks (`init()` under srun, mpiexec or torchrun) use one small all_reduce in a gloo group of its own. If steps
-  are short, it runs in the background and only every few steps, so that it costs next to nothing; see `interval`.
+A signal may reach some ranks only (PBS signals one node), so the ranks combine their flags at step boundaries: those
+with an agent through their agents (see `heartbeat`), others (`init()` under srun, mpiexec or torchrun) by one small
+all_reduce in a gloo group of its own, if steps are short in the background and only every few steps (see `interval`).
 
 | cause | source | known to |
 |---|---|---|
@@ -23,6 +19,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -32,16 +29,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from launcher.config.scheduler_table import settings_class
+from launcher.config.schema import BestIs, ResumeHow
+from launcher.errors import LauncherError
 from launcher.failures import text
 from launcher.failures.codes import StopReason
+from launcher.formatting import log_line
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop as StopEvent
-from launcher.schedulers import topology
+from launcher.runs.history import Experience, experience
+from launcher.runs.time_left import time_left
+from launcher.schedulers import registry, topology
+from launcher.spec.sections import Checkpoint, Resume, Train
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, heartbeat, process_group
+from launcher.worker.debugger import FOREVER
 from launcher.worker.heartbeat import BoundaryAction, Cause, Want, decide
 from launcher.worker.process_group import Env
-from launcher.worker.settings import Settings, settings
 
 FILES_INTERVAL = 1.0  # seconds between two checks for RUN/stop and RUN/save
 LATENCY = 0.5  # seconds between two agreements in the background
@@ -71,13 +75,7 @@ CONTINUE = StopVerdict()
 
 
 def interval(step_time: float) -> int:
-    """Returns the number of steps between two agreements; 0: at every step, which waits for the result.
-
-    | steps | agreements |
-    |---|---|
-    | longer than SLOW_STEP | at every boundary, at once |
-    | shorter | in the background, one per LATENCY or per RAREST steps, whichever is shorter |
-    """
+    """Returns the number of steps between two agreements; 0: at every step, which waits for the result."""
     if step_time > SLOW_STEP:
         return 0
     return max(1, min(int(LATENCY / max(step_time, 1e-6)), RAREST))
@@ -172,8 +170,7 @@ class StopFlag:
     def boundary(self, step: int, *, save_due: bool = False) -> StopVerdict:
         """Sends a heartbeat, and returns what to do between two steps. All ranks must call it after every step.
 
-        save_due: whether this rank wants to save. One rank is enough for all to save. The rank must pass True at every
-            boundary until the verdict is to save.
+        save_due: whether this rank wants to save, until the verdict is to save. One rank is enough for all to save.
         """
         now = time.monotonic()
         if self._slot is not None:
@@ -186,7 +183,9 @@ class StopFlag:
         elif self._agents is not None:
             verdict = self._verdict(self._agents.boundary(self._wanted(now, save_due), self._step_time))
         elif self._interval == 0:
-            verdict = self._agree_at_once(now, save_due)
+            flags = self._flags_of(self._wanted(now, save_due))
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
+            verdict = self._combined(flags)
         else:
             verdict = self._agree_in_background(now, save_due)
         if verdict.stop is not None and self._env.rank == 0:
@@ -197,16 +196,13 @@ class StopFlag:
     def save_took(self, seconds: float) -> None:
         """Makes the stop before the deadline early enough for saves of this duration.
 
-        The time between the stop and the deadline is limited to half of the attempt, or to resume.lead if that is
-        longer. If saves need more, this logs that the attempt is too short.
+        That is at most half of the attempt, or resume.lead. If saves need more, it logs that the attempt is too short.
         """
         wanted = SAVES * seconds + MARGIN
         if wanted > self._max_lead:
             if self._env.rank == 0 and self._lead < self._max_lead:
-                print(
-                    f"launcher: a save takes {seconds:.0f} s, too long for an attempt of {2 * self._max_lead:.0f} s: "
-                    "the last one may be cut off; raise `time`", flush=True,
-                )  # fmt: skip
+                takes = f"a save takes {seconds:.0f} s, too long for an attempt of {2 * self._max_lead:.0f} s"
+                log_line(f"{takes}: the last one may be cut off; raise `time`", sys.stdout)
             wanted = self._max_lead
         self._lead = max(self._lead, wanted)
 
@@ -228,11 +224,6 @@ class StopFlag:
         self._cause = max(self._cause, Cause.TERM if term else Cause.WARNING)
         if self._agents is not None:
             self._agents.want(self._cause)
-
-    def _agree_at_once(self, now: float, save_due: bool) -> StopVerdict:
-        flags = self._flags_of(self._wanted(now, save_due))
-        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
-        return self._combined(flags)
 
     def _agree_in_background(self, now: float, save_due: bool) -> StopVerdict:
         verdict = CONTINUE
@@ -277,8 +268,9 @@ class StopFlag:
     def _verdict(self, agreed: Want) -> StopVerdict:
         if agreed.save and self._files[1]:
             self._files = self._files[0], False
+            assert self._settings.run_dir is not None
             with contextlib.suppress(OSError):
-                self._file("save").unlink()
+                (self._settings.run_dir / "save").unlink()
         if not agreed:
             return CONTINUE
         if agreed.cause:
@@ -287,23 +279,13 @@ class StopFlag:
         return StopVerdict(None, agreed.save)
 
     def _stop_event(self) -> StopEvent:
-        rank = self._agreed.rank
-        return StopEvent(reason=_REASONS[self._agreed.cause], rank=rank, host=self._host_of(rank))
-
-    def _host_of(self, rank: int) -> str:
-        return self._env.hosts[self._env.node_of(rank)] if self._env.hosts else self._env.host
-
-    def _file(self, name: str) -> Path:
-        assert self._settings.run_dir is not None
-        return self._settings.run_dir / name
+        env, rank = self._env, self._agreed.rank
+        host = env.hosts[env.node_of(rank)] if env.hosts else env.host
+        return StopEvent(reason=_REASONS[self._agreed.cause], rank=rank, host=host)
 
     def _is_there(self, name: str) -> bool:
-        return self._settings.run_dir is not None and os.path.exists(self._file(name))  # False also for a stale handle
-
-
-# -- `should_stop()`: a call for any training loop that returns whether to save and exit
-#
-# `boundary()` is for trainers with callbacks: it also returns whether to save and continue.
+        run_dir = self._settings.run_dir
+        return run_dir is not None and os.path.exists(run_dir / name)  # False also for a stale handle
 
 
 _stop: StopFlag | None = None
@@ -314,10 +296,9 @@ _steps = 0
 def should_stop(step: int | None = None) -> bool:
     """Returns whether to save now and exit with code 75, because the attempt is to end. Call it after each step.
 
-    All ranks of the process group must make the same calls: it returns True on all of them after the same step. They
-    agree through their agents or, without an agent and with short steps, in the background every half second or 64
-    steps. A process without a process group decides alone. The stop reason (the time is nearly up, a signal, RUN/stop)
-    is in the run's events.
+    All ranks of the process group must make the same calls: it returns True on all of them after the same step. A
+    process without a process group decides alone. The stop reason (the time is nearly up, a signal, RUN/stop) is in the
+    run's events.
 
     The first call replaces the handlers of SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, and declares to the agent that this
     rank exits after a stop request. The agent then does not end it, and counts it as hung if it does not call again
@@ -336,11 +317,7 @@ stopping = should_stop  # its former name
 def boundary(step: int | None = None) -> StopVerdict:
     """Like `should_stop`, but also returns the stop reason, and whether to save and continue because RUN/save exists.
 
-    Args:
-        step: see `should_stop`.
-
-    Returns:
-        What all ranks do after this step. Once this is a stop, each further call returns the same stop.
+    Once this is a stop, each further call returns the same stop.
     """
     global _stopped, _steps
     if _stopped is not None:
@@ -372,20 +349,77 @@ def here() -> Env:
     place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
     alone = not dist.is_initialized()
     world = 1 if alone else dist.get_world_size()
-    backend = "none" if alone else "mpi" if dist.get_backend() == "mpi" else dist.get_backend()
     # Empty if the environment describes more or fewer ranks than this group has.
     node_ranks = topology.nodes_in_order(place) if world == place.world_size else ()
     return Env(
-        rank=place.rank if alone else dist.get_rank(),
-        local_rank=place.local_rank,
-        world_size=world,
-        local_world_size=place.local_world_size,
-        node_rank=place.node_rank,
-        nnodes=place.nnodes,
-        hosts=place.hosts if node_ranks else (),
-        host=place.hosts[place.node_rank] if place.hosts else host,
-        backend=backend,
-        device=devices.current(),
-        source=place.source,
+        rank=place.rank if alone else dist.get_rank(), local_rank=place.local_rank, world_size=world,
+        local_world_size=place.local_world_size, node_rank=place.node_rank, nnodes=place.nnodes,
+        hosts=place.hosts if node_ranks else (), host=place.hosts[place.node_rank] if place.hosts else host,
+        backend="none" if alone else dist.get_backend(), device=devices.current(), source=place.source,
         node_ranks=node_ranks,
-    )
+    )  # fmt: skip
+
+
+# Outside of a run:
+CHECKPOINT = Checkpoint(
+    every=None, every_steps=None, keep=2, best=None, best_is=BestIs.max.value, dir="", background=True, verify=True,
+    read_timeout=300, timeout=3600, max_failures=5, check_replicas=True, start_over=False,
+)  # fmt: skip
+NONE_YET = Experience()
+RESUME = Resume(how=ResumeHow.never.value, max_attempts=1, lead=0, strict=False)
+TRAIN = Train(invariant=False, micro_batches=8, straggler_factor=1.5, straggler_time=60)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run's settings for trainings. The defaults apply outside of a run."""
+
+    checkpoint: Checkpoint = CHECKPOINT  # checkpoint, resume, train: sections of the plan
+    resume: Resume = RESUME
+    train: Train = TRAIN
+    run_dir: Path | None = None  # the run directory; None outside of a run
+    attempt: int = 0  # index of this attempt, from 0
+    nodes: int = 1  # number of nodes with ranks
+    failures: Experience = NONE_YET  # of the user's runs on this cluster; on rank 0
+    world_size: int | None = None  # number of ranks of the run when it has all its nodes; None outside of a run
+    timeout: float | None = None  # seconds for each collective; None: torch's default
+    # when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: there is no time
+    # limit, or this rank only estimates it and leaves it to rank 0
+    deadline: float | None = None
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        """Folder of the run's checkpoints; None if no checkpoints are written."""
+        return Path(self.checkpoint.dir) if self.checkpoint.dir else None
+
+
+def settings() -> Settings:
+    """Returns the settings of this process's run, or the defaults; raises RunError for an unreadable record."""
+    attempt = current_attempt()
+    if attempt is None:
+        return Settings()
+    plan, left = attempt.run.plan(), time_left(os.environ)
+    first = os.environ.get("RANK", "0") == "0"
+    watches = left is not None and (left.sure or first)
+    return Settings(
+        plan.checkpoint, plan.resume, plan.train, run_dir=attempt.run.path, attempt=attempt.number,
+        nodes=plan.nodes - plan.spares,
+        failures=experience(attempt.run.path, plan.cluster.name) if first else NONE_YET, world_size=plan.world_size,
+        timeout=FOREVER if plan.debugs else float(plan.launch.timeout),  # others wait for a rank at a breakpoint
+        deadline=time.time() + left.seconds if left is not None and watches else None,
+    )  # fmt: skip
+
+
+def how_to_exclude(hosts: str) -> str:
+    """Returns how `resume` can exclude nodes from this run: an override, or what to use instead, or nothing."""
+    attempt = current_attempt()
+    if attempt is None:
+        return ""
+    try:
+        plan = attempt.run.plan()
+        if override := registry.scheduler(plan.cluster.scheduler).without(hosts, plan.cluster.settings):
+            return override
+        settings = settings_class(plan.cluster.scheduler)
+    except LauncherError:  # a measurement must not fail for want of this text
+        return ""
+    return "" if settings is None else settings.INSTEAD.get("exclude", "")

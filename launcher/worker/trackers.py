@@ -53,8 +53,8 @@ def kept(path: Path) -> list[TrackerEntry]:
 class About:
     """A run's description for trackers."""
 
-    run_id: str  # run_id, attempt: the run's id, and the index of this attempt, from 0
-    attempt: int
+    run_id: str
+    attempt: int  # index of this attempt, from 0
     folder: Path
     experiment: str
     uri: str
@@ -79,10 +79,8 @@ class Tracker(Protocol):
         """Ends the tracker's run; unless `done`, a later attempt may continue it."""
 
 
-# -- The tracker that writes to MLflow: one MLflow run for all attempts of a run
-#
-# MLflow keeps every value that it gets, so values of steps that a later attempt repeats are left out. Parameters cannot
-# be changed either: those of the first attempt stay.
+# -- MLflow keeps every value that it gets, so values of steps that a later attempt repeats are left out. Parameters
+# cannot be changed either: those of the first attempt stay
 
 
 # Limits, in seconds and tries, for a server that does not respond. By default one call takes minutes.
@@ -99,28 +97,26 @@ LONGEST = 500  # characters of a parameter's value
 
 
 class MLflow:
-    """The tracker that writes one MLflow run for all attempts of a run."""
+    """Writes one MLflow run for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         # MLflow takes a second, and may not be here
+        from mlflow import entities
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        self._about = about
+        self._about, self._entities = about, entities
         self._client: Any = MlflowClient(tracking_uri=about.uri)
         self._run: str | None = None
         self._known: frozenset[str] = frozenset()  # metrics that earlier attempts have logged
         self._last: dict[str, int] = {}  # the last step of each of those metrics, as far as it was looked up
 
     def log(self, entries: Sequence[TrackerEntry]) -> None:
-        # MLflow takes a second, and may not be here
-        from mlflow.entities import Metric
-
         run = self._run or self._begin()
         metrics = [
-            Metric(name, value, int(entry.moment * 1000), entry.step)
+            self._entities.Metric(name, value, int(entry.moment * 1000), entry.step)
             for entry in entries
             for name, value in entry.values.items()
             if entry.step > self._last_step(name)
@@ -140,7 +136,9 @@ class MLflow:
             made = self._client.create_run(number, run_name=self._about.run_id, tags=self._tags())
             run = made.info.run_id
             run_files.write(self._about.folder / MLFLOW_RUN, f"{self._about.uri} {run}\n")
-            self._log_parameters(run)
+            all_of_them = [self._entities.Param(name, value[:LONGEST]) for name, value in self._about.config.items()]
+            for start in range(0, len(all_of_them), PARAMETERS):
+                self._client.log_batch(run, params=all_of_them[start : start + PARAMETERS])
         else:
             self._client.update_run(run, status="RUNNING")
             for name, value in self._tags().items():
@@ -167,14 +165,6 @@ class MLflow:
         self._known = frozenset(self._client.get_run(run).data.metrics)
         return run
 
-    def _log_parameters(self, run: str) -> None:
-        # MLflow takes a second, and may not be here
-        from mlflow.entities import Param
-
-        all_of_them = [Param(name, value[:LONGEST]) for name, value in self._about.config.items()]
-        for start in range(0, len(all_of_them), PARAMETERS):
-            self._client.log_batch(run, params=all_of_them[start : start + PARAMETERS])
-
     def _tags(self) -> dict[str, str]:
         return {f"launcher.{name}": value for name, value in self._about.tags.items()}
 
@@ -185,14 +175,11 @@ class MLflow:
         return self._last[name]
 
 
-# -- The tracker that writes TensorBoard's event files, with torch's SummaryWriter
-
-
-FILES = "events.out.tfevents.*"  # pattern of the names of event files
+FILES = "events.out.tfevents.*"  # TensorBoard's
 
 
 class TensorBoard:
-    """The tracker that writes one TensorBoard folder for all attempts of a run."""
+    """Writes one TensorBoard folder for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
         # TensorBoard takes a second, and may not be here
@@ -228,11 +215,7 @@ class TensorBoard:
 
 
 def redone_from(first: TrackerEntry) -> int:
-    """Returns the first step for which to hide the training values of earlier attempts, from this one's first entry.
-
-    If the earlier attempt stopped between a step and its evaluation, this attempt starts with that evaluation. The
-    training values of the step are then in the earlier file only, and must stay visible.
-    """
+    """Returns the first step for which to hide earlier attempts' training values: not one only evaluated here."""
     trains = any(name.startswith("train/") for name in first.values)
     return first.step if trains else first.step + 1
 
@@ -242,10 +225,8 @@ def _table(values: Mapping[str, str]) -> str:
     return "\n".join(["| key | value |", "|---|---|", *rows])
 
 
-# -- The tracker that writes to Weights & Biases: one W&B run for all attempts of a run
-#
-# W&B keeps every value that it gets, so values of steps that a later attempt repeats are left out. In offline mode each
-# start of rank 0 writes a folder of its own; `wandb sync` combines them into one run by its id.
+# -- W&B keeps every value that it gets, too. In offline mode each start of rank 0 writes a folder of its own; `wandb
+# sync` combines them into one run by its id
 
 
 WANDB_RUN = "wandb_run"  # JSON file in the run directory: W&B's id of the run, its rows, the last step of each metric
@@ -260,7 +241,7 @@ LIMITS = {
 
 
 class WandB:
-    """The tracker that writes one W&B run for all attempts of a run."""
+    """Writes one W&B run for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
         # W&B takes a second, and may not be here

@@ -46,14 +46,7 @@ STEP = 60.0  # seconds after which the step is written even if no values are
 
 
 def most_events(age: float) -> float:
-    """Returns how many events of one kind may have been written `age` seconds after the first.
-
-    | age | 1 minute | 1 hour | 1 day | 60 days | 100 days |
-    |---|---|---|---|---|---|
-    | events | 157 | 1,417 | 2,975 | 5,020 | 5,275 |
-
-    So the interval grows to 0.2 % of the age, and what is reported rarely is written whenever it is reported.
-    """
+    """Returns how many events of one kind may have been written `age` seconds after the first: 5,275 in 100 days."""
     return FIRST + POINTS * math.log1p(age / (POINTS * INTERVAL))
 
 
@@ -122,10 +115,7 @@ class Reporter:
             for each in self._attempt.run.write_result(self._metrics):
                 if each not in self._left_out:
                     self._left_out.add(each)
-                    print(
-                        f"launcher: the run's result lacks {each}. Write it to a file, and report the file's path",
-                        file=sys.stderr, flush=True,
-                    )  # fmt: skip
+                    log_line(f"the run's result lacks {each}. Write it to a file, and report the file's path")
             self._track("result", metrics, done=True)
 
     def finish(self) -> None:
@@ -156,7 +146,7 @@ class Reporter:
             try:
                 self._tracking = tracking_of(self._attempt) if self._attempt else None
             except (LauncherError, RuntimeError) as error:  # RuntimeError if no thread can be started
-                print(f"launcher: nothing is tracked: {error}", file=sys.stderr, flush=True)
+                log_line(f"nothing is tracked: {error}")
             self._tracked = self._tracking is not None
         if self._tracking is not None:
             self._tracking.log(prefix, values, step, due=due)
@@ -183,11 +173,10 @@ class TrackerQueues:
         # trackers: functions that make one, in its thread: it may take seconds. folder: for what does not reach a
         # tracker; None: that is lost. local: trackers that write to files, and are waited for longer at the end.
         self._feeds = [
-            _Feed(
-                name, make, unsent(folder, name) if folder else None, LOCAL_TIMEOUT if name in local else CLOSE_TIMEOUT
-            )
+            _Feed(name, make, unsent(folder, name) if folder else None,
+                  LOCAL_TIMEOUT if name in local else CLOSE_TIMEOUT)
             for name, make in trackers.items()
-        ]
+        ]  # fmt: skip
         self._step, self._pid = 0, os.getpid()
         self._held: dict[str, tuple[int, float, Mapping[str, Any]]] = {}  # of each prefix the newest that was not due
         self._closed = False
@@ -381,30 +370,24 @@ def tracking_of(attempt: Attempt) -> TrackerQueues | None:
     }  # fmt: skip
     about = _about(attempt, {name: value for name, value in tags.items() if value})
     local = {"tensorboard": True, "mlflow": about.uri.startswith("file:"), "wandb": about.mode == "offline"}
-    return TrackerQueues(
-        {name: partial(_KNOWN[name], about) for name in plan.track},
-        attempt.run.path,
-        [name for name in local if local[name]],
-    )
+    make = {name: partial(_KNOWN[name], about) for name in plan.track}
+    return TrackerQueues(make, attempt.run.path, [name for name in local if local[name]])
 
 
 def _about(attempt: Attempt, tags: Mapping[str, str]) -> About:
     plan, folder = attempt.run.plan(), attempt.run.path
     runs_dir = Path(plan.run_dir.removesuffix(plan.run_id))
+    chosen, environ = plan.tracking, os.environ
     return About(
-        run_id=plan.run_id,
-        attempt=attempt.number,
-        folder=folder,
-        experiment=plan.tracking.experiment,
-        uri=plan.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
-        log_dir=Path(plan.tracking.dir).expanduser() / plan.run_id if plan.tracking.dir else folder / "tensorboard",
-        project=plan.tracking.project or os.environ.get("WANDB_PROJECT") or plan.tracking.experiment,
-        entity=plan.tracking.entity or os.environ.get("WANDB_ENTITY"),
-        mode=plan.tracking.mode or os.environ.get("WANDB_MODE") or "offline",
-        group=plan.tracking.experiment if "/" in plan.run_id else None,
-        config=dict(flat_config(attempt.run.record().get("config", {}))),
-        tags=tags,
-    )
+        run_id=plan.run_id, attempt=attempt.number, folder=folder, experiment=chosen.experiment,
+        uri=chosen.uri or environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
+        log_dir=Path(chosen.dir).expanduser() / plan.run_id if chosen.dir else folder / "tensorboard",
+        project=chosen.project or environ.get("WANDB_PROJECT") or chosen.experiment,
+        entity=chosen.entity or environ.get("WANDB_ENTITY"),
+        mode=chosen.mode or environ.get("WANDB_MODE") or "offline",
+        group=chosen.experiment if "/" in plan.run_id else None,
+        config=dict(flat_config(attempt.run.record().get("config", {}))), tags=tags,
+    )  # fmt: skip
 
 
 def send_unsent(folder: Path) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.staging import Copying, Staging
-from launcher.worker.settings import settings
+from launcher.worker.stop import settings
 from workloads.ddp import Trainer
 
 PAUSE = 0.02  # seconds

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from launcher import errors, progress
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.runs import lease
-from launcher.worker.settings import settings
-from launcher.worker.stop import StopFlag
+from launcher.worker.stop import StopFlag, settings
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:

@@ -288,12 +288,12 @@ def recorder_answers(machine: Machine) -> str:
     try:
         assert process.stdout is not None
         require(process.stdout.readline() == "waits\n", "NCCL did not start")
-        (text,) = recorders.take([0], timeout=10)
+        (found,) = recorders.take([0], timeout=10)
     finally:
         process.kill()
         process.wait()
-    require(text, "torch's pipe was not answered")
-    (group,) = hangs.from_json(text).groups
+    require(found, "torch's pipe was not answered")
+    (group,) = found.groups
     require((group.enqueued, group.pending, group.started) == (2, 2, False), f"it says {group}")
     return f"{group.operation} enqueued and not begun"
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from launcher import Checkpointer, errors, progress, should_stop
 from launcher.runs import lease
 from launcher.torch_compat import DTensor, Shard
-from launcher.worker.settings import settings
+from launcher.worker.stop import settings
 
 CYCLES = 1_500_000_000  # about a second of a GPU's clock
 FOR_EVER = 1 << 60  # cycles; decades

@@ -18,9 +18,8 @@ import pytest
 
 from launcher.agent import control as control_module
 from launcher.agent import control as link
-from launcher.agent.control import AttemptOver, Control, NobodyLeads, Overtaken
+from launcher.agent.control import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundLimits, RoundVerdict
-from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.channel import ChannelError

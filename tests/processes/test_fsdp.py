@@ -16,7 +16,7 @@ from launcher import Env
 from launcher.checkpoint.loading import expanded
 from launcher.checkpoint.state import Content
 from launcher.config.schema import FSDPLm, Precision
-from launcher.worker.settings import Settings
+from launcher.worker.stop import Settings
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
 from tests.unit.plans import run_settings

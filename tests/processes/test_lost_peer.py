@@ -185,11 +185,10 @@ STARTS = """
 import importlib, sys
 from pathlib import Path
 import torch
-from launcher.agent import forks
-from launcher.agent.workers import WorkerGroup
+from launcher.agent.workers import WorkerGroup, preload
 from launcher.rendezvous.rounds import Placement
 
-forks.preload("mine:main", 60)
+preload("mine:main", 60)
 
 def run(me):
     mine = importlib.import_module("mine")

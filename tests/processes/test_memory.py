@@ -21,7 +21,7 @@ from launcher.checkpoint.memory import MemoryCheckpoints
 from launcher.integrations.memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
 from launcher.worker import rank_report
-from launcher.worker.settings import CHECKPOINT, Settings
+from launcher.worker.stop import CHECKPOINT, Settings
 from tests.processes.workload_ranks import run_ranks
 
 SIZE = 30  # elements of the large tensor; divides by no number of ranks but 2, 3 and 5

@@ -22,11 +22,10 @@ from torch.distributed import TCPStore
 from launcher import Env
 from launcher.agent import node_checks as checks
 from launcher.agent import preflight as attempt
-from launcher.agent.control import Control
+from launcher.agent.control import Control, Signals
 from launcher.agent.node_checks import CheckProblem, check
 from launcher.agent.policy import RoundLimits
 from launcher.agent.preflight import Preflight
-from launcher.agent.stop_requests import Signals
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
@@ -272,7 +271,7 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(attempt, "ALONE", 0.5)
     monkeypatch.setattr(attempt, "TOGETHER", 0.5)
     monkeypatch.setattr(Preflight, "_start", lambda self: None)
-    monkeypatch.setattr(Preflight, "_collect", lambda self, part, timeout, died: None)
+    monkeypatch.setattr(Preflight, "_collect", lambda self, part, timeout: None)
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
     leader, mine = (_control(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
@@ -306,7 +305,7 @@ def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path:
     )  # fmt: skip
     part._workers = SimpleNamespace(poll=list, forward_output=bool, reports=lambda: reports)  # type: ignore[assignment]
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(part._collect("alone", 60, lambda place: None)))  # type: ignore[arg-type, return-value]
+    thread = threading.Thread(target=lambda: found.append(part._collect("alone", 60)))
     thread.start()
     lost: list[Any] = []
     give_up = time.monotonic() + 3.0

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import bounds
-from launcher.agent import stop_requests
-from launcher.agent.stop_requests import StopChecker
+from launcher.agent import supervisor
+from launcher.agent.supervisor import StopChecker
 from launcher.config.schema import Program
 from launcher.failures.codes import StopReason
 from launcher.failures.symptoms import LOST_PEER
@@ -315,10 +315,10 @@ def test_how_far_attempts_got(ends: list[tuple[int, int]], steps: list[int]) -> 
 
 @given(st.floats(0, 1e4), st.floats(1, 1e3), st.floats(-1e3, 1e5))
 def test_ranks_get_the_grace_or_what_the_deadline_leaves(grace: float, lead: float, left: float) -> None:
-    found = stop_requests.exit_time(grace, lead, left)
+    found = supervisor.exit_time(grace, lead, left)
     assert 0 <= found <= grace
     if left > 0 and found < grace:
-        assert found == max(0.0, left - min(stop_requests.RESERVED, lead / 2))
+        assert found == max(0.0, left - min(supervisor.RESERVED, lead / 2))
 
 
 def minding(tmp_path: Path, left: float, *, first: bool = True) -> StopChecker:

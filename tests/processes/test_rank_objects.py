@@ -12,29 +12,29 @@ import torch
 import torch.distributed as dist
 
 from launcher import Env
-from launcher.worker import rank_objects
-from launcher.worker.rank_objects import MAC, NotFromARank
+from launcher.worker import process_group
+from launcher.worker.process_group import MAC, NotFromARank
 from tests.launch import ROOT
 from tests.processes.workload_ranks import run_ranks
 
-SIZES = [0, rank_objects.SMALL - 200, rank_objects.SMALL, 1 << 20]  # of a text
+SIZES = [0, process_group.SMALL - 200, process_group.SMALL, 1 << 20]  # of a text
 
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAUNCHER_SECRET", "sixteen letters!")
-    rank_objects._secret.cache_clear()
+    process_group._secret.cache_clear()
     yield
-    rank_objects._secret.cache_clear()
+    process_group._secret.cache_clear()
 
 
 def exchange(config: dict[str, Any], env: Env) -> dict[str, Any]:
     found = []
     for size in SIZES:
         mine = (env.rank, "x" * (size + env.rank))
-        gathered = [rank for rank, _ in rank_objects.gather(mine)]
-        everyone = [len(text) - size for _, text in rank_objects.all_gather(mine)]
-        found.append([gathered, everyone, len(rank_objects.broadcast(mine)[1]) - size])
+        gathered = [rank for rank, _ in process_group.gather(mine)]
+        everyone = [len(text) - size for _, text in process_group.all_gather(mine)]
+        found.append([gathered, everyone, len(process_group.broadcast(mine)[1]) - size])
     return {"found": found}
 
 
@@ -52,9 +52,9 @@ def exchange_few(config: dict[str, Any], env: Env) -> dict[str, Any]:
     group = dist.new_group([1, 2, 3, 4, 5])
     for holders in ([], [3], [0, 5], [0, 1, 2, 3, 4, 5]):
         mine = "x" * (1000 + env.rank) if env.rank in holders else ""
-        gathered = [len(text) for text in rank_objects.gather(mine)]
-        everyone = [len(text) for text in rank_objects.all_gather(mine)]
-        inner = [len(text) for text in rank_objects.all_gather(mine, group)] if 0 < env.rank < 6 else []
+        gathered = [len(text) for text in process_group.gather(mine)]
+        everyone = [len(text) for text in process_group.all_gather(mine)]
+        inner = [len(text) for text in process_group.all_gather(mine, group)] if 0 < env.rank < 6 else []
         found.append([gathered, everyone, inner])
     return {"found": found, "collectives": collectives}
 
@@ -76,14 +76,14 @@ def test_long_values_of_few_ranks_take_no_memory_for_those_of_others() -> None:
 def pretend(config: dict[str, Any], env: Env) -> dict[str, Any]:
     """Rank 1 is a stranger, who knows all but the secret."""
     if env.rank == 1:
-        rank_objects._secret.cache_clear()
-        rank_objects._mac = lambda data: bytes(MAC)
-        _, rest, _ = rank_objects._heads(Evil(config["proof"] + config["more"]), None)
+        process_group._secret.cache_clear()
+        process_group._mac = lambda data: bytes(MAC)
+        _, rest, _ = process_group._heads(Evil(config["proof"] + config["more"]), None)
         if len(rest):
             dist.gather(rest, None, dst=0)
         return {}
     try:
-        rank_objects.gather("mine")
+        process_group.gather("mine")
     except NotFromARank as error:
         return {"refused": str(error)}
     return {}
@@ -107,7 +107,7 @@ def test_what_a_stranger_sends_is_not_unpickled(tmp_path: Path, more: str) -> No
 
 
 def test_values_of_all_sizes_arrive() -> None:
-    sizes = [0, 1, *range(rank_objects.HEAD - 80, rank_objects.HEAD + 3), 1 << 20]
+    sizes = [0, 1, *range(process_group.HEAD - 80, process_group.HEAD + 3), 1 << 20]
     for rank, each in enumerate(run_ranks(sent, sizes, 3)):
         assert each.metrics["all"] == [[size + other for other in range(3)] for size in sizes]
         assert each.metrics["first"] == (each.metrics["all"] if rank == 0 else [[]] * len(sizes))
@@ -116,21 +116,21 @@ def test_values_of_all_sizes_arrive() -> None:
 def sent(sizes: list[int], env: Env) -> dict[str, Any]:
     mine = [b"x" * (size + env.rank) for size in sizes]
     return {
-        "all": [[len(each) for each in rank_objects.all_gather(value)] for value in mine],
-        "first": [[len(each) for each in rank_objects.gather(value)] for value in mine],
+        "all": [[len(each) for each in process_group.all_gather(value)] for value in mine],
+        "first": [[len(each) for each in process_group.gather(value)] for value in mine],
     }
 
 
 @pytest.mark.parametrize("part", ["mac", "data", "all", "other secret"])
 def test_an_altered_object_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed = rank_objects._seal({"a": torch.ones(2)})
-    rank_objects._open(sealed)
+    sealed = process_group._seal({"a": torch.ones(2)})
+    process_group._open(sealed)
     altered = {"mac": b"\1" + sealed[1:], "data": sealed[:-1] + b"!", "all": b"", "other secret": sealed}[part]
     if part == "other secret":
         monkeypatch.setenv("LAUNCHER_SECRET", "another sixteen!")
-        rank_objects._secret.cache_clear()
+        process_group._secret.cache_clear()
     with pytest.raises(NotFromARank):
-        rank_objects._open(altered)
+        process_group._open(altered)
 
 
 @pytest.mark.parametrize("package", ["launcher", "workloads"])

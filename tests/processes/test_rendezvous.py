@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import astuple
 from datetime import timedelta
 from typing import Any
 
@@ -200,7 +202,7 @@ def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytes
         found: Channel | str = ""
         while isinstance(found, str):
             found = protocol.find_leader("localhost", ports, secret, float("inf"))
-        found.send({"type": "hello", "index": 1, "member": Member(1, 1, "node1", 1).row()})
+        found.send({"type": "hello", "index": 1, "member": astuple(Member(1, 1, "node1", 1))})
         assert came.wait(ENOUGH)
         found.close()
 
@@ -491,7 +493,7 @@ def test_members_keep_their_ranks_when_a_spare_node_replaces_another_one(
 
 def test_a_member_travels_as_a_row() -> None:
     member = Member(3, 1, "node1", 2, 4, "10.0.0.2", "10.0.0.1")
-    assert Member.of(member.row()) == member
+    assert Member(*json.loads(json.dumps(astuple(member)))) == member
 
 
 @pytest.mark.parametrize(("reached", "address"), [

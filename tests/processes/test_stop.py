@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from launcher import Env
-from launcher.worker.settings import Settings
-from launcher.worker.stop import StopFlag
+from launcher.worker.stop import Settings, StopFlag
 from tests.processes.workload_ranks import run_ranks
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from launcher.worker import heartbeat
 from launcher.worker.heartbeat import AgentSide, LeaderSide, Pulse
-from launcher.worker.settings import Settings
-from launcher.worker.stop import StopFlag, StopVerdict
+from launcher.worker.stop import Settings, StopFlag, StopVerdict
 from tests.unit.workloads.test_training import env_of
 
 

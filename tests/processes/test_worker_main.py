@@ -25,7 +25,8 @@ from launcher.runs.lease import LeaseLost
 from launcher.worker import main as worker_main
 from launcher.worker.hangs import Stacks
 from launcher.worker.heartbeat import Pulse
-from launcher.worker.main import final, ignored_signals, workload_config
+from launcher.worker.main import ignored_signals, workload_config
+from launcher.worker.script import is_final
 from tests.launch import ROOT
 from tests.unit.plans import bare_plan, plan_of
 from workloads.ranks import WorkloadError
@@ -41,7 +42,7 @@ from workloads.ranks import WorkloadError
     ],
 )
 def test_an_error_that_would_come_again_is_known(error: Exception, answer: bool) -> None:
-    assert final(error) is answer
+    assert is_final(error) is answer
 
 
 @pytest.mark.parametrize(("lives", "names"), [(0, "SIGUSR1 SIGUSR2"), (1, "SIGUSR1 SIGUSR2 SIGTERM SIGINT")])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from launcher import processes
-from launcher.agent import forks, workers
+from launcher.agent import workers
 from launcher.agent.output import Forwarder
 from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup, WorkersStillThere
 from launcher.rendezvous.rounds import Placement
@@ -424,7 +424,7 @@ def test_a_round_leaves_no_descriptor(group: WorkerGroup) -> None:
 def test_beside_a_thread_ranks_get_an_interpreter_of_their_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "LONE", 0.0)
+    monkeypatch.setattr(workers, "LONE", 0.0)
 
     def fresh(me: Placement) -> Fresh:
         return Fresh(["bash", "-c", f"echo rank $RANK; read line <&$LAUNCHER_GATE; exit {me.place + 3}"], ())
@@ -448,13 +448,13 @@ def test_beside_a_thread_ranks_get_an_interpreter_of_their_own(
 
 ALONE = """
 import os, sys
-from launcher.agent import forks
-print(repr(forks.unsafe_to_fork()))
+from launcher.agent import workers
+print(repr(workers.unsafe_to_fork()))
 import numpy  # whose OpenBLAS has threads from now on, and ends them before a fork
-print(repr(forks.unsafe_to_fork()))
+print(repr(workers.unsafe_to_fork()))
 import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-print(repr(forks.unsafe_to_fork()))
+print(repr(workers.unsafe_to_fork()))
 print(sorted({"torch", "omegaconf", "submitit"} & set(sys.modules)))
 """
 

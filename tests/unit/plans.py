@@ -14,7 +14,7 @@ from launcher.schedulers import registry
 from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
 from launcher.submission.prepare import make_plan
-from launcher.worker.settings import CHECKPOINT, RESUME, TRAIN, Settings
+from launcher.worker.stop import CHECKPOINT, RESUME, TRAIN, Settings
 
 SITE = PlanFacts("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from launcher import Env, torch_compat, torch_compat_dcp
 from launcher.config.schema import FSDPLm
-from launcher.worker.settings import Settings
+from launcher.worker.stop import Settings
 from workloads import fsdp
 from workloads.ranks import WorkloadError
 

@@ -18,11 +18,10 @@ import pytest
 from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.attempt import Binder
-from launcher.agent.control import AttemptOver, NobodyLeads, Overtaken
+from launcher.agent.control import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
 from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by
 from launcher.agent.policy import History
 from launcher.agent.preflight import PreflightVerdict
-from launcher.agent.stop_requests import AskedToStop, Signals
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen
@@ -133,7 +132,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=lambda: script.call("supervise")))
     monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
     monkeypatch.setattr(module.store, "RanksStore", lambda *_: script.call("serve"))
-    monkeypatch.setattr(module.forks, "preload", lambda *_: None)
+    monkeypatch.setattr(module, "preload", lambda *_: None)
     monkeypatch.setattr(module, "Binder", partial(Binder, look=lambda: (flat(8, numas=2), set(range(8)))))
     return script
 

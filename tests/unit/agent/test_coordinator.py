@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ class Cluster:
 
     def hello(self, *indices: int) -> None:
         for index in indices:
-            self.receive(index, "hello", member=self.members[index].row())
+            self.receive(index, "hello", member=astuple(self.members[index]))
 
     def gather(self, history: History | None = None, wanted: Iterable[int] | None = None) -> None:
         wanted = range(self.size) if wanted is None else wanted
@@ -175,7 +176,7 @@ def test_a_round_begins_when_all_have_come_and_everybody_is_told_the_same() -> N
     cluster.hello(2)
     cluster.tick()
     begin = cluster.one("begin")
-    assert [Member.of(row).index for row in begin["members"]] == [0, 1, 2]
+    assert [Member(*row).index for row in begin["members"]] == [0, 1, 2]
     assert (begin["round"], begin["port"], History(**begin["history"])) == (0, 29500, History())
     assert cluster.claims == [(0, [0, 1, 2])]
 
@@ -207,7 +208,7 @@ def test_fewer_begin_when_time_is_up_and_they_are_enough() -> None:
     cluster.gather()
     cluster.hello(2)
     cluster.tick(60)
-    assert [Member.of(row).index for row in cluster.one("begin", [0, 2])["members"]] == [0, 2]
+    assert [Member(*row).index for row in cluster.one("begin", [0, 2])["members"]] == [0, 2]
 
 
 def test_who_came_and_left_again_before_the_first_round_is_waited_for() -> None:
@@ -354,7 +355,7 @@ def test_a_failure_of_no_member_of_the_round_is_nothing() -> None:
 
 def test_a_stop_request_makes_a_failure_resumable() -> None:
     cluster = Cluster().begin()
-    cluster.receive(1, "stop", level="end", stop=stop_of(1))
+    cluster.receive(1, "stop", level="stop", stop=stop_of(1))
     cluster.fail(2, "killed")
     assert cluster.one("verdict")["then"] == "resume"
 
@@ -624,7 +625,7 @@ def test_ranks_that_only_end_at_different_times_are_no_failure() -> None:
 
 def test_ranks_that_exit_with_0_after_a_stop_request_have_done_what_they_were_asked() -> None:
     cluster = Cluster().begin()
-    cluster.receive(1, "stop", level="end", stop=stop_of(1))
+    cluster.receive(1, "stop", level="stop", stop=stop_of(1))
     cluster.receive(2, "heartbeat", step=5, resumable=True, joined=True, done=[2])
     verdict = lost_peer(cluster, 0)
     assert (verdict["kind"], verdict["then"]) == ("lost peer", "resume")
@@ -643,7 +644,7 @@ def test_a_failure_that_explains_itself_is_not_blamed_on_ranks_that_have_exited(
 
 def leaving(cluster: Cluster, *indices: int) -> None:
     for index in indices:
-        cluster.receive(index, "stop", level="end", stop=stop_of(index))
+        cluster.receive(index, "stop", level="stop", stop=stop_of(index))
         cluster.receive(index, "leaving", signal=15)
 
 
@@ -694,7 +695,7 @@ def test_a_stop_request_is_passed_on_once_and_a_warning_too() -> None:
     cluster = Cluster().begin()
     for index in range(3):
         cluster.receive(index, "stop", level="warning", stop=stop_of(index))
-        cluster.receive(index, "stop", level="end", stop=stop_of(index))
+        cluster.receive(index, "stop", level="stop", stop=stop_of(index))
     assert cluster.one("warning")["stop"] == stop_of(0)
     assert cluster.one("stop")["stop"] == stop_of(0)
 
@@ -764,7 +765,7 @@ def test_a_round_that_got_somewhere_makes_room_for_who_came_back() -> None:
 
 def test_there_is_no_regrouping_while_the_attempt_ends() -> None:
     cluster = came_back()
-    cluster.receive(1, "stop", level="end", stop={"reason": "time_limit"})
+    cluster.receive(1, "stop", level="stop", stop={"reason": "time_limit"})
     cluster.wait(1, beats=[0, 1], step=6, resumable=True, joined=True)
     cluster.none("regroup")
 
@@ -783,7 +784,7 @@ def test_who_came_back_takes_part_in_the_next_round() -> None:
     assert (verdict["then"], History(**verdict["history"]).tried) == ("restart", 0)
     cluster.receive(1, "ready", round=2)
     cluster.gather(History(**verdict["history"]), [0, 1])
-    assert [Member.of(row).index for row in cluster.one("begin")["members"]] == [0, 1, 2]
+    assert [Member(*row).index for row in cluster.one("begin")["members"]] == [0, 1, 2]
     assert cluster.coordinator.waiting == []
 
 
@@ -795,7 +796,7 @@ def test_one_that_is_lost_after_the_verdict_is_not_waited_for() -> None:
     cluster.lose(2)
     cluster.receive(1, "ready", round=1)
     cluster.gather(history, [0, 1, 2])  # that agent 2 is gone as well, the verdict could not say
-    assert [Member.of(row).index for row in cluster.one("begin", [0, 1])["members"]] == [0, 1]
+    assert [Member(*row).index for row in cluster.one("begin", [0, 1])["members"]] == [0, 1]
 
 
 def test_one_that_is_lost_while_the_next_round_gathers_is_not_waited_for() -> None:
@@ -838,7 +839,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("hello"), st.integers(1, 4), st.none()),
     st.tuples(st.just("heartbeat"), st.integers(0, 4), st.integers(-1, 20)),
     st.tuples(st.just("silent"), st.integers(0, 4), st.none()),
-    st.tuples(st.just("stop"), st.integers(0, 4), st.sampled_from(["end", "warning"])),
+    st.tuples(st.just("stop"), st.integers(0, 4), st.sampled_from(["stop", "warning"])),
     st.tuples(st.just("leaving"), st.integers(0, 4), st.none()),
     st.tuples(st.just("stacks"), st.integers(0, 4), st.none()),
     st.tuples(st.just("ready"), st.integers(0, 4), st.none()),
@@ -1013,7 +1014,7 @@ def test_where_other_nodes_are_saving_the_run_can_be_resumed() -> None:
     """Ranks of two nodes do not listen yet when they are stopped; those of the third do."""
     cluster = Cluster().begin(resumable=False)
     cluster.receive(2, "heartbeat", step=5, resumable=True, joined=True)
-    cluster.receive(0, "stop", level="end", stop=stop_of(0))
+    cluster.receive(0, "stop", level="stop", stop=stop_of(0))
     leaving(cluster, 0, 1)
     cluster.tick()
     verdict = cluster.one("verdict")
@@ -1104,7 +1105,7 @@ def test_a_spare_waits_takes_the_place_of_a_lost_node_and_no_round_ends_for_it()
     cluster.coordinator.gather(cluster.coordinator.history, [0, 2], 60, cluster.now, [0, 1, 2])
     cluster.tick()
     begin = cluster.one("begin", to=[0, 3, 2])
-    assert [Member.of(row).index for row in begin["members"]] == [0, 3, 2]
+    assert [Member(*row).index for row in begin["members"]] == [0, 3, 2]
     assert begin["spares"] == []
 
 

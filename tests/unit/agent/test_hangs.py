@@ -24,7 +24,6 @@ from launcher.worker.hangs import (
     StepWatch,
     blame,
     suspects,
-    to_json,
     waits,
 )
 from launcher.worker.heartbeat import Sign
@@ -54,7 +53,7 @@ ITEM = """Current thread 0x02 (most recent call first):
 def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIVE, called: int = 0) -> HangReport:
     """A rank; `called`: collectives that it has enqueued on its GPU, of which the seventh does not end."""
     groups = (CollectiveGroup("0", called, 7 if called >= 7 else None, "nccl:all_reduce" if called >= 7 else "", True),)
-    recorder = to_json(Recorder(number, groups)) if called else ""
+    recorder = Recorder(number, groups) if called else None
     return HangReport(number, f"node{number}", step, state, stack, recorder)
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from launcher.agent import forks
+from launcher.agent.workers import preload
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,17 @@ from launcher.agent import forks
         ("workloads:main", ()),
     ],
 )
-def test_what_may_be_imported_before_the_fork(entry: str, modules: tuple[str, ...]) -> None:
-    assert forks.modules_to_preload(entry) == modules
+def test_what_may_be_imported_before_the_fork(
+    entry: str, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    preload(entry, 60)
+    assert tuple(imported) == modules
 
 
 def test_an_import_that_fails_is_left_to_the_ranks() -> None:
-    forks.preload("workloads.is_not_there:main", 60)
+    preload("workloads.is_not_there:main", 60)
 
 
 def test_an_import_that_hangs_is_left_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +46,6 @@ def test_an_import_that_hangs_is_left_to_the_ranks(monkeypatch: pytest.MonkeyPat
         finished.append(name)
 
     monkeypatch.setattr(importlib, "import_module", hang)
-    forks.preload("workloads.ddp:main", 60)
+    preload("workloads.ddp:main", 60)
     assert (started, finished) == (["workloads.ddp"], [])
     assert (signal.getsignal(signal.SIGALRM), signal.alarm(0)) == (before, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -130,7 +130,7 @@ def test_the_coordinator_passes_on_what_the_leader_of_the_agreement_says() -> No
         limits, ["node0", "node1"], members[0], claim=lambda *_: None, listen=lambda _: 1, blame=hangs.blame
     )
     coordinator.gather(History(), [0, 1], timeout=10.0, now=0.0)
-    coordinator.receive(1, {"type": "hello", "member": members[1].row()}, 0.0)
+    coordinator.receive(1, {"type": "hello", "member": astuple(members[1])}, 0.0)
     coordinator.tick(0.0)
     coordinator.watch(0.0)
     coordinator.take_outbox()

@@ -7,17 +7,18 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from launcher import errors
+from launcher.agent.control import Signals
 from launcher.agent.coordinator import Coordinator
 from launcher.agent.failures import AttemptFailed, Done, NextRound
 from launcher.agent.policy import STACKS, History, RoundLimits
 from launcher.agent.rank_status import AgentContext
-from launcher.agent.stop_requests import Signals
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach.node_session import RequestHandler
@@ -198,7 +199,7 @@ class Job:
         self.attempt.events_file("node-0").parent.mkdir()
         self.coordinator.gather(history, range(agents), 60, self.now)
         for member in self.members[1:]:
-            self.coordinator.receive(member.index, {"type": "hello", "member": member.row()}, self.now)
+            self.coordinator.receive(member.index, {"type": "hello", "member": astuple(member)}, self.now)
         self.coordinator.tick(self.now)
         self.coordinator.take_outbox()
         self.coordinator.watch(self.now)
@@ -697,7 +698,7 @@ def of_time(
 ) -> Job:
     """A program whose attempt has so many seconds left."""
     monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
-    monkeypatch.setattr("launcher.agent.stop_requests.time_left", lambda _: TimeLeft(seconds, sure))
+    monkeypatch.setattr("launcher.agent.supervisor.time_left", lambda _: TimeLeft(seconds, sure))
     return job(listen=False, resume={"lead": lead}, **PROGRAM)
 
 
@@ -725,7 +726,7 @@ def test_an_agent_that_guesses_a_deadline_does_not_end_the_attempt_of_others(
     """Its clock is ahead; the first agent, on whose machine the job's script runs, knows better."""
     monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
     known = [TimeLeft(10_000, sure=True), TimeLeft(0, sure=False)]
-    monkeypatch.setattr("launcher.agent.stop_requests.time_left", lambda _: known.pop(0))
+    monkeypatch.setattr("launcher.agent.supervisor.time_left", lambda _: known.pop(0))
     one = job(listen=False, **PROGRAM)
     one.run(30)
     assert [agent.workers.signals for agent in one.agents] == [[], []]
@@ -762,7 +763,7 @@ def test_a_stop_file_that_cannot_be_read_is_no_stop_request(program: Job, monkey
     unavailable = Unavailable("the file server does not answer", errno.EIO)
     answers: list[Ok[bool] | Unavailable] = [unavailable, unavailable, Ok(True)]
     monkeypatch.setattr(
-        "launcher.agent.stop_requests.exists", lambda *_, **__: answers.pop(0) if len(answers) > 1 else answers[0]
+        "launcher.agent.supervisor.exists", lambda *_, **__: answers.pop(0) if len(answers) > 1 else answers[0]
     )
     program.run(1.9)
     assert [agent.workers.signals for agent in program.agents] == [[], []]

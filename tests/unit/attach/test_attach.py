@@ -22,31 +22,28 @@ from launcher.worker.hangs import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
 
-HERE, NETWORK = connect.Way.HERE, connect.Way.NETWORK
-
 
 @pytest.mark.parametrize(
-    ("starter", "host", "job", "here", "way"),
+    ("starter", "host", "job", "here", "starts"),
     [
-        ("srun", "node1", "12", "node1", HERE),
-        (None, "node1", None, "node1.site.org", HERE),
-        ("srun", "node1", "12", "login", connect.JobStep),
-        ("pbsdsh", "node1", None, "login", NETWORK),
-        ("qrsh", "node1", None, "node10", NETWORK),
-        (None, "node1", None, "login", NETWORK),
+        ("srun", "node1", "12", "node1", "here"),
+        (None, "node1", None, "node1.site.org", "here"),
+        ("srun", "node1", "12", "login", "srun"),
+        ("pbsdsh", "node1", None, "login", None),
+        ("qrsh", "node1", None, "node10", None),
+        (None, "node1", None, "login", None),
     ],
 )
-def test_the_way_to_a_rank(
-    starter: str | None, host: str, job: str | None, here: str, way: connect.Way | type[connect.JobStep]
-) -> None:
-    found = connect.way(bare_plan(starter=starter), host, job, here)
-    assert (type(found) if isinstance(found, connect.JobStep) else found) is way
+def test_the_way_to_a_rank(starter: str | None, host: str, job: str | None, here: str, starts: str | None) -> None:
+    """What starts a process there; None: only the agent can."""
+    found = connect.access(bare_plan(starter=starter), host, job, here)
+    assert (found and ("here" if found.scheduler is None else found.command("x", terminal=False)[0])) == starts
 
 
 def test_srun_overlaps_the_steps_that_run_and_takes_nothing_of_this_shells_job() -> None:
     plan = bare_plan(python="/venv/bin/python", run_dir="/runs/a b", code_root="/src", starter="srun")
-    step = connect.way(plan, "node2", "12", "login")
-    assert isinstance(step, connect.JobStep)
+    step = connect.access(plan, "node2", "12", "login")
+    assert step is not None
     command = step.command("shell", "/runs/a b/x", terminal=True)
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
     assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach.node_session"), "shell", "/runs/a b/x"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.stop_requests import Signals
+from launcher.agent.control import Signals
 from launcher.pilots import manager
 from launcher.pilots.manager import SlotManager, packing_of
 from launcher.pilots.point_fork import Slot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.stop_requests import Signals
+from launcher.agent.control import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.manager import Board, JournalWriter

@@ -11,7 +11,7 @@ from launcher.agent import preflight as attempt
 from launcher.agent.node_checks import CheckLevel, NodeCheck, check
 from launcher.agent.preflight import CheckedNode
 from launcher.failures.codes import PreflightReason, PreflightThen
-from launcher.worker import nccl_report
+from launcher.worker import devices
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"
 EXPECTS = {"net": ("AWS Libfabric",)}
@@ -45,7 +45,7 @@ def test_the_right_network_is_told() -> None:
 def test_another_network_than_expected_is_told_with_the_way_to_change_it(
     name: str, accepted: tuple[str, ...], text: str
 ) -> None:
-    found = nccl_report.mismatch(nccl_report.read(LOGS / f"{name}.txt"), {"net": accepted})
+    found = devices.network_mismatch(devices.read_nccl_log(LOGS / f"{name}.txt"), {"net": accepted})
     assert found is not None
     assert text in found
 

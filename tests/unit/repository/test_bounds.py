@@ -32,7 +32,7 @@ NO_BOUNDS = {
         "agent/output.TAIL", "runs/output.TAIL", "monitoring/sweep.RECENT",
         "reports/collect.LOG_BYTES", "reports/page.POINTS", "reports/page.MOST_BYTES",
         "runs/output.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
-        "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/nccl_report.MOST",
+        "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/devices.NCCL_LOG_BYTES",
         "remote/connection._MOST_ERRORS",
     },
     "where one way is chosen, or a warning given, instead of another": {
@@ -41,7 +41,7 @@ NO_BOUNDS = {
         "diagnose/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
-        "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
+        "agent/workers.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
         "checkpoint/copies.AREA", "checkpoint/copies.HEADER", "worker/rank_report._MEMORY_SIZE",
         "diagnose/machine.MIB", "diagnose/machine.GIB",
         "diagnose/findings.GIB",

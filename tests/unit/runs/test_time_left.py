@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import stop_requests
-from launcher.agent.stop_requests import StopChecker
+from launcher.agent import supervisor
+from launcher.agent.supervisor import StopChecker
 from launcher.failures.codes import StopReason
 from launcher.runs import time_left
 from launcher.runs.directory import Run
 from launcher.runs.time_left import TimeLeft, judge
-from launcher.worker.settings import settings
+from launcher.worker.stop import settings
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Sandbox
 
@@ -73,7 +73,7 @@ def test_an_agent_whose_clock_is_ahead_does_not_end_the_attempt_while_others_kno
     environ = on_a_node(monkeypatch, tmp_path, boot_id, AHEAD)
     plan = bare_plan(run_dir=str(tmp_path), resume={"lead": 60}, workload={"kind": "Program"})
     assert StopChecker(plan, environ, first=first, now=time.monotonic()).reason(time.monotonic()) is reason
-    monkeypatch.setattr(stop_requests, "LOOK", 0.0)
+    monkeypatch.setattr(supervisor, "STOP_LOOK", 0.0)
     if boot_id == "a":  # and it does when the time has come
         (tmp_path / "uptime").write_text(f"{5000 + HOUR - 59} 1.0\n")
         stop_checker = StopChecker(plan, environ, first=first, now=time.monotonic())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.agent import stop_requests
+from launcher.agent import attempt as agent
 from launcher.cli import wait
 from launcher.cli.status_rows import Rows
 from launcher.config.schema import Program
@@ -38,7 +38,7 @@ from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, render
 from launcher.sweeps import local_points
 from launcher.sweeps.control import points_to_restart
-from launcher.worker import main as rank
+from launcher.worker import script
 from tests.unit.faults import FOR_EVER, FileServer
 from tests.unit.plans import bare_plan, plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
@@ -95,8 +95,8 @@ def test_a_lease_that_cannot_be_read_is_not_lost(
 
 
 def test_a_rank_that_cannot_read_may_be_points_to_restart() -> None:
-    assert rank.final(RunError("no"))
-    assert not rank.final(UnavailableError("not now"))
+    assert script.is_final(RunError("no"))
+    assert not script.is_final(UnavailableError("not now"))
 
 
 @NUMBERS
@@ -202,12 +202,12 @@ def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
     (folder / "a.pt").touch()
     plan = with_fields(plan, checkpoint={"dir": str(folder)}, workdir=str(tmp_path))
     assert saves.newest(plan) > 0
-    assert stop_requests.saved(plan, 5) is True
-    assert stop_requests.saved(plan, 1 << 62) is False
+    assert agent.saved(plan, 5) is True
+    assert agent.saved(plan, 1 << 62) is False
     server.fail("checkpoints")
     with pytest.raises(OSError, match="Input/output error"):
         saves.newest(plan)
-    assert stop_requests.saved(plan, 5) is None
+    assert agent.saved(plan, 5) is None
 
 
 # -- runs that wait for others

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +11,7 @@ from launcher.checkpoint import resumable, staging
 from launcher.failures.codes import CheckCode
 from launcher.runs.events import Observation
 from launcher.schedulers import topology
-from launcher.worker import devices, heartbeat, process_group, rank_objects
+from launcher.worker import devices, heartbeat, process_group
 from launcher.worker.devices import BackendError
 from launcher.worker.step_timing import StepTimer
 from tests.fakes import xpu
@@ -74,7 +72,7 @@ def test_the_backend_of_an_xpu_is_xccl_or_missing_by_name(monkeypatch: pytest.Mo
     assert process_group._backend("auto", XPU) == process_group._backend("xccl", XPU) == "xccl"
     assert devices.of_backend("xccl") == torch.device("xpu", 0)
     monkeypatch.setattr(dist, "get_backend", lambda group: "xccl")
-    assert rank_objects._device(None) == torch.device("xpu", 0)
+    assert process_group._device_of(None) == torch.device("xpu", 0)
     xpu.install(monkeypatch, old=True)
     with pytest.raises(BackendError, match=r"backend=xccl: xccl needs an XPU and .*here you can use"):
         process_group._backend("auto", XPU)
@@ -104,7 +102,7 @@ def test_calls_are_timed_by_the_events_of_the_device(monkeypatch: pytest.MonkeyP
 
 def test_steps_on_an_xpu_are_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = xpu.install(monkeypatch)
-    pace = StepTimer[Any](XPU, heartbeat.Pulse(1).slot(0))
+    pace = StepTimer(XPU, heartbeat.Pulse(1).slot(0))
     for _ in range(3):
         pace.begin()
     assert fake.calls == [("record",)] * len(fake.calls)

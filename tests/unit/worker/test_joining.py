@@ -65,7 +65,7 @@ def rank(number: int, **changes: Any) -> RankFacts:
     ],
 )
 def test_what_is_refused(facts: list[RankFacts], texts: list[str]) -> None:
-    found = [refusal.text for refusal in compare(facts)]
+    found = compare(facts)
     assert len(found) == len(texts)
     assert all(text in full for text, full in zip(texts, found, strict=True)), found
 

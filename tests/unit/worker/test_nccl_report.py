@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.worker import nccl_report
-from launcher.worker.nccl_report import Fabric, mismatch, parse
+from launcher.worker import devices
+from launcher.worker.devices import Fabric, network_mismatch, parse_nccl_log
 
 LOGS = Path(__file__).parent / "nccl"
 NO_PLUGIN = "libnccl-net.so: cannot open shared object file"
@@ -30,12 +30,12 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in LOGS.iterdir()))
 def test_the_network_of_a_log(name: str) -> None:
-    assert nccl_report.read(LOGS / f"{name}.txt") == KNOWN[name]
+    assert devices.read_nccl_log(LOGS / f"{name}.txt") == KNOWN[name]
 
 
 def test_the_last_network_counts() -> None:
     first = "[0] NCCL INFO Using network IB\n"
-    assert parse(first + "[0] NCCL INFO Using network Socket\n").net == "Socket"
+    assert parse_nccl_log(first + "[0] NCCL INFO Using network Socket\n").net == "Socket"
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_words(name: str, words: str) -> None:
     ],
 )
 def test_what_a_cluster_expects(name: str, expects: dict[str, tuple[str, ...]], told: str) -> None:
-    found = mismatch(KNOWN[name], expects)
+    found = network_mismatch(KNOWN[name], expects)
     assert told in (found or "")
     assert bool(found) is bool(told)
 
 
 @pytest.mark.parametrize(("net", "expected"), [("IBext_v8", "IB"), ("ib", "IB"), ("AWS Libfabric", "aws")])
 def test_a_network_is_expected_by_the_beginning_of_its_name(net: str, expected: str) -> None:
-    assert mismatch(Fabric(net=net), {"net": (expected,)}) is None
-    assert mismatch(Fabric(net=f"x{net}"), {"net": (expected,)}) is not None
+    assert network_mismatch(Fabric(net=net), {"net": (expected,)}) is None
+    assert network_mismatch(Fabric(net=f"x{net}"), {"net": (expected,)}) is not None
 
 
 def test_without_a_log_nobody_can_tell(tmp_path: Path) -> None:
-    assert nccl_report.read(tmp_path / "none") is None
-    assert mismatch(None, {"net": ("IB",)}) is None
+    assert devices.read_nccl_log(tmp_path / "none") is None
+    assert network_mismatch(None, {"net": ("IB",)}) is None
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_without_a_log_nobody_can_tell(tmp_path: Path) -> None:
     ],
 )
 def test_a_log_that_the_user_reads_is_left_to_him(environ: dict[str, str], asks: bool) -> None:
-    told = nccl_report.log_variables(environ, Path("/run/rank-0.txt"))
+    told = devices.nccl_log_variables(environ, Path("/run/rank-0.txt"))
     assert told.get("NCCL_DEBUG_FILE") == ("/run/rank-0.txt" if asks else None)

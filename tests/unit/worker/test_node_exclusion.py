@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.directory import Run
-from launcher.worker.settings import how_to_exclude
+from launcher.worker.stop import how_to_exclude
 from tests.unit.plans import plan_of
 
 

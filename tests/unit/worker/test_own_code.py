@@ -22,7 +22,7 @@ from launcher.runs.events import Progress, every
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import process_group, stop
 from launcher.worker.main import make_checkpoint_folder
-from launcher.worker.settings import Settings
+from launcher.worker.stop import Settings
 from workloads import function
 from workloads.ranks import WorkloadError
 

@@ -13,7 +13,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers.topology import Nodes, Topology
 from launcher.worker import process_group, stop
 from launcher.worker.debugger import FOREVER
-from launcher.worker.settings import Settings, settings
+from launcher.worker.stop import Settings, settings
 from tests.unit.plans import bare_plan
 from tests.unit.workloads.test_training import env_of
 from workloads.keys import members_of
@@ -44,7 +44,10 @@ def test_ranks_tell_each_other_where_they_are(
     store.set_timeout(timedelta(seconds=20))
 
     def rank(number: int) -> Nodes:
-        return process_group._nodes(store, place(number, ranks_on), ranks_on[number])
+        mine = place(number, ranks_on)
+        node, host = process_group._node_of(mine, ranks_on[number])
+        facts = process_group.RankFacts(number, host, "cpu", "", "gloo", "2.13", "abc", "", node)
+        return process_group._join(store, mine, facts, 20)
 
     with ThreadPoolExecutor(len(ranks_on)) as pool:
         assert list(pool.map(rank, range(len(ranks_on)))) == [nodes] * len(ranks_on)

@@ -37,7 +37,7 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> Pulse:
     return Pulse(1)
 
 
-def do(steps: str, own: StepTimer[float], clock: Clock) -> None:
+def do(steps: str, own: StepTimer, clock: Clock) -> None:
     """`b`egin, 1 to 9 seconds pass, `c`omputed, `w`aited."""
     for letter in steps:
         if letter.isdecimal():

@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from launcher.worker import heartbeat, stop
 from launcher.worker.heartbeat import Cause, Proposal, Pulse, RankState, Want
-from launcher.worker.settings import Settings
-from launcher.worker.stop import CONTINUE, StopFlag, StopVerdict, interval
+from launcher.worker.stop import CONTINUE, Settings, StopFlag, StopVerdict, interval
 from tests.unit.clock import Clock
 from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.worker.nccl_report import Fabric
+from launcher.worker.devices import Fabric
 from workloads.collective import networks, own_network
 
 IB, SOCKET = Fabric("2.19.3", "IB", devices=("mlx5_0",)), Fabric("2.19.3", "Socket", devices=("eth0",))
