@@ -30,7 +30,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -441,7 +441,7 @@ class AgentSide:
         if wants and wants != self._sent:
             times = [rank.step_time for rank in here.values() if rank.step_time > 0]
             step_time = min(times, default=0.0)
-            messages.append({"type": "want", **_fields(wants), "boundary": highest, "step_time": step_time})
+            messages.append({"type": "want", **asdict(wants), "boundary": highest, "step_time": step_time})
         self._sent = wants
         return messages
 
@@ -525,7 +525,7 @@ class LeaderSide:
         self._number += 1
         self._highest += self._margin
         self._open, self._accepted = Proposal(self._number, self._highest, want), set()
-        return [{"type": "propose", "number": self._number, "at": self._highest, **_fields(want)}]
+        return [{"type": "propose", "number": self._number, "at": self._highest, **asdict(want)}]
 
     def _finish(self) -> list[Message]:
         done = self._open
@@ -547,7 +547,3 @@ def margin(step_time: float) -> int:
 def want_of(message: Message) -> Want:
     """Returns what a `want` or `propose` message asks for."""
     return Want(Cause(int(message["cause"])), int(message["rank"]), bool(message["save"]))
-
-
-def _fields(want: Want) -> dict[str, Any]:
-    return {"cause": int(want.cause), "rank": want.rank, "save": want.save}

@@ -272,7 +272,8 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     nodes: topology.Nodes | None = None
     node, name = _node_of(place, host)
     if not dist.is_initialized():
-        facts = replace(facts_of(place.rank, name, chosen_device, chosen_backend, os.environ), node=node)
+        facts = facts_of(place.rank, host, chosen_device, chosen_backend, os.environ)
+        facts = replace(facts, host=name, node=node)  # simulated nodes share a host, and its GPUs
         nodes = _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
     atexit.register(close)  # without this, processes were seen to abort at exit
     global _reporter, _env

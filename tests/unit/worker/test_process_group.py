@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -53,6 +54,25 @@ def test_ranks_tell_each_other_where_they_are(
         assert list(pool.map(rank, range(len(ranks_on)))) == [nodes] * len(ranks_on)
     assert members_of("node", nodes.of_ranks) == node_groups
     assert members_of("stride", nodes.of_ranks) == stride_groups
+
+
+def test_a_simulated_node_has_the_gpus_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on one GPU are found, also if their nodes have names of their own."""
+    place = Topology("launcher", 0, 0, 0, 2, 1, 2, ("simulated0", "simulated1"), "simulated0", None, "job")
+    seen: list[process_group.RankFacts] = []
+
+    def facts_of(rank: int, host: str, *_: object) -> process_group.RankFacts:
+        return process_group.RankFacts(rank, host, "cuda", f"{host} PCI 0:1:0", "gloo", "2.13", "abc", "")
+
+    def make_group(_: Topology, facts: process_group.RankFacts, *__: object) -> Nodes:
+        seen.append(facts)
+        return Nodes((0, 1), place.hosts)
+
+    monkeypatch.setattr(process_group.topology, "derive", lambda *_: place)
+    for name, value in (("facts_of", facts_of), ("_make_group", make_group), ("_env", None), ("_reporter", None)):
+        monkeypatch.setattr(process_group, name, value)
+    process_group.init("gloo", "cpu")
+    assert (seen[0].host, seen[0].gpu) == ("simulated0", f"{socket.gethostname()} PCI 0:1:0")
 
 
 def test_no_host_is_named_for_ranks_of_which_nobody_knows_where_they_are() -> None:
