@@ -309,7 +309,7 @@ class Coordinator:
 
     # -- messages of the members of the round
 
-    def _handle(self, agent: AgentState, kind: str, message: Message, now: float) -> None:
+    def _handle(self, agent: AgentState, kind: object, message: Message, now: float) -> None:
         index = agent.member.index
         if kind == "ready" and not agent.gone:
             agent.ended = True
