@@ -45,10 +45,9 @@ from launcher.files.shared_files import (
 )
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested
-from launcher.runs.job_file import FunctionFile, JobFile, SetupLineFields
+from launcher.runs.job_file import FunctionFile, JobFile, SetupLineFields, parse_exports
 from launcher.runs.lease import RaceLost, RunLease, held, require_not_lost, win
 from launcher.runs.time_left import ends_in, uptime
-from launcher.schedulers.exports import parse_exports
 from launcher.structs import Struct, replace
 
 J = TypeVar("J", bound=Struct)

@@ -16,6 +16,6 @@ It may import spec, failures, files and what is below them.
 - `saves`: detects progress of a user's program by the times of its checkpoint files
 - `time_left`: seconds left of an attempt's wall time, although clocks of nodes differ
 - `lease`: what keeps two jobs of a run apart (the lease), and two commands that submit it (the submitter's lock)
-- `job_file`: what the job's driver needs to know of a run (job.json)
+- `job_file`: what the job's driver needs to know of a run (job.json); the file with a job's environment
 - `claims`: which slot manager runs which point of a packed sweep; heartbeats of slot managers
 """

@@ -3,22 +3,23 @@
 This package may import environment, runs, spec and the layers below them. The schedulers do not import each
 other.
 
-- `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs
+- `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs; which of the
+  user's environment variables a job inherits
 - `registry`: loads schedulers, task starters and function executors by name; the allocation of this shell
-- `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, what their jobs inherit
+- `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, qsub's options
 - `run_command`: runs a scheduler's command with a timeout; submits a job exactly once, and the next job of a run
 - `local`: this machine, and the allocation of this shell, as schedulers without a queue
 - `query_cache`: caches the list of the user's jobs for all commands on this machine
-- `executor`: base class of the submitit executors that submit runs and job arrays; states of jobs; that of `local`
+- `executor`: the submitit executors that submit runs and job arrays; states of jobs
+- `functions`: submits users' functions through submitit: their jobs' parameters, script and states
+- `functions/task`: the rank of a function's task, checkpoint and resubmission; the program of a task
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options
-- `job_environment`: which of the user's environment variables a job inherits
-- `exports`: converts an environment to shell `export` lines; the job's driver reads them
 - `topology`: rank, world size and hosts from the variables of srun, mpiexec, torchrun and others; node lists
 - `tasks`: the command that starts a job's tasks without srun, and ends them together: makes it, and is it
 - `pending`: the data that `why` prints; the matcher of pending reasons; notices in the output of a killed job
 - `site`: what schedulers share of `site init` and `doctor`
 
-The folders slurm, pbs and sge have the same modules (NAME/...), as far as each scheduler needs them:
+The folders slurm, pbs and sge have the same six modules (NAME/...):
 
 - `NAME/settings`: the keys of `cluster` that only this scheduler has
 - `NAME/scheduler`: the scheduler's class, which says what it can do
@@ -26,10 +27,11 @@ The folders slurm, pbs and sge have the same modules (NAME/...), as far as each 
 - `NAME/client`: what the scheduler is asked about jobs, queues and nodes, and told: each command with its parser
 - `NAME/limits`: what it refuses: a plan against partitions or queues; `doctor`'s checks; `site init`
 - `NAME/pending`: why a job is pending: the scheduler's reasons, the queries that explain them, what would fit now
-- `NAME/executor`: submits runs, job arrays and anybody's functions through submitit
-- `slurm/capacity`: partitions, nodes and reservations, a command each; changes with which a job would start sooner
+
+and these of their own:
+
 - `slurm/in_job`: the time that Slurm leaves a job, for its driver
+- `pbs/executor`, `sge/executor`: parameters and classes of submitit functions
 - `pbs/task_starters`: starts tasks with pbsdsh or mpiexec, and is the program of each task
-- `sge/qrsh`: starts tasks with `qrsh -inherit`, one per node
-- `sge/node`: the program that qrsh starts on a node
+- `sge/qrsh`: starts tasks with `qrsh -inherit`, one per node, and is the program that qrsh starts there
 """

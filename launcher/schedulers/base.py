@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from launcher.config.scheduler_table import load
+from launcher.config.scheduler_table import OURS, load
 from launcher.errors import LauncherError
 from launcher.failures.codes import NextReason
 from launcher.structs import Struct
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from launcher.findings import Finding
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
-    from launcher.schedulers.job_environment import Scrubbed
     from launcher.schedulers.pending import Explanation, Form, Waiting
     from launcher.schedulers.run_command import SubmitCommand
     from launcher.schedulers.site import Site
@@ -136,12 +136,7 @@ class Queries(Protocol):
         """Returns the command with which `submit` submits a script."""
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
-        """Submits a script, and returns the job's id.
-
-        environment: environment of the command that submits; on Slurm, of the job too.
-        Raises SubmissionRefused: the scheduler refused the job.
-        Raises NoAnswer: the reply was lost, so the job may exist.
-        """
+        """Submits a script, and returns the job's id; raises SubmissionRefused, NoAnswer (the job may exist)."""
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended."""
@@ -168,6 +163,51 @@ def parts(count: int, most: int | None) -> list[range]:
     """Splits the indices 0 to `count` - 1 into ranges of at most `most` indices; `most=None` gives one range."""
     step = most or count
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+# -- The environment that a job inherits: the user's, without variables of other jobs and launchers
+
+
+# Prefixes of schedulers' variables, and MPI's variables. Those of another job would contradict those of the new job.
+OF_SCHEDULERS = tuple(prefix for place in OURS.values() for prefix in place.prefixes)
+OF_MPI = re.compile(r"(OMPI|PMI|PMIX|PALS|HYDRA)_|MPI_LOCAL(RANKID|NRANKS)$")
+OF_LAUNCHERS = re.compile(
+    r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
+    r"|((LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_ADDR|MASTER_PORT)$"
+)
+# A function that bash exports: it could replace any command of the job script.
+FUNCTIONS = re.compile(r"BASH_FUNC_")
+# Variables to keep despite such a prefix: where a scheduler's configuration is, and the user's settings.
+KEPT = {
+    *(name for place in OURS.values() for name in place.kept),
+    *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
+}
+
+
+class Scrubbed(Struct):
+    """An environment without the variables of other jobs."""
+
+    environment: dict[str, str]  # the remaining variables
+    # sorted names of the removed variables; removed bash functions are not listed, as most users have some
+    dropped: tuple[str, ...]
+
+
+def scrubbed(
+    environ: Mapping[str, str], *, kept: Collection[str] = (), own: Collection[str] = (), schedulers: bool = True
+) -> Scrubbed:
+    """Returns the environment without variables of other jobs and launchers, of schedulers and MPI, and functions."""
+    dropped = {
+        name
+        for name in environ
+        if name not in KEPT | set(kept)
+        and (name in own or OF_LAUNCHERS.match(name) or (schedulers and _of_a_job(name)))
+    }
+    left = {name: value for name, value in environ.items() if name not in dropped and not FUNCTIONS.match(name)}
+    return Scrubbed(left, tuple(sorted(dropped)))
+
+
+def _of_a_job(name: str) -> bool:
+    return name.startswith(OF_SCHEDULERS) or OF_MPI.match(name) is not None
 
 
 # -- The interface of a scheduler: one class per scheduler, returned by `registry.scheduler(name)`
@@ -221,7 +261,7 @@ class Scheduler(ABC):
     title: str  # name of the scheduler in messages
     template: str  # job script template: name of a file in templates/, or an absolute path
     shell = JobVariables()  # shell expressions with which a job script reads its job id and array index
-    run_executor = ""  # import path (`module:Class`) of what `executor` returns
+    run_executor = "launcher.schedulers.executor:RunExecutor"  # import path of what `executor` returns
     queued = False  # whether submitted jobs wait in a queue
     on_this_machine = False  # whether jobs are processes of the submitting machine
     secrets_in_files = False  # whether jobs read their environment and secrets from files that the executor writes
@@ -240,12 +280,11 @@ class Scheduler(ABC):
         return dict(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        """Returns the directive lines of a job script without their prefix (`#SBATCH`), with quoted values.
+        """Returns the directive lines of a job script without their prefix (`#SBATCH`), quoted; raises ConfigError.
 
         token: unique text that is stored with the job, so that a later query can find the job.
         array: indices and throttle of a job array (`0-14%4`); None: a plain job.
         folder: directory of the job's output; None: the run directory.
-        Raises ConfigError: cluster.directives has an option that another config key sets, or an invalid value.
         """
         return []
 
@@ -262,12 +301,9 @@ class Scheduler(ABC):
         return None
 
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
-        """Returns why the scheduler is ending the current job, or None if it is not ending the job.
+        """Returns why the scheduler is ending the current job, or None: it is not, or only its time limit does.
 
-        A queue's own wall-time limit is not such a reason: with `left` <= 0 a queue returns None.
-
-        stop_requested: whether the job script received a stop signal.
-        left: seconds of wall time left; infinite if there is no limit or it is unknown.
+        left: seconds of wall time left; infinite if there is no limit or it is unknown. With `left` <= 0 a queue: None.
         """
         return Ending(NextReason.STOP_REQUESTED) if stop_requested and left > 0 else None
 
@@ -283,10 +319,7 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated.
-
-        Raises ConfigError: the option is the launcher's, or no key has this value.
-        """
+        """Returns the keys of an option: text, True, or a list if it may be repeated; raises ConfigError."""
         raise NotImplementedError
 
     def found(self) -> str:
@@ -321,10 +354,7 @@ class Scheduler(ABC):
         return None
 
     def count_jobs(self, timeout: float) -> Mapping[str, int] | None:
-        """Returns the user's pending and running jobs by partition, queue or QOS ("": all); None: not counted.
-
-        Each array element counts as one job. Raises QueryError: no answer within `timeout` seconds.
-        """
+        """Counts the user's live jobs and elements by partition, queue or QOS ("": all); None: not counted."""
         return None
 
     # Name of a command that starts a process on a node of a running job, as another step of the job, and the tasks of
@@ -399,18 +429,12 @@ class Queue(Scheduler):
         return True
 
     def keeps(self, job_id: str, timeout: float) -> bool:
-        """Returns whether it still has a job that was just submitted behind others; raises QueryError.
-
-        PBS deletes such a job at once if it has forgotten one of the others.
-        """
+        """Returns whether it kept a job submitted behind others: PBS deletes it if it has forgotten one of them."""
         return True
 
     @abstractmethod
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Compares a plan with the scheduler's live limits and nodes; returns notes for the user.
-
-        Raises ConfigError: the job could never start, or the scheduler would refuse it.
-        """
+        """Compares a plan with the live scheduler; returns notes; raises ConfigError: it could never start."""
 
     @abstractmethod
     def own_job(self, environ: Mapping[str, str]) -> str:
@@ -419,3 +443,53 @@ class Queue(Scheduler):
     @abstractmethod
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         """Returns the environment for a submission from within a job of the run; writes the files of the new job."""
+
+    def check_secrets(self, environ: Mapping[str, str], plan: JobPlan) -> None:
+        """Raises ConfigError if the secret variables of `environ` cannot be handed to a plan's tasks."""
+
+
+class FolderQueue(Queue):
+    """One of our queues: its folder has the modules script, client, limits and pending, each imported on use.
+
+    The results have the types that `Scheduler` and `Queue` say.
+    """
+
+    def _module(self, name: str) -> Any:
+        return importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")
+
+    def options(self, values: Mapping[str, Any]) -> Any:
+        return self._module("script").extra_options(values)
+
+    def command_options(self) -> Any:
+        return self._module("script").command_options()
+
+    def keys_of(self, option: str, value: str | None) -> Any:
+        return self._module("script").keys_of(option, value)
+
+    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> Any:
+        return self._module("script").lines(plan, token, array, folder)
+
+    def array_of(self, job_id: str) -> Any:
+        return self._module("client").array_of(job_id)
+
+    def count_jobs(self, timeout: float) -> Any:
+        queries: Any = self.queries(timeout)
+        return queries.count_jobs()
+
+    def history(self, job_id: str, timeout: float) -> Any:
+        return self._module("client").history(self.queries(timeout), job_id)
+
+    def notices(self) -> Any:
+        return self._module("client").NOTICES
+
+    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> Any:
+        return self._module("limits").compare(plan, environ)
+
+    def check(self, cluster: Cluster, timeout: float) -> Any:
+        return self._module("limits").check(cluster, self.queries(timeout))
+
+    def survey(self, timeout: float) -> Any:
+        return self._module("limits").survey(self.queries(timeout))
+
+    def explain(self, waiting: Waiting, timeout: float) -> Any:
+        return self._module("pending").explain(waiting, self.queries(timeout))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import signal
@@ -17,24 +18,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from submitit.core import core, utils
 
 from launcher import redaction
 from launcher.environment import secrets
-from launcher.errors import SubmissionError, UnavailableError
+from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.run_files import naming, write
 from launcher.files.shared_files import exists, read_text, unwrap
 from launcher.processes import Process
 from launcher.runs.directory import Run
 from launcher.runs.events import ProcessStarted, Started, Submitted, Submitting, every, first, last
 from launcher.runs.history import journal_events, process_of
+from launcher.runs.job_file import exports
+from launcher.runs.sweep_directory import element_id
 from launcher.schedulers import registry
-from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, SchedulerJob, parts
-from launcher.schedulers.exports import exports
-from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.run_command import submit_once
+from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, Queue, SchedulerJob, parts
+from launcher.schedulers.registry import job_environment
+from launcher.schedulers.run_command import SubmissionRefused, submit_once
 from launcher.spec.plan import JobPlan
 
 # submitit's state names for jobs that have not ended; submitit takes any other name for the end of a job.
@@ -48,6 +50,7 @@ NOT_OVER = {
 
 
 KEPT_TRIES = 5  # jobs that are submitted behind others until the queue keeps one (`Queue.keeps`)
+QUERY_TIMEOUT = 60.0  # seconds for each command about the state of jobs
 OVER = "OVER"  # state of an ended job with an outcome that has not been queried yet
 
 
@@ -150,6 +153,28 @@ class Scripts(Protocol):
     def write_array(self, plan: JobPlan, path: Path, *, token: str, array: str, elements: Path) -> Path: ...
 
 
+class QueuedJob(core.Job[Any]):
+    """A submitit job in a scheduler's queue."""
+
+    scheduler: ClassVar[Queue]
+    watcher: JobWatcher
+
+    def cancel(self, check: bool = True) -> None:
+        """Cancels the latest job that continues this one; with `check`, raises QueryError."""
+        try:
+            self.scheduler.queries(QUERY_TIMEOUT).cancel(self.watcher.current(self.job_id))
+        except QueryError:
+            if check:
+                raise
+
+
+@functools.cache
+def job_class(scheduler: str) -> type[core.Job[Any]]:
+    """Returns the submitit class of a scheduler's jobs of runs."""
+    queue = registry.queue(scheduler)
+    return type("RunJob", (QueuedJob,), {"scheduler": queue, "watcher": JobWatcher(queue.queries(QUERY_TIMEOUT))})
+
+
 class RunExecutor(core.PicklingExecutor):
     """A submitit executor for the resources of one plan; `map_array` makes a run directory for each element."""
 
@@ -158,19 +183,13 @@ class RunExecutor(core.PicklingExecutor):
         resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
         blocking_jobs: Callable[[], Sequence[str]] = tuple, by_hand: bool = False,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            run: existing run directory.
-            plan: resources and settings of every job.
-            token: unique text stored with the job, by which it is found if the reply to its submission is lost.
-            throttle: maximum number of array elements that run at once; None: no limit.
-            scripts: writes the job scripts.
-            resumed: whether an earlier process may have submitted this token; then existing jobs are queried first.
-            elements: existing runs of the array elements; None: run directories are created, numbered from 0.
-            submitting: called just before the submission; None: a Submitting event is added to the run's journal.
-            blocking_jobs: returns the ids of the jobs that must end before this one may start (`after`).
-            by_hand: whether the user submits the job. Everything is made, nothing is submitted, `command` is the line
-                for the user's shell, and the job's id is BY_HAND.
+        """token: by which the job is found if the reply to its submission is lost.
+        throttle: maximum number of array elements that run at once; None: no limit.
+        resumed: whether an earlier process may have submitted this token; then existing jobs are queried first.
+        elements: existing runs of the array elements; None: run directories are created, numbered from 0.
+        submitting: called just before the submission; None: a Submitting event is added to the run's journal.
+        blocking_jobs: returns the ids of the jobs that must end before this one may start (`after`).
+        by_hand: whether the user submits the job, whose id is BY_HAND; `command` is the line for the user's shell.
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
@@ -180,6 +199,8 @@ class RunExecutor(core.PicklingExecutor):
         self._submitting = submitting or (lambda: run.journal(Submitting(token=token, by_hand=by_hand)))
         self._blocking_jobs, self._by_hand = blocking_jobs, by_hand
         self.command = ""
+        if plan.queued:
+            self.job_class = job_class(plan.cluster.scheduler)
 
     def _num_tasks(self) -> int:
         return self.plan.nodes * self.plan.tasks_per_node
@@ -218,6 +239,11 @@ class RunExecutor(core.PicklingExecutor):
     def _send(self, script: Path, token: str, run: Run) -> str:
         # Submits a job unless it exists, and returns its id.
         # An existing job is looked for at the scheduler, and in the files that a started job has written.
+        try:
+            registry.queue(self.plan.cluster.scheduler).check_secrets(os.environ, self.plan)
+        except ConfigError as error:
+            raise SubmissionRefused(str(error), definite=True) from None
+
         def send() -> str:
             environment, jobs = self._environment(run), self._blocking_jobs()
             self._submitting()
@@ -250,9 +276,6 @@ class RunExecutor(core.PicklingExecutor):
 
     def _known(self) -> str | None:
         return begun_job(self.run) if self._elements is None else begun(self._elements)
-
-    def _element_id(self, job_id: str, index: int) -> str:
-        return f"{job_id}_{index}"
 
     def _largest_array(self) -> int | None:
         return self._commands.max_array_size(self.plan)
@@ -299,7 +322,7 @@ class RunExecutor(core.PicklingExecutor):
         job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
         self._handed = ()
         return [
-            self.job_class(element.submitit_folder, self._element_id(job_id, index), tasks)
+            self.job_class(element.submitit_folder, element_id(job_id, index), tasks)
             for index, element in enumerate(elements)
         ]
 
@@ -325,10 +348,7 @@ CLOCKS = 5.0  # seconds by which the clocks of a login node and a compute node m
 
 
 def begun_job(run: Run) -> str | None:
-    """Returns the id of a job that started the run although the run's journal does not have it; None: there is none.
-
-    A job that began before the last submission is none: an earlier one whose id was lost, as of a killed submitter.
-    """
+    """Returns the id of a job that began after the last submission although the journal does not have it, else None."""
     journal = journal_events(run)
     known = {job for each in every(journal, Submitted) for job in (each.job, *each.chain)}
     submitting = last(journal, Submitting)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.config.schema import SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
-from launcher.schedulers.base import Allocation, Ending, JobVariables, Scheduler
-from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.base import Allocation, Ending, JobVariables, Scheduler, Scrubbed, scrubbed
 from launcher.schedulers.registry import allocation, known
 
 if TYPE_CHECKING:

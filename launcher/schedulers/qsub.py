@@ -11,18 +11,20 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from launcher.config.schema import ResumeHow
+from launcher.errors import ConfigError
 from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
-from launcher.schedulers.base import Queries, Queue
-from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.base import FolderQueue, Queries, Scrubbed, scrubbed
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
+from launcher.schedulers.templates import require_plain
 
 if TYPE_CHECKING:
     from launcher.runs.directory import Run
@@ -202,13 +204,96 @@ def notes_on_folder(folder: Path, nodes: Sequence[str]) -> tuple[str, ...]:
     return (note,) if note else ()
 
 
+# -- What a job asks for, and its lines in the script
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The request of a job of a run, or of a function."""
+
+    name: str  # job name
+    token: str  # unique text by which a later query finds the job
+    walltime: int | None = None  # wall time in seconds; None: the site's default
+    queue: str | None = None  # qsub -q
+    project: str | None = None  # qsub -P
+    account: str | None = None  # qsub -A
+    array: str | None = None  # indices and throttle of an array (`0-14%4`); None: a plain job
+    rerunnable: bool = True  # whether the scheduler may start the job again, after a preemption or the loss of its node
+    # further options by name. A list adds the option once per value; True adds it without a value
+    directives: Mapping[str, Any] = field(default_factory=dict)
+
+
+def fields_of(plan: JobPlan, settings: Any, token: str, array: str | None) -> dict[str, Any]:
+    """Returns the fields of a `Request` that a plan has on both schedulers."""
+    return {
+        "name": plan.name, "token": token, "walltime": plan.time, "queue": settings.queue, "project": settings.project,
+        "account": plan.cluster.account, "array": array, "rerunnable": plan.resume.how != ResumeHow.never.value,
+        "directives": plan.cluster.directives,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OptionNames:
+    """A scheduler's options of qsub, as `cluster.directives` and `run SCRIPT` take them."""
+
+    pattern: re.Pattern[str]  # of an option's name without the dash
+    kind: str  # what this name is: a `letter` or a `name`
+    instead: str  # keys of the profile that take resources
+    keys: Mapping[str, str]  # keys of the config, by the option that they are
+    taken: Mapping[str, str]  # options that are the launcher's, and what to use instead
+    repeatable: frozenset[str]  # options that do not replace those of the launcher
+
+    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns cluster.directives by option; a list repeats the option; raises ConfigError."""
+        for option, value in values.items():
+            if not self.pattern.fullmatch(str(option)):
+                raise ConfigError(
+                    f"cluster.directives: {option!r} is not the {self.kind} of a qsub option (write `m`, not `-m`; for "
+                    f"a resource use {self.instead})"
+                )
+            for each in listed(value):
+                require_plain(option, each)
+        return dict(values)
+
+    def merged(
+        self, ours: Sequence[tuple[str, str | None]], directives: Mapping[str, Any]
+    ) -> list[tuple[str, str | None]]:
+        """Returns our options with a value (not None), then `directives`, which replace ours; raises ConfigError."""
+        extra: list[tuple[str, str | None]] = []
+        for option, value in directives.items():
+            if option in self.taken:
+                raise ConfigError(f"the qsub option -{option} cannot be among the directives: {self.taken[option]}")
+            if not self.pattern.fullmatch(option):
+                raise ConfigError(f"directives: {option!r} is not the {self.kind} of a qsub option")
+            if value is True:
+                extra.append((option, ""))
+            elif value is not None and value is not False:
+                extra += [(option, str(each)) for each in listed(value)]
+        replaced = directives.keys() - self.repeatable
+        return [*((name, value) for name, value in ours if value is not None and name not in replaced), *extra]
+
+    def key(self, option: str, value: str | None) -> dict[str, Any] | None:
+        """Returns the keys of an option of the command line; None: it is `-l`, for resources; raises ConfigError."""
+        name = option[1:]
+        if name in self.keys and value is not None:
+            return {self.keys[name]: value}
+        if name in self.taken:
+            raise ConfigError(f"{option} is the launcher's: {self.taken[name]}")
+        return None if name == "l" and value else {f"cluster.directives.{name}": True if value is None else value}
+
+
+def listed(value: Any) -> Sequence[Any]:
+    """Returns the values of an option that may be repeated."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
 # -- The scheduler
 
 
 FIRST_JOB = "LAUNCHER_FIRST_JOB"  # variable of a function's resubmitted job with the id of the first job
 
 
-class QsubScheduler(Queue):
+class QsubScheduler(FolderQueue):
     """A scheduler whose jobs qsub submits: PBS or Grid Engine."""
 
     command = "qsub"
@@ -223,13 +308,13 @@ class QsubScheduler(Queue):
     @abstractmethod
     def queries(self, timeout: float = 60) -> QsubQueries: ...
 
-    @abstractmethod
-    def native_id(self, job_id: str) -> str:
+    def native_id(self, job_id: str) -> Any:
         """Converts submitit's id of an array element to the scheduler's; keeps any other id."""
+        return self._module("client").native_id(job_id)
 
-    @abstractmethod
-    def find(self, command: str) -> str | None:
+    def find(self, command: str) -> Any:
         """Returns the path of a scheduler command on a job's node, or None if the node does not have it."""
+        return self._module("client").find(command)
 
     @abstractmethod
     def of_a_job(self, name: str) -> bool:
@@ -239,7 +324,6 @@ class QsubScheduler(Queue):
     def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
         """Returns the script and the qsub options of a plain job that continues a job or array element.
 
-        token: unique text that is stored with the new job, so that a later query can find it.
         first: id of the first job of the chain, by which submitit knows all its jobs; passed on in FIRST_JOB.
         """
 
@@ -269,6 +353,3 @@ class QsubScheduler(Queue):
 
     def server(self) -> tuple[str | None, ...]:
         return (shutil.which("qstat"), *map(os.environ.get, self.of_server))
-
-    def count_jobs(self, timeout: float) -> Mapping[str, int]:
-        return self.queries(timeout).count_jobs()

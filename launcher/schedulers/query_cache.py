@@ -49,11 +49,7 @@ class JobSnapshot(Struct):
         return 0 <= now - self.completed <= seconds
 
     def suffices(self, good_for: float, newer: float, least: float, now: float) -> bool:
-        """Returns whether this snapshot can be used without a new query.
-
-        It can if it is fresh and its query began at or after `newer`, or if the site's minimum interval has not passed.
-        Times are in seconds (since the epoch).
-        """
+        """Returns whether it is fresh and began at or after `newer`, or the site's minimum interval has not passed."""
         fresh = self.is_fresh(good_for, now) and (self.began or 0.0) >= newer
         return fresh or (least > 0 and self.is_fresh(least, now))
 

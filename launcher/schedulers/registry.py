@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
-from launcher.schedulers.base import Allocation, Queue, Scheduler
+from launcher.schedulers.base import Allocation, Queue, Scheduler, Scrubbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from launcher.schedulers.functions.executor import FunctionExecutor
+    from launcher.schedulers.functions import FunctionExecutor
     from launcher.schedulers.tasks import TaskRequest
     from launcher.spec.plan import JobPlan
 
@@ -53,10 +53,7 @@ def function_executor(name: str) -> type[FunctionExecutor]:
 
 @cache
 def scheduler(name: str) -> Scheduler:
-    """Returns the scheduler of this name.
-
-    Raises ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
-    """
+    """Returns the scheduler of this name; raises ConfigError: there is none, or its package cannot be imported."""
     place = OURS[name].scheduler if name in OURS else entry_points_of(SCHEDULERS).get(name)
     if place is None:
         raise ConfigError(
@@ -82,11 +79,13 @@ def queue(name: str) -> Queue:
     return found
 
 
-def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
-    """Returns the schedulers of these names (default: all) that exist and can be loaded.
+def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+    """Returns the environment that a new job of this plan inherits from `environ`; see `Scheduler.job_environment`."""
+    return scheduler(plan.cluster.scheduler).job_environment(environ, plan)
 
-    Entry points are read only for names that are not in OURS.
-    """
+
+def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
+    """Returns the schedulers of these names (default: all) that exist and can be loaded."""
     found = []
     for name in names() if wanted is None else wanted:
         with contextlib.suppress(

@@ -34,9 +34,7 @@ def query(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a scheduler command other than a submission (timeout: seconds), and returns its output.
 
-    Raises QueryTimeout: the command exceeds the timeout.
-    Raises AnswerLost: the command prints more than bounds.QUERY_BYTES bytes.
-    Raises QueryError: the command is not on PATH, cannot be started, or fails.
+    Raises QueryTimeout, AnswerLost (more than bounds.QUERY_BYTES), or QueryError (not on PATH, cannot start, failed).
     """
     try:
         done = run(command, timeout=timeout, environment=environment)
@@ -72,10 +70,8 @@ class SubmitCommand(Struct):
 def run_submission(request: SubmitCommand, *, timeout: float) -> subprocess.CompletedProcess[str]:
     """Runs a command that submits a job, and returns its output. A nonzero exit code raises nothing.
 
-    The command inherits the lock of `lease.only_submitter` and holds it until it exits. It has a session of
-    its own, to survive Ctrl-C and the end of this process, which could leave a job with an unrecorded id.
-    Raises SubmissionRefused: the command is not on PATH.
-    Raises NoAnswer: it exceeds the timeout (seconds) or the output limit, so there may be a job.
+    It inherits the lock of `lease.only_submitter`, and has a session of its own, to survive Ctrl-C and the end of this
+    process, which could leave a job with an unrecorded id. Raises SubmissionRefused (not on PATH), or NoAnswer.
     """
     command = request.command
     try:
@@ -189,16 +185,12 @@ class NoAnswer(Exception):
 def submit_once(
     send: Callable[[], str], find: Callable[[], str | None], *, before: bool = False, timeout: float = TIMEOUT
 ) -> str:
-    """Submits a job unless it exists already, and returns its id.
+    """Submits a job unless it exists already, and returns its id; raises SubmissionRefused, SubmissionError.
 
-    After a failed `send`, `find` must return None before `send` is repeated. While the scheduler does not answer, both
-    are retried with exponential backoff for `timeout` seconds.
+    After a failed `send` (SubmissionRefused, NoAnswer), `find` must return None before `send` is repeated. While the
+    scheduler does not answer, both are retried with exponential backoff for `timeout` seconds.
 
-    send: submits the job and returns its id. Raises SubmissionRefused or NoAnswer.
-    find: returns the id of the job if it was submitted earlier, else None. Raises QueryError without an answer.
     before: whether to call `find` first, because an earlier process may have submitted the job.
-    Raises SubmissionRefused: the scheduler refused the job; the text has its message.
-    Raises SubmissionError: no answer within the timeout, so the job may or may not exist.
     """
     look = before
 
@@ -234,11 +226,9 @@ def submit_once(
 def submit_after(
     plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
-    """Resubmits the script of a run; the new job starts when the job with this id has ended, with any outcome.
+    """Submits a run's script again; the job starts when that with this id has ended, with any outcome; SubmissionError.
 
-    If the scheduler supports no dependency on that job (see `Queue.can_be_waited_for`), the new job may start at once;
-    it then waits for the run's lease.
-    Raises SubmissionError: the scheduler refused the job, or did not answer.
+    If the scheduler supports no dependency on that job, the new one may start at once, and waits for the run's lease.
     """
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
     return submit_behind(plan, jobs, script, token, environment, timeout)

@@ -48,10 +48,9 @@ class Site(ABC):
 
     @abstractmethod
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        """Yields the lines of a profile of the site, with the source of each value as a comment.
+        """Yields the lines of a profile of the site, with the source of each value as a comment; raises ConfigError.
 
         wanted: partition or queue to use; None: the default one, or the one that fits best.
-        Raises ConfigError: the wanted partition or queue does not exist.
         """
 
     @abstractmethod
@@ -164,11 +163,7 @@ def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> I
 
 
 def listed(rows: Sequence[tuple[str, Sequence[str], str]], command: str) -> list[str]:
-    """Returns a line for each partition or queue: `gpu (default): up to 02:00:00`.
-
-    rows: (name, marks, limits) of each partition or queue; only the first SHOWN are listed.
-    command: command that lists all of them, named in the last line if some were left out.
-    """
+    """Returns a line for each partition or queue from (name, marks, limits): `gpu (default): up to 02:00:00`."""
     lines = [f"{name}{_in_brackets(marks)}: {limits}" for name, marks, limits in rows[:SHOWN]]
     return lines + ([f"... and {len(rows) - SHOWN} more ({command})"] if len(rows) > SHOWN else [])
 

@@ -148,11 +148,9 @@ def command(
     python: str, nodes: int, tasks_per_node: int, grace: int,
     *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
 ) -> list[str]:  # fmt: skip
-    """Returns the command that starts a program on all nodes of a job; the caller appends the program's argv.
+    """Returns the command that starts a program on all nodes of a job, without the program's argv; raises ConfigError.
 
-    grace: seconds between SIGTERM and SIGKILL when the tasks are stopped.
     mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: `starter` is used.
-    Raises ConfigError: mpiexec has an unknown placeholder.
     """
     options = ["--go-on"] if keep_going else []
     if starter is not None and not mpiexec:

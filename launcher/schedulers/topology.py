@@ -223,11 +223,7 @@ def nodes_in_order(place: Topology) -> tuple[int, ...]:
 
 
 def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topology:
-    """Derives this process's topology from the first of SOURCES with all its variables, else a world of one rank.
-
-    read: returns the text of PBS's node file, given its path.
-    Raises TopologyError: the values contradict each other, or do not give the host of rank 0.
-    """
+    """Returns the topology by the first of SOURCES with all its variables, else of one; raises TopologyError."""
     try:
         place = _Place(environ, hostname, _allocation(environ, read))
         topology = next(filter(None, (source(place) for source in SOURCES.values())), None)

@@ -28,8 +28,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.base import Allocation, QueryError, Queue, Scheduler
-from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.registry import require_room
+from launcher.schedulers.registry import job_environment, require_room
 from launcher.spec import limits, workload_hook
 from launcher.spec.build import PlanFacts, build, check_name
 from launcher.spec.plan import JobPlan, keys_of

@@ -33,7 +33,7 @@ from launcher.runs.history import journal_events, process_of, read_history
 from launcher.runs.lease import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
-from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.registry import job_environment
 from launcher.schedulers.run_command import SubmissionRefused, submit_after
 from launcher.spec.plan import JobPlan, keys_of
 from launcher.structs import Struct

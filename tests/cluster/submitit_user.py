@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from launcher.runs.directory import Run
-from launcher.schedulers.slurm.executor import SlurmExecutor
+from launcher.schedulers.executor import RunExecutor
 from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
 from launcher.submission import configs, render
@@ -29,8 +29,8 @@ def plan(folder: Path, nodes: int = 1) -> JobPlan:
     return make_plan(OmegaConf.to_object(config), site)  # type: ignore[arg-type]
 
 
-def executor(folder: Path, nodes: int = 1, throttle: int | None = None) -> SlurmExecutor:
-    return SlurmExecutor(Run.create(folder), plan(folder, nodes), f"token-{folder.name}", throttle, scripts=render)
+def executor(folder: Path, nodes: int = 1, throttle: int | None = None) -> RunExecutor:
+    return RunExecutor(Run.create(folder), plan(folder, nodes), f"token-{folder.name}", throttle, scripts=render)
 
 
 def place(tasks: int) -> list[int]:

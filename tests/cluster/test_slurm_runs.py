@@ -219,7 +219,7 @@ def test_a_qos_that_lifts_the_partitions_limit_and_the_cluster_of_the_environmen
             patch.setenv("SLURM_CONF", slurm.env()["SLURM_CONF"])
             for qos, level in (("long", Level.OK), ("normal", Level.WARNING)):
                 cluster = make_cluster("slurm", name="site", partition="debug", qos=qos, limits=Limits(time="20m"))
-                assert [each.level for each in limits.with_qos(cluster, Slurm(30).partitions())] == [level]
+                assert [each.level for each in limits.with_qos(cluster, limits.partitions_of(Slurm(30)))] == [level]
     finally:
         for words in (["user", "root", "account=acc"], ["account", "acc"], ["qos", "long"]):
             slurm.run("sacctmgr", "--immediate", "delete", *words)

@@ -19,10 +19,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from launcher.errors import SubmissionError
 from launcher.runs.directory import Run
-from launcher.schedulers.executor import LocalExecutor
-from launcher.schedulers.pbs.executor import PBSRunExecutor
-from launcher.schedulers.sge.executor import SGERunExecutor
-from launcher.schedulers.slurm.executor import SlurmExecutor
+from launcher.schedulers import registry
 from launcher.spec.build import PlanFacts
 from launcher.submission import render
 from tests.contract import functions
@@ -33,7 +30,6 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 KINDS = (
     slow("local"), slow("slurm"), slow("pbs run"), "pbs function", slow("sge run"), "sge function",
 )  # fmt: skip
-RUNS = {"local": LocalExecutor, "slurm": SlurmExecutor, "pbs run": PBSRunExecutor, "sge run": SGERunExecutor}
 
 
 @dataclass
@@ -71,7 +67,7 @@ class Place:
                 site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {}), **sites},
                 nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks(), "grace": 3},
             )  # fmt: skip
-            executor = RUNS[self.kind](
+            executor = registry.scheduler(scheduler).executor()(
                 Run.create(folder), plan, f"launcher-{os.urandom(6).hex()}", throttle, scripts=render
             )
         self.made.append(executor)

@@ -20,7 +20,7 @@ import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from launcher.errors import RunError, SubmissionError
-from launcher.schedulers.functions import executor as functions_executor
+from launcher.schedulers import functions as functions_executor
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.executor import PBSExecutor, PBSJob
 from launcher.schedulers.run_command import SubmissionRefused, submit_once
@@ -459,7 +459,7 @@ def test_a_misspelt_parameter_is_named(site: Site, tmp_path: Path) -> None:
 def test_nobody_hears_for_long_whether_there_is_a_job(
     stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.schedulers.functions.executor.submit_once", functools.partial(submit_once, timeout=1))
+    monkeypatch.setattr("launcher.schedulers.functions.submit_once", functools.partial(submit_once, timeout=1))
     made = executor(tmp_path)
     stand_in.down()
     with pytest.raises(SubmissionError, match="it is unknown whether it accepted the job"):

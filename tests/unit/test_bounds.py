@@ -37,7 +37,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Progress
 from launcher.runs.sweep_directory import RUNG, SearchRecord, Sweep, SweepManifest
 from launcher.schedulers.run_command import QueryError, query
-from launcher.schedulers.sge import node, qrsh
+from launcher.schedulers.sge import qrsh
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
@@ -599,7 +599,7 @@ def an_answer(place: Place) -> Tried:
 @tries("QRSH_LINE_BYTES")
 def a_line_of_qrsh(place: Place) -> Tried:
     def write() -> bool:
-        return node.decode(qrsh.line_of("/request", {"A_TOKEN": "a" * 50}, [{}], "/started"))["tasks"] == [{}]
+        return qrsh.decode(qrsh.line_of("/request", {"A_TOKEN": "a" * 50}, [{}], "/started"))["tasks"] == [{}]
 
     size = len(qrsh.line_of("/request", {"A_TOKEN": "a" * 50}, [{}], "/started"))
     return Tried(size, None, write, "secret variables of the job are too large")

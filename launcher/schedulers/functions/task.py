@@ -19,10 +19,10 @@ from submitit.core import job_environment, logger, utils
 
 from launcher import errors, processes
 from launcher.errors import SubmissionError
-from launcher.files import run_files
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.runs.directory import require_private
 from launcher.schedulers import registry, topology
+from launcher.schedulers.functions import link_as, resubmissions
 from launcher.schedulers.qsub import FIRST_JOB, QsubScheduler
 from launcher.schedulers.run_command import submit_once
 
@@ -39,25 +39,6 @@ if TYPE_CHECKING:
 
 TIMEOUT = 45.0  # seconds after which a resubmission fails; the job is about to end
 QUERY_TIMEOUT = 15  # seconds for each scheduler command of the resubmission
-
-
-def resubmissions(paths: utils.JobPaths) -> Path:
-    """Returns the path of the file with the ids of the jobs that continued a job, one id per line, oldest first."""
-    return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
-
-
-def link_as(file: Path, name: Path) -> None:
-    """Makes a hard link `name` (a copy where links do not work) unless it exists; raises OSError."""
-    run_files.make_folder(name.parent)
-    try:
-        os.link(file, name)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        if error.errno not in run_files.WITHOUT_LINKS:
-            raise
-        if not name.exists():
-            run_files.replace(name, file.read_bytes())
 
 
 class FunctionEnvironment(job_environment.JobEnvironment):
@@ -183,11 +164,7 @@ class _Handler(job_environment.SignalHandler):
 
 
 def main(folder: str, *options: str) -> int:
-    """Calls the submitted function, redirects its output to submitit's log files, and writes its result.
-
-    Returns DONE, or NO_RETRY or RESUME of launcher/errors.py if the folder is not usable or not readable now.
-    Raises Exception: that of the function, after submitit has written it as the job's result.
-    """
+    """Calls the submitted function; returns DONE, NO_RETRY or RESUME (the folder), or raises the function's error."""
     processes.start_guard()
     os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # the starter of several tasks has another umask
     from submitit.core import plugins

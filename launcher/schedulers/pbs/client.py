@@ -22,7 +22,6 @@ from launcher.schedulers.base import (
     JobExecution,
     JobOrigin,
     JobState,
-    JobVariables,
     QueryError,
     SchedulerJob,
 )
@@ -105,11 +104,10 @@ class PBS(QsubCommands):
     job_limit = JOB_LIMIT
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """Returns this user's jobs that have not ended, and the subjobs of their arrays, by `short` id."""
         return self._listed()
 
     def history(self) -> dict[str, SchedulerJob]:
-        """Returns this user's live and ended jobs by `short` id; {} if the site keeps no job history (the default)."""
+        """Returns this user's live and ended jobs; {} if the site keeps no job history (the default)."""
         return self._listed("-x")
 
     def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
@@ -119,9 +117,8 @@ class PBS(QsubCommands):
         return parse_counts(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the record of one job, or None if PBS has none (job history is off by default)."""
         record = self.record(job_id)
-        return None if record is None else parse_record(pbs_id(job_id), record)
+        return None if record is None else parse_record(native_id(job_id), record)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         if len(job_ids) > FEW:
@@ -131,22 +128,19 @@ class PBS(QsubCommands):
         return {key: job for key, job in found if job is not None}
 
     def family(self, job_id: str) -> str:
-        """Returns the same group for all jobs, because one command lists the whole history of the user."""
         return ""
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns all jobs of the user in PBS's history; see `history`."""
         return self.history()
 
     def key(self, job_id: str) -> str:
-        """Returns the job's key in `jobs`, which is its `short` id."""
         return short(job_id)
 
     def record(self, job_id: str) -> dict[str, Any] | None:
         """Returns all attributes of one job as texts and dictionaries of texts, or None if the job is unknown."""
         wanted = short(job_id)
         for also_over in (["-x"], []):  # without job history, -x finds nothing, not even running jobs
-            command = ["qstat", *also_over, "-f", "-F", "json", pbs_id(job_id)]
+            command = ["qstat", *also_over, "-f", "-F", "json", native_id(job_id)]
             answer = self.run(*command, good=(0, UNKNOWN_JOB, FINISHED))
             for name, record in (section(answer, "Jobs") if answer.strip() else {}).items():
                 if short(name) == wanted:
@@ -181,10 +175,8 @@ class PBS(QsubCommands):
     def request(
         self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
     ) -> SubmitCommand:
-        """Returns the command with which `submit` submits a script.
-
-        Without -f, qsub leaves a background process through which later qsubs submit. This is faster, but a submission
-        can then succeed after its qsub has exceeded the timeout.
+        """Without -f, qsub leaves a background process through which later qsubs submit: faster, but a submission can
+        then succeed after its qsub has exceeded the timeout.
         """
         kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
         return SubmitCommand(["qsub", *arguments, script if text is None else "-"], kept, text)
@@ -194,7 +186,6 @@ class PBS(QsubCommands):
         return str(ids[-1]) if done.returncode == 0 and ids else None
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
-        """Returns qsub's options for a job behind others; see `Queries.options`."""
         return ["-f", *([] if token is None else ["-v", f"{TOKEN}={token}"]), *dependency(jobs)]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
@@ -218,14 +209,10 @@ class PBS(QsubCommands):
         return HINTS.get(code)
 
     def cancel(self, *job_ids: str) -> None:
-        """Cancels jobs. A job that has ended already is no error, unless it is one of several.
-
-        Raises AnswerLost: PBS may have received the request.
-        Raises QueryError: PBS did not receive it, or refuses.
-        """
+        """See `Queries.cancel`. A job that has ended already is an error if it is one of several."""
         try:
             over = (FINISHED, FINISHED_SUBJOB, UNKNOWN_JOB) if len(job_ids) == 1 else ()  # the code of the last error
-            self.run("qdel", *map(pbs_id, job_ids), good=(0, *over))
+            self.run("qdel", *map(native_id, job_ids), good=(0, *over))
         except QueryError as error:
             words = str(error)
             if NO_ANSWER.search(words) and not UNREACHED.search(words):
@@ -233,13 +220,11 @@ class PBS(QsubCommands):
             raise
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Lets at most `most` subjobs of an array run at once. Raises QueryError: PBS does not answer, or refuses."""
         match = re.fullmatch(r"(\d+)(?:\[\])?(\..*)?", job_id)
         array = f"{match[1]}[]{match[2] or ''}" if match else job_id
         self.run("qalter", "-W", f"max_run_subjobs={most}", array)
 
     def queues(self) -> list[PBSQueue]:
-        """Returns all queues with their limits."""
         _, server = self.server()
         found = self._queues()
         try:
@@ -248,11 +233,9 @@ class PBS(QsubCommands):
             raise QueryError(f"qstat -Q has a limit that could not be read: {error}") from None
 
     def nodes(self) -> list[PBSNode]:
-        """Returns all vnodes."""
         return parse_nodes(self.run("pbsnodes", "-a"))
 
     def queue_facts(self, name: str) -> QueueFacts | None:
-        """Returns the queue with this name, or None if it does not exist."""
         return next((queue_facts(each, values) for each, values in self._queues(name).items()), None)
 
     def max_array_size(self, plan: JobPlan) -> int | None:
@@ -289,7 +272,7 @@ def short(job_id: str) -> str:
     return match[1] + (match[2] or (f"[{element[1]}]" if element else ""))
 
 
-def pbs_id(job_id: str) -> str:
+def native_id(job_id: str) -> str:
     """Converts submitit's id of an array element to PBS's: `150[5].pbs-srv` for 150.pbs-srv_5; keeps any other id."""
     if match := re.fullmatch(r"(\d+)(\..*)?_(\d+)", job_id):
         return f"{match[1]}[{match[3]}]{match[2] or ''}"
@@ -298,12 +281,12 @@ def pbs_id(job_id: str) -> str:
 
 def array_of(job_id: str) -> str:
     """Returns the array id of a subjob (`150[].pbs-srv` for 150.pbs-srv_5); the id of a plain job is unchanged."""
-    return re.sub(r"\[\d+\]", "[]", pbs_id(job_id))
+    return re.sub(r"\[\d+\]", "[]", native_id(job_id))
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
     """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome."""
-    return ["-W", f"depend=afterany:{':'.join(map(pbs_id, jobs))}"] if jobs else []
+    return ["-W", f"depend=afterany:{':'.join(map(native_id, jobs))}"] if jobs else []
 
 
 def _number(job_id: str) -> int:
@@ -396,12 +379,11 @@ def _signal(status: str) -> int | None:
 
 
 def section(text: str, name: str) -> dict[str, Any]:
-    """Returns a section of the output of `qstat -F json`, with all values as texts; {} if there is none.
+    """Returns a section of the output of `qstat -F json`, with all values as texts; {}: none; raises QueryError.
 
-    qstat's JSON may be invalid: anything like a number has no quotes (`inf`, `+5`, `5.`), and quotes, backslashes and
-    line breaks in a text are not always escaped. But each value starts on a new line, and ends where the next one
-    starts or the section is closed. So each value is cut out and quoted again before the text is parsed.
-    Raises QueryError: the output cannot be parsed.
+    The JSON may be invalid: what looks like a number has no quotes (`inf`, `+5`), and quotes, backslashes and line
+    breaks are not always escaped. But each value starts on a new line, and ends where the next one or the section's end
+    is. So each is cut out and quoted again.
     """
     try:
         section = json.loads(VALUE.sub(_requoted, text)).get(name, {})
@@ -604,13 +586,7 @@ def parse(record: Mapping[str, Any]) -> JobExecution:
 # mom_main.c and the cgroups hook of OpenPBS print them.
 
 
-FORMS: tuple[Form, ...] = (
+NOTICES: tuple[Form, ...] = (
     ("TIMEOUT", re.compile(r"=>> PBS: job killed: (walltime|cput) ")),
     ("OUT_OF_MEMORY", re.compile(r"=>> PBS: job killed: p?v?mem |^Cgroup mem(sw)? limit exceeded")),
 )
-
-
-SHELL = JobVariables(
-    job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
-    output="$PBS_JOBID.OU",
-)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Submits runs, and anybody's functions (`submitit.AutoExecutor(folder, cluster="pbs")`), through submitit."""
+"""Submits anybody's functions through submitit: `submitit.AutoExecutor(folder, cluster="pbs")`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from launcher.runs.sweep_directory import element_id
-from launcher.schedulers.executor import RunExecutor
-from launcher.schedulers.functions import executor
-from launcher.schedulers.functions.executor import FunctionExecutor, FunctionJob, JobWatcher
+from launcher.schedulers import functions
+from launcher.schedulers.executor import JobWatcher
+from launcher.schedulers.functions import FunctionExecutor, FunctionJob
 from launcher.schedulers.functions.task import FunctionEnvironment
 from launcher.schedulers.pbs import script
-from launcher.schedulers.pbs.client import PBS, SHELL
+from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.scheduler import PBSScheduler
-
-# -- The resources and options of a submitit function's job on PBS, and its #PBS lines
 
 
 @dataclass(frozen=True)
-class Parameters(executor.Parameters):
+class Parameters(functions.Parameters):
     """Parameters of `PBSExecutor.update_parameters`, in addition to those of all schedulers."""
 
     cpus_per_task: int = 1
@@ -33,11 +30,11 @@ class Parameters(executor.Parameters):
     mpiexec: Sequence[str] = ()
 
     template: ClassVar[str] = "qsub.sh.j2"
-    shell = SHELL
+    shell = PBSScheduler.shell
     starter: ClassVar[str] = "pbsdsh"
-    texts = (*executor.Parameters.texts, "select", "place", "filesystems")
-    mappings = ("chunk", *executor.Parameters.mappings)
-    lists = (*executor.Parameters.lists, "mpiexec")
+    texts = (*functions.Parameters.texts, "select", "place", "filesystems")
+    mappings = ("chunk", *functions.Parameters.mappings)
+    lists = (*functions.Parameters.lists, "mpiexec")
 
     @classmethod
     def _check_together(cls, values: dict[str, Any]) -> None:
@@ -54,28 +51,17 @@ class Parameters(executor.Parameters):
             ompthreads=self.cpus_per_task, ngpus=self.ngpus, mem=self.mem,
         )  # fmt: skip
         request = script.Request(
-            name=self.name,
+            **self._common(token, array),
             select=self.select or script.select(self.nodes, {**chunk, **self.chunk}),
             output=f"{folder.rstrip('/')}/",
-            token=token,
             place=self.place or script.place(self.nodes),
-            walltime=self.walltime,
-            queue=self.queue,
-            project=self.project,
-            account=self.account,
             resources={"filesystems": self.filesystems, **self.resources},
-            array=array,
-            rerunnable=self.rerunnable or array is not None,  # PBS requires it for arrays
-            directives=self.directives,
         )
         return [script.line(letter, value) for letter, value in script.options(request)]
 
     @property
     def _mpiexec(self) -> Sequence[str]:
         return self.mpiexec
-
-
-# -- submitit's classes for PBS: `submitit.AutoExecutor(folder, cluster="pbs")`, see `schedulers.functions.executor`
 
 
 class PBSJobEnvironment(FunctionEnvironment):
@@ -98,15 +84,3 @@ class PBSExecutor(FunctionExecutor):
     environment = PBSJobEnvironment
     scheduler = PBSScheduler()
     parameters_class = Parameters
-
-
-# -- Submits runs to PBS through submitit
-
-
-class PBSRunExecutor(RunExecutor):
-    """Submits the jobs of one plan with qsub."""
-
-    job_class = PBSJob
-
-    def _element_id(self, job_id: str, index: int) -> str:
-        return element_id(job_id, index)

@@ -17,7 +17,7 @@ from launcher.formatting import format_hours, format_size, plural
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, PBSNode, PBSQueue, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
-from launcher.schedulers.qsub import notes_on_folder
+from launcher.schedulers.qsub import detect, notes_on_folder
 from launcher.schedulers.site import (
     ErrorCollector,
     Site,
@@ -168,11 +168,8 @@ def _refusals(plan: JobPlan, queue: PBSQueue, where: str) -> list[str]:
 # -- Checks a plan against PBS's live queues and nodes before a submission
 
 
-def compare(plan: JobPlan) -> tuple[str, ...]:
-    """Returns notes on a plan from the live queues and nodes.
-
-    Raises ConfigError: PBS would refuse the job or could never start it, or the nodes cannot see its run directory.
-    """
+def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns notes on a plan from the live queues and nodes; raises ConfigError: it could not start there."""
     try:
         queues = PBS(plan.cluster.submit_timeout).queues()
         queue = check_queue(plan, queues)
@@ -200,10 +197,10 @@ def _of_totals(plan: JobPlan) -> tuple[str, ...]:
 # -- The checks of `doctor` for PBS, and for a profile against its queues
 
 
-def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:
+def check(cluster: Cluster, pbs: PBS) -> Iterator[Finding]:
     """Yields findings about PBS (reachable, queues, job history), and about the profile's queue and limits."""
     answer = timed(lambda: pbs.run("qstat", "-B", "-f", "-F", "json"))
-    yield from reachable("PBS", version, answer, "PBS_SERVER")
+    yield from reachable("PBS", detect().version, answer, "PBS_SERVER")
     if answer.error:
         return
     try:
@@ -341,25 +338,20 @@ class PBSSite(Site):
                 yield warning("profile", f"cluster.limits.{limit}={stated} is more than any node has ({there})")
 
 
-def survey(pbs: PBS, version: str) -> PBSSite:
-    """Collects the facts of a site, with four commands; raises QueryError without the queues.
-
-    version: version of qsub, used if the server does not report its own.
-    """
+def survey(pbs: PBS) -> PBSSite:
+    """Collects the facts of a site; raises QueryError without the queues."""
     ask = ErrorCollector()
     queues = tuple(pbs.queues())
     nodes: list[PBSNode] = []
     unknown: tuple[str, dict[str, Any]] = ("", {})
     name, settings = ask(pbs.server, unknown, "the server")
     nodes = ask(pbs.nodes, nodes, "nodes")
-    return PBSSite(name, str(settings.get("pbs_version", version)), queues, tuple(nodes), settings, tuple(ask.problems))
+    version = str(settings.get("pbs_version", detect().version))
+    return PBSSite(name, version, queues, tuple(nodes), settings, tuple(ask.problems))
 
 
 def choose_queue(queues: Sequence[PBSQueue], wanted: str | None) -> tuple[PBSQueue | None, str]:
-    """Chooses a profile's queue: the wanted, the default or the only public one; with the reason; (None, "").
-
-    Raises ConfigError: the wanted queue does not exist.
-    """
+    """Chooses a profile's queue: wanted, default or the only public one; with the reason; (None, ""); ConfigError."""
     if (own := requested(queues, wanted, "queue")) is not None:
         return own, "as you asked for"
     default = next((each for each in queues if each.default), None)

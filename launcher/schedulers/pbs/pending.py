@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.formatting import format_size, plural
 from launcher.schedulers.pbs import limits
-from launcher.schedulers.pbs.client import PBS, PBSNode, QueueFacts, amount, array_of, pbs_id, queue_facts
+from launcher.schedulers.pbs.client import PBS, PBSNode, QueueFacts, amount, array_of, native_id, queue_facts
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.pending import (
     Answers,
@@ -152,15 +152,12 @@ RETRY = "-3"  # Exit_status of a job that MoM failed to start, and that PBS will
 
 
 def explain(waiting: Waiting, pbs: PBS) -> Explanation:
-    """Explains why a pending job does not start, and suggests sizes with which it would fit on the free nodes.
-
-    Raises QueryError: the query of the job itself failed. Failures of other queries become notes.
-    """
+    """Explains why a pending job does not start, and what would fit now; raises QueryError for the job's own query."""
     plan, job_id = waiting.plan, waiting.job
     record = pbs.record(job_id) or {}
     text = str(record.get("comment", ""))
     comment, now, answers = explain_state(record, text), time.time(), Answers()
-    if not text and (array_id := array_of(job_id)) != pbs_id(job_id):  # a pending subjob has no comment of its own
+    if not text and (array_id := array_of(job_id)) != native_id(job_id):  # a pending subjob has no comment of its own
         array = pbs.record(array_id) or {}
         text = str(array.get("comment", ""))
         comment = explain_array(array, text)
@@ -183,7 +180,7 @@ def explain(waiting: Waiting, pbs: PBS) -> Explanation:
     if plan.min_nodes < plan.nodes and "run_count" in record:
         answers.notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
     return replace(
-        explained(waiting, comment, pbs_id(job_id)),
+        explained(waiting, comment, native_id(job_id)),
         code=text,
         starts=estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
@@ -236,10 +233,7 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Reason | None:
 
 
 def for_ever(comment: Reason, plan: JobPlan, nodes: Sequence[PBSNode], queue: str) -> Reason:
-    """Returns the reason if the job can never start on its queue's nodes, else `comment`.
-
-    PBS itself reports this only if all nodes of the site together have too little.
-    """
+    """Returns that the job can never start on its queue's nodes (PBS says so of the whole site only), or `comment`."""
     problem = limits.never(plan, limits.hosts_of(nodes, plan, queue))
     if problem is None:
         return comment

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
+from launcher.schedulers import qsub
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
-from launcher.schedulers.qsub import TOKEN
-from launcher.schedulers.templates import quote, require_plain
+from launcher.schedulers.qsub import TOKEN, OptionNames
+from launcher.schedulers.templates import quote
 from launcher.spec.plan import JobPlan, settings_of
 
 LONGEST_NAME = 230
@@ -57,36 +57,27 @@ TAKEN_WITHIN = {
 KEYS = {"N": "name", "q": "cluster.queue", "P": "cluster.project", "A": "cluster.account"}
 WITH_VALUE = "aAcCejJklMNopPqrRSuvW"
 WITHOUT_VALUE = "fIVXz"
+OPTIONS = OptionNames(
+    re.compile(r"[A-Za-z]"), "letter", "cluster.resources or cluster.chunk", KEYS, TAKEN, frozenset("lWv")
+)
+extra_options = OPTIONS.checked
 OF_A_CHUNK = {"ngpus": "gpus_per_node", "mpiprocs": "procs_per_node", "mem": "mem"}
 
 
-@dataclass(frozen=True)
-class Request:
-    """The request of a job, from which `options` makes qsub's options."""
+@dataclass(frozen=True, kw_only=True)
+class Request(qsub.Request):
+    """The request of a job, from which `options` makes qsub's options; the token is the job's variable TOKEN."""
 
-    name: str  # job name
     select: str | None  # select statement; None: `resources` has the amounts of all nodes together
     output: str  # folder of the job's output file `JOBID.OU`; may contain `^array_index^`
-    token: str  # unique text by which a later query finds the job; the value of the job's variable TOKEN
     place: str | None = None  # place statement; None: none
-    walltime: int | None = None  # wall time in seconds; None: the site's default
-    queue: str | None = None  # qsub -q
-    project: str | None = None  # qsub -P
-    account: str | None = None  # qsub -A
     # further resources of the whole job (`-l`) by name, such as filesystems
     resources: Mapping[str, Any] = field(default_factory=dict)
-    array: str | None = None  # indices and throttle of an array (`0-14%4`); None: a plain job
-    rerunnable: bool = True  # whether PBS may requeue the job after a preemption or the loss of its node
     shrinks: bool = False  # whether the job continues when it loses a node other than the first
-    # further options by letter. A list adds the option once per value; True adds it without a value
-    directives: Mapping[str, Any] = field(default_factory=dict)
 
 
 def options(request: Request) -> list[tuple[str, str | None]]:
-    """Returns qsub's options in the order of the script, each as its letter and its value.
-
-    Raises ConfigError: PBS would refuse a value or read it as several, or `directives` has an option of TAKEN.
-    """
+    """Returns qsub's options in the order of the script, each as its letter and its value; raises ConfigError."""
     if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
         raise ConfigError(
             f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
@@ -101,15 +92,15 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         )
     ours: list[tuple[str, str | None]] = [
         ("N", request.name),
-        ("q", request.queue),
-        ("P", request.project),
-        ("A", request.account),
-        ("l", request.select and f"select={request.select}"),
-        ("l", request.place and f"place={request.place}"),
+        ("q", request.queue or None),
+        ("P", request.project or None),
+        ("A", request.account or None),
+        ("l", f"select={request.select}" if request.select else None),
+        ("l", f"place={request.place}" if request.place else None),
         ("l", None if request.walltime is None else f"walltime={format_hours(request.walltime)}"),
         *(("l", f"{name}={value}") for name, value in request.resources.items() if value is not None),
-        ("J", request.array),
-        ("r", "y" if request.rerunnable else "n"),
+        ("J", request.array or None),
+        ("r", "y" if request.rerunnable or request.array else "n"),  # PBS requires it for arrays
         # One output file for stdout and stderr, in the run directory, with mode 0600.
         ("o", request.output),
         ("j", "oe"),
@@ -119,14 +110,10 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         ("v", ",".join([f"{TOKEN}={request.token}", *_variables(request.directives)])),
         ("S", "/bin/bash"),
     ]
-    for option in request.directives:
-        if option in TAKEN:
-            raise ConfigError(f"the qsub option -{option} cannot be among the directives: {TAKEN[option]}")
-        if not re.fullmatch(r"[A-Za-z]", option):
-            raise ConfigError(f"directives: {option!r} is not the letter of a qsub option")
-        for value in _values(request.directives[option]):
+    for option, within in TAKEN_WITHIN.items():
+        for value in qsub.listed(request.directives.get(option, [])):
             for name in {part.partition("=")[0].strip() for part in str(value).split(",")}:
-                if instead := TAKEN_WITHIN.get(option, {}).get(name):
+                if instead := within.get(name):
                     raise ConfigError(f"directives: -{option} {value}: {name} cannot be set: {instead}")
     for name, value in request.resources.items():
         if value is not None and (instead := TAKEN_WITHIN["l"].get(name)):
@@ -136,21 +123,11 @@ def options(request: Request) -> list[tuple[str, str | None]]:
                 f"{name}={value!r} cannot be a resource of a job: names are letters, digits, _ and -; values have no "
                 "blanks, quotes, commas or backslashes"
             )
-    # Repeatable options are added to those of the request; others replace them.
-    replaced = set(request.directives) - {"l", "W", "v"}
-    extra: list[tuple[str, str | None]] = []
-    for option, value in request.directives.items():
-        if option == "v":
-            continue
-        if value is True:
-            extra.append((option, ""))
-        elif value is not None and value is not False:
-            extra += [(option, str(each)) for each in _values(value)]
-    return [*((o, v) for o, v in ours if v and o not in replaced), *extra]
+    return OPTIONS.merged(ours, {option: value for option, value in request.directives.items() if option != "v"})
 
 
 def _variables(directives: Mapping[str, Any]) -> list[str]:
-    given = [str(each) for each in _values(directives.get("v")) if each is not None]
+    given = [str(each) for each in qsub.listed(directives.get("v")) if each is not None]
     for each in given:
         if each.startswith(f"{TOKEN}="):
             raise ConfigError(f"directives: -v {each}: the launcher finds its jobs by it")
@@ -162,10 +139,6 @@ def _variables(directives: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def _values(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
 def check_folder(path: str) -> None:
     """Checks that qsub accepts a folder for a job's output. Raises ConfigError: the path is not ASCII."""
     if not path.isascii():
@@ -173,11 +146,7 @@ def check_folder(path: str) -> None:
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """Returns the request of a run's job; arguments as for `Scheduler.directives`.
-
-    Raises ConfigError: a resource cannot be written into a select statement, or cluster.totals contradicts
-        cluster.chunk.
-    """
+    """Returns the request of a run's job; arguments and errors as for `Scheduler.directives`."""
     settings = settings_of(plan, PBSSettings)
     ours = chunk(
         ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
@@ -186,20 +155,12 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
     if settings.totals and settings.chunk:
         raise ConfigError("cluster.totals=true asks for no chunks: use cluster.resources instead of cluster.chunk")
     return Request(
-        name=plan.name,
+        **qsub.fields_of(plan, settings, token, array),
         select=None if settings.totals else select(plan.nodes, {**ours, **settings.chunk}),
         output=f"{folder or plan.run_dir}/",
-        token=token,
         place=settings.place or (None if settings.totals else place(plan.nodes)),
-        walltime=plan.time,
-        queue=settings.queue,
-        project=settings.project,
-        account=plan.cluster.account,
         resources={**(totals(plan.nodes, ours) if settings.totals else {}), **settings.resources},
-        array=array,
-        rerunnable=plan.resume.how != ResumeHow.never.value or array is not None,  # arrays must be rerunnable
         shrinks=plan.min_nodes < plan.nodes,
-        directives=plan.cluster.directives,
     )
 
 
@@ -211,22 +172,6 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
 def line(letter: str, value: Any) -> str:
     """Returns an option quoted for a #PBS line, which qsub parses like a shell (make_argv in OpenPBS's qsub.c)."""
     return f"-{letter} {quote(value)}" if value != "" else f"-{letter}"
-
-
-def letters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns cluster.directives by option letter; a list repeats the option.
-
-    Raises ConfigError: a name is not the letter of an option, or its value is neither text nor a number.
-    """
-    for option, value in values.items():
-        if not re.fullmatch(r"[A-Za-z]", option):
-            raise ConfigError(
-                f"cluster.directives: {option!r} is not the letter of a qsub option (write `m`, not `-m`; for a "
-                "resource use cluster.resources or cluster.chunk)"
-            )
-        for each in value if isinstance(value, list) else [value]:
-            require_plain(option, each)
-    return dict(values)
 
 
 def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
@@ -296,17 +241,12 @@ def keys_of(option: str, value: str | None) -> dict[str, Any]:
     | any other resource of the chunk, `:NAME=VALUE` | cluster.chunk.NAME=VALUE |
     | `-l place=pack`; any other `-l NAME=VALUE` | cluster.place=pack; cluster.resources.NAME=VALUE |
     """
-    letter = option[1]
-    if letter in KEYS and value is not None:
-        return {KEYS[letter]: value}
-    if letter in TAKEN:
-        raise ConfigError(f"{option} is the launcher's: {TAKEN[letter]}")
-    if letter != "l" or value is None:
-        if letter in "Wv" and value is not None:  # may come again
-            return {f"cluster.directives.{letter}": value.split(",") if letter == "v" else [value]}
-        return {f"cluster.directives.{letter}": True if value is None else value}
+    if option in ("-W", "-v") and value is not None:  # may come again
+        return {f"cluster.directives.{option[1]}": value.split(",") if option == "-v" else [value]}
+    if (keys := OPTIONS.key(option, value)) is not None:
+        return keys
     found: dict[str, Any] = {}
-    for part in value.split(","):
+    for part in (value or "").split(","):
         name, equals, amount = part.partition("=")
         if not equals or name in ("nodes", "ncpus", "ngpus", "mem"):
             raise ConfigError(f"{option} {value}: write -l select=NODES:ncpus=N:ngpus=N:mem=N, or -l NAME=VALUE")

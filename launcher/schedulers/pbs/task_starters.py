@@ -23,9 +23,9 @@ from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
+from launcher.runs.job_file import exports as all_exports
 from launcher.schedulers import tasks as task_group
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.exports import exports as all_exports
 from launcher.schedulers.pbs.client import PBS, find
 from launcher.schedulers.tasks import attempt_is_over
 from launcher.schedulers.topology import hosts_of
@@ -156,10 +156,7 @@ def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: 
 
 
 class PbsTask:
-    """A task on any node, as the job's first node sees it through its files, opened anew (NFS) for each read.
-
-    line: index of the host's first line in PBS's node file, for pbsdsh -n.
-    """
+    """A task on any node, as the first node sees it through its files, opened anew (NFS) for each read."""
 
     def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
         self._start = [pbsdsh, "-n", str(line), "--", "/bin/bash"]

@@ -21,11 +21,11 @@ from launcher.schedulers.base import (
     JobExecution,
     JobOrigin,
     JobState,
-    JobVariables,
     QueryError,
     SchedulerJob,
     parse_elements,
 )
+from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand, query
 from launcher.units import seconds_or_none, size_or_none
@@ -85,18 +85,15 @@ class SGE(QsubCommands):
     job_limit = JOB_LIMIT
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """Returns this user's jobs that have not ended, and the elements of their arrays, by id."""
         return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
 
     def count_jobs(self) -> Counter[str]:
         return parse_counts(self.run("qstat", "-xml", "-r", "-g", "d", "-u", getpass.getuser()))
 
     def key(self, job_id: str) -> str:
-        """Returns the job's key in `jobs`, which is its id."""
         return job_id
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the accounting record of a job, or None if it has none or accounting cannot be read here."""
         return self.ended_family(array_of(job_id)).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
@@ -109,11 +106,9 @@ class SGE(QsubCommands):
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     def family(self, job_id: str) -> str:
-        """Returns the array id of an element, because one query returns all elements; a plain job's own id."""
         return array_of(job_id)
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns the accounting records of a job, or of all elements of an array, by id."""
         return self._accounting("-j", family)
 
     def _accounting(self, *arguments: str) -> dict[str, SchedulerJob]:
@@ -125,7 +120,6 @@ class SGE(QsubCommands):
             return {}
 
     def accounting(self, *arguments: str) -> str:
-        """Returns the output of qacct. Raises QueryError: qacct finds no record, or the site has no accounting."""
         return self.run("qacct", *arguments)
 
     def details(self, job: str) -> Element | None:
@@ -152,7 +146,6 @@ class SGE(QsubCommands):
     def request(
         self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
     ) -> SubmitCommand:
-        """Returns the command with which `submit` submits a script."""
         noted = command_line(Path(script).read_text() if text is None else text)
         named = [script] if text is None else []  # without a path, qsub reads stdin
         return SubmitCommand(["qsub", *noted, *arguments, *named], environment, text)
@@ -165,15 +158,13 @@ class SGE(QsubCommands):
         return next((hint for pattern, hint in HINTS if re.search(pattern, words)), None)
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
-        """Returns qsub's options for a job behind others; see `Queries.options`."""
         return [*([] if token is None else ["-ac", f"{TOKEN}={token}"]), *dependency(jobs)]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
+        self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), native_id(job_id))
 
     def cancel(self, *job_ids: str) -> None:
-        """Cancels jobs, ended ones too. Raises AnswerLost if it is unknown whether, QueryError if not."""
-        done = query("qdel", *map(sge_id, job_ids), timeout=self.timeout, environment=os.environ, good=(0, 1))
+        done = query("qdel", *map(native_id, job_ids), timeout=self.timeout, environment=os.environ, good=(0, 1))
         lines = f"{done.stdout}\n{done.stderr}".splitlines()
         problem = " ".join(" ".join(line for line in lines if not CANCELLED.search(line)).split())
         if UNREACHED.search(problem):
@@ -195,17 +186,14 @@ class SGE(QsubCommands):
         return (int(match[1]) or None) if match else None
 
     def environments(self) -> list[ParallelEnvironment]:
-        """Returns all parallel environments, with one command for the list and one for each of them."""
         names = self.run("qconf", "-spl", good=(0, 1)).split("\n")
         return [each for name in names if name.strip() and (each := self.environment(name.strip()))]
 
     def environment(self, name: str) -> ParallelEnvironment | None:
-        """Returns the parallel environment with this name, or None if it does not exist."""
         text = self.run("qconf", "-sp", name, good=(0, 1))
         return environment_of(attributes(text)) if "allocation_rule" in text else None
 
     def queues(self) -> list[ClusterQueue]:
-        """Returns all queues, with two commands."""
         names = self.run("qconf", "-sql", good=(0, 1)).split()
         if not names:
             return []
@@ -213,7 +201,6 @@ class SGE(QsubCommands):
         return [queue_of(attributes(block)) for block in re.split(r"(?m)^(?=qname\s)", text) if block.strip()]
 
     def instances(self) -> list[QueueInstance]:
-        """Returns the instances of all queues on all hosts."""
         return parse_instances(self.run("qstat", "-f", "-xml"))
 
     def hosts(self) -> list[Host]:
@@ -252,7 +239,7 @@ def array_of(job_id: str) -> str:
     return job_id.partition("_")[0]
 
 
-def sge_id(job_id: str) -> str:
+def native_id(job_id: str) -> str:
     """Converts an id to Grid Engine's syntax: `17.1` for the first element of an array, 17_0."""
     number, _, element = job_id.partition("_")
     return f"{number}.{int(element) + 1}" if element else number
@@ -602,8 +589,4 @@ def _moment(text: str) -> str:
         return ""
 
 
-SHELL = JobVariables(
-    job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
-    output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
-    again=("LAUNCHER_SGE_AGAIN", 99),
-)  # fmt: skip
+NOTICES: tuple[Form, ...] = ()  # Grid Engine writes none into the output of a job that it kills

@@ -1,31 +1,22 @@
-"""Submits runs, and anybody's functions (`submitit.AutoExecutor(folder, cluster="sge")`), through submitit."""
+"""Submits anybody's functions through submitit: `submitit.AutoExecutor(folder, cluster="sge")`."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-from launcher import redaction
-from launcher.errors import ConfigError
-from launcher.runs.directory import Run
-from launcher.schedulers import tasks as task_group
-from launcher.schedulers.executor import RunExecutor
-from launcher.schedulers.functions import executor
-from launcher.schedulers.functions.executor import FunctionExecutor, FunctionJob, JobWatcher
+from launcher.schedulers import functions
+from launcher.schedulers.executor import JobWatcher
+from launcher.schedulers.functions import FunctionExecutor, FunctionJob
 from launcher.schedulers.functions.task import FunctionEnvironment
-from launcher.schedulers.run_command import SubmissionRefused
-from launcher.schedulers.sge import qrsh, script
-from launcher.schedulers.sge.client import SGE, SHELL
+from launcher.schedulers.sge import script
+from launcher.schedulers.sge.client import SGE
 from launcher.schedulers.sge.scheduler import SGEScheduler
 from launcher.schedulers.sge.settings import SGESettings
 
-# -- The resources and options of a submitit function's job on Grid Engine, and its #$ lines
-
 
 @dataclass(frozen=True)
-class Parameters(executor.Parameters):
+class Parameters(functions.Parameters):
     """Parameters of `SGEExecutor.update_parameters`, in addition to those of all schedulers."""
 
     parallel_environment: str | None = None  # parallel environment that gives the job its slots on each node (-pe)
@@ -37,10 +28,10 @@ class Parameters(executor.Parameters):
     per_node: str | None = None
 
     template: ClassVar[str] = "sge.sh.j2"
-    shell = replace(SHELL, output="$SGE_STDOUT_PATH")
+    shell = replace(SGEScheduler.shell, output="$SGE_STDOUT_PATH")
     starter: ClassVar[str] = "qrsh"
-    texts = (*executor.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource", "per_node")
-    numbers = {**executor.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
+    texts = (*functions.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource", "per_node")
+    numbers = {**functions.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
 
     @classmethod
     def _check_together(cls, values: dict[str, Any]) -> None:
@@ -57,23 +48,10 @@ class Parameters(executor.Parameters):
         )  # fmt: skip
         asked = script.Amounts(settings, self.nodes, self.ngpus, self.mem, prefix="sge_")
         request = script.Request(
-            name=self.name,
-            folder=folder,
+            **self._common(token, array), folder=folder, amounts=asked,
             output="$JOB_ID.$TASK_ID.OU" if array else "$JOB_ID.OU",
-            token=token,
-            walltime=self.walltime,
-            queue=self.queue,
-            project=self.project,
-            account=self.account,
-            amounts=asked,
-            array=array,
-            rerunnable=self.rerunnable,
-            directives=self.directives,
-        )
+        )  # fmt: skip
         return script.lines_of(request)
-
-
-# -- submitit's classes for Grid Engine: `submitit.AutoExecutor(folder, cluster="sge")`, see `functions.executor`
 
 
 class SGEJobEnvironment(FunctionEnvironment):
@@ -96,21 +74,3 @@ class SGEExecutor(FunctionExecutor):
     environment = SGEJobEnvironment
     scheduler = SGEScheduler()
     parameters_class = Parameters
-
-
-# -- Submits runs to Grid Engine through submitit
-
-
-class SGERunExecutor(RunExecutor):
-    """Submits the jobs of one plan with qsub."""
-
-    job_class = SGEJob
-
-    def _send(self, script: Path, token: str, run: Run) -> str:
-        hidden = redaction.secrets_in(os.environ, self.plan.env.secrets)
-        tasks = task_group.environments([""], self.plan.tasks_per_node)
-        try:
-            qrsh.line_of(str(run.path), hidden, tasks, str(run.path))
-        except ConfigError as error:
-            raise SubmissionRefused(str(error), definite=True) from None
-        return super()._send(script, token, run)

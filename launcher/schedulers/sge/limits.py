@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.qsub import notes_on_folder
+from launcher.schedulers.qsub import detect, notes_on_folder
 from launcher.schedulers.sge.client import SGE, ClusterQueue, Complex, Host, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.script import asked_for, slots_per_node
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
@@ -37,10 +37,7 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
-    """Returns the queues that could run the plan's job (all, if it names patterns only).
-
-    Raises ConfigError: a queue does not exist, or none allows the plan's wall time and parallel environment.
-    """
+    """Returns the queues that could run the job (all, if it names patterns only); raises ConfigError: none could."""
     known, settings = {queue.name: queue for queue in queues}, settings_of(plan, SGESettings)
     wanted = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else list(known)
     for name in wanted:
@@ -157,11 +154,8 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
 # -- Checks a plan against Grid Engine's live queues, parallel environments, resources and hosts before a submission
 
 
-def compare(plan: JobPlan) -> tuple[str, ...]:
-    """Returns notes on a plan from the live Grid Engine.
-
-    Raises ConfigError: the job could never start, or the nodes cannot see its run directory.
-    """
+def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns notes on a plan from the live Grid Engine; raises ConfigError: it could not start there."""
     sge = SGE(plan.cluster.submit_timeout)
     try:
         if name := settings_of(plan, SGESettings).parallel_environment:
@@ -179,10 +173,10 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
 # -- The checks of `doctor` for Grid Engine, and for a profile against its queues, parallel environments and resources
 
 
-def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
+def check(cluster: Cluster, sge: SGE) -> Iterator[Finding]:
     """Yields findings about Grid Engine (reachable, queues, accounting), and about the profile compared with it."""
     answer = timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
-    yield from reachable("Grid Engine", version, answer, "SGE_ROOT, SGE_CELL")
+    yield from reachable("Grid Engine", detect().version, answer, "SGE_ROOT, SGE_CELL")
     if answer.error:
         return
     try:
@@ -399,7 +393,7 @@ class SGESite(Site):
             yield warning("profile", f"cluster.limits.cpus_per_node={stated} is more than any node has ({there})")
 
 
-def survey(sge: SGE, version: str) -> SGESite:
+def survey(sge: SGE) -> SGESite:
     """Collects the facts of a site, a command for each parallel environment; raises QueryError without the queues."""
     ask = ErrorCollector()
     queues = sge.queues()
@@ -408,7 +402,7 @@ def survey(sge: SGE, version: str) -> SGESite:
     hosts: list[Host] = ask(sge.hosts, [], "hosts")
     instances: list[QueueInstance] = ask(sge.instances, [], "hosts of queues")
     return SGESite(
-        os.environ.get("SGE_CELL", "default"), version, tuple(queues), tuple(environments), tuple(complexes),
+        os.environ.get("SGE_CELL", "default"), detect().version, tuple(queues), tuple(environments), tuple(complexes),
         tuple(hosts), tuple(instances), tuple(ask.problems),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.pending import Answers, Explanation, Reason, Waiting, Why, explained, find_reason, first_lines
-from launcher.schedulers.sge.client import QUEUE_STATES, SGE, QueueInstance, array_of, jobs_of, sge_id
+from launcher.schedulers.sge.client import QUEUE_STATES, SGE, QueueInstance, array_of, jobs_of, native_id
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.plan import JobPlan, settings_of
 
@@ -94,7 +94,7 @@ def explain(waiting: Waiting, sge: SGE) -> Explanation:
     reason = reason or of_all(messages or lines_of(verified), never=never)
     instances: list[QueueInstance] = answers.get(sge.instances, [])
     return replace(
-        explained(waiting, reason, sge_id(waiting.job)),
+        explained(waiting, reason, native_id(waiting.job)),
         code="; ".join(messages[:3]),
         nodes=instance_lines(instances, waiting.plan) if reason.kind in (Why.ROOM, Why.LIMIT, Why.UNKNOWN) else (),
         notes=tuple(answers.notes),

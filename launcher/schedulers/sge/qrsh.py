@@ -1,39 +1,195 @@
-"""Starts the tasks of a Grid Engine job: as processes on the first node, with `qrsh -inherit` on the others.
+"""Starts the tasks of a Grid Engine job: one program for each node, here and by `qrsh -inherit`; and is that program.
 
-qrsh forwards output, exit status and standard input. Stop signals and secrets are sent through standard input to the
-program `node`; the rest of the environment, of any size, is in a file of the tasks' folder. Each node gets one qrsh,
-because a node with one slot accepts no second one.
+qrsh forwards output, exit status and standard input. Stop signals and secrets are sent through standard input; the rest
+of the environment, of any size, is in a file of the tasks' folder. Each node gets one qrsh, because a node with one
+slot accepts no second one.
+
+    python qrsh.py        reads a line of base64 of zlib of JSON (see `encode`), then lines TERM and KILL
+
+| of the first line | |
+|---|---|
+| `request` | path of a file with a line of the same kind: `environment` of the job script without its secrets, `cwd`, |
+| | `command` (argv of each task), `grace` in seconds, `keep_going` (whether others continue when a task fails) |
+| `secrets` | the secret variables of the environment |
+| `tasks` | additional variables of each task |
+| `started` | path of a file to which this program writes when it has read the request |
+
+It exits with the status of the first failed task. If a signal N killed that task, the status is 128 + N, because Grid
+Engine deletes the whole job when a process that qrsh started is killed by a signal. When its standard input is closed,
+the process that started it has ended: the tasks get SIGTERM, and SIGKILL after `grace` seconds.
+
+The program is run by its path and imports only the standard library, because the launcher's location is known only from
+the environment in the request.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import re
+import select
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from launcher import bounds, errors, redaction
-from launcher.environment import secrets
-from launcher.failures import text
-from launcher.failures.codes import FaultCode
-from launcher.runs import event_file
-from launcher.runs.event_writer import current_attempt
-from launcher.runs.events import Fault
-from launcher.schedulers import tasks as spawn
-from launcher.schedulers.sge import node
-from launcher.schedulers.sge.client import find, hosts_of
+if TYPE_CHECKING:
+    from launcher.schedulers import tasks as spawn
+
+# -- The program of a node. It starts the tasks there, and waits for them
+
+
+POLL = 0.05  # seconds between two polls of the tasks
+APPEARS = 60.0  # seconds in which the file of the request must become readable
+# Variables of the node, which take precedence over those of the job's shell.
+OF_NODE = re.compile(
+    r"HOSTNAME|TMPDIR|TMP|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES|JOB_ID|SGE_(TASK|HGR|JOB_SPOOL)\w*"
+)
+RESUME, NO_RETRY, NO_REQUEST = 75, 93, 1
+
+
+def encode(values: Mapping[str, Any]) -> bytes:
+    """Encodes values as one line."""
+    return base64.b64encode(zlib.compress(json.dumps(values).encode(errors="surrogateescape"), 9)) + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Decodes a line of `encode`."""
+    return dict(json.loads(zlib.decompress(base64.b64decode(line)).decode(errors="surrogateescape")))
+
+
+def read(path: str) -> dict[str, Any]:
+    """Reads the file of a request, which a file server may show late."""
+    give_up = time.monotonic() + APPEARS
+    while True:
+        try:
+            with open(path, "rb") as file:
+                return decode(file.read())
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+        time.sleep(0.5)
+
+
+def environment(shell: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+    """Returns the tasks' environment: the job script's (`shell`), with this node's variables from `here`."""
+    ours = {name: value for name, value in here.items() if OF_NODE.fullmatch(name)}
+    return {**{name: value for name, value in shell.items() if not OF_NODE.fullmatch(name) or name not in ours}, **ours}
+
+
+class Input:
+    # Reads lines of standard input without a thread, which would block the exit of this process
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor, self._unread = descriptor, b""
+        self.closed = False
+
+    def lines(self, wait: float | None) -> list[bytes]:
+        """Returns the complete lines that have arrived. wait: maximum seconds to wait for input; None: no limit."""
+        if not self.closed and select.select([self._descriptor], [], [], wait)[0]:
+            data = os.read(self._descriptor, 1 << 16)
+            self.closed = not data
+            self._unread += data
+        elif self.closed and wait:
+            time.sleep(wait)
+        *lines, self._unread = self._unread.split(b"\n")
+        return lines
+
+    def first(self) -> bytes:
+        """Waits for the first line and returns it; empty if the input ends before."""
+        while not self.closed:
+            if lines := self.lines(None):
+                self._unread = b"".join(line + b"\n" for line in lines[1:]) + self._unread
+                return lines[0]
+        return b""
+
+
+def main() -> int:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the process that started this one requests the end of the tasks
+    requests = Input()
+    if not (line := requests.first()):
+        return NO_REQUEST
+    given = decode(line)
+    todo = read(given["request"])
+    os.umask(0o077)
+    with open(given["started"], "ab") as file:
+        file.write(b"started\n")
+    environ = environment({**todo["environment"], **given["secrets"]}, os.environ)
+    try:
+        os.chdir(todo["cwd"])
+    except OSError:
+        if "LAUNCHER_RUN_DIR" not in environ:  # with it, the agent reports the missing folder
+            print(
+                f"launcher: the folder of the run is not there on {socket.gethostname()}: start it in one that all "
+                "nodes share", file=sys.stderr,
+            )  # fmt: skip
+            return NO_RETRY
+        os.chdir("/")
+    tasks = [
+        subprocess.Popen(
+            todo["command"], env={**environ, **place}, stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=_default_signals,
+        )
+        for place in given["tasks"]
+    ]  # fmt: skip
+    return watch(tasks, requests, float(todo["grace"]), keep_going=bool(todo["keep_going"]))
+
+
+def _default_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def watch(tasks: list[subprocess.Popen[bytes]], requests: Input, grace: float, *, keep_going: bool) -> int:
+    """Waits until all tasks have ended; returns the exit status of the first failed one, else 0.
+
+    | event | the tasks that still run get |
+    |---|---|
+    | a line of `requests`, or their end | SIGTERM, and SIGKILL after `grace` seconds |
+    | a task exits with RESUME | the same |
+    | a task fails in any other way | the same, unless `keep_going` |
+    | a line KILL | SIGKILL at once |
+    """
+    first, kill_at, killed = 0, None, False
+    while True:
+        codes = [task.poll() for task in tasks]
+        first = first or next((code for code in codes if code), 0)
+        if None not in codes:
+            return first if first >= 0 else 128 - first
+        left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
+        words = requests.lines(POLL)
+        if kill_at is None and (words or requests.closed or (first and not keep_going) or RESUME in codes):
+            kill_at = time.monotonic() + grace
+            _send(left, signal.SIGTERM)
+        if not killed and (b"KILL" in words or (kill_at is not None and time.monotonic() > kill_at)):
+            killed = True
+            _send(left, signal.SIGKILL)
+
+
+def _send(tasks: list[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for task in tasks:
+        task.send_signal(number)
+
+
+# -- Starts that program on each node of the job
+
 
 UNREACHABLE = 10.0  # seconds after SIGKILL was requested in which the program on the node ends its tasks and itself
 
 
 def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
     """Returns the first line for the program `node`; raises ConfigError if the secrets are too large."""
-    line = node.encode({"request": request, "secrets": hidden, "tasks": tasks, "started": started})
+    from launcher import bounds, errors
+
+    line = encode({"request": request, "secrets": hidden, "tasks": tasks, "started": started})
     if len(line) > bounds.QRSH_LINE_BYTES:
         largest = sorted(hidden, key=lambda name: len(hidden[name]), reverse=True)[:3]
         raise errors.ConfigError(
@@ -45,12 +201,7 @@ def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str
 
 
 class NodeTasks:
-    """The tasks of one node, started by one program `node`: a process here, or a qrsh to another node.
-
-    command: argv that starts the program `node` there.
-    line: the line of `line_of`.
-    started: path of the file to which the program writes when it has read the request.
-    """
+    """The tasks of one node, started by the program of this file: a process here, or a qrsh to another node."""
 
     def __init__(self, host: str, command: Sequence[str], line: bytes, started: Path) -> None:
         self._host, self._started = host, started
@@ -94,6 +245,12 @@ class NodeTasks:
             pass
 
     def _report(self, code: int) -> None:
+        from launcher.failures import text
+        from launcher.failures.codes import FaultCode
+        from launcher.runs import event_file
+        from launcher.runs.event_writer import current_attempt
+        from launcher.runs.events import Fault
+
         error = f"qrsh -inherit ended with exit code {code}"
         fault = Fault(code=FaultCode.TASK_NOT_STARTED, host=self._host, error=error)
         print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
@@ -102,11 +259,12 @@ class NodeTasks:
 
 
 def run(request: spawn.TaskRequest) -> int:
-    """Starts the tasks on the first hosts of the job, and waits until all of them have ended.
+    """Starts the tasks on the first hosts; returns the first failed status, NO_RETRY without qrsh or hosts, else 0."""
+    from launcher import redaction
+    from launcher.environment import secrets
+    from launcher.schedulers import tasks as spawn
+    from launcher.schedulers.sge.client import find, hosts_of
 
-    Returns the exit status of the first node with a failed task, else 0; NO_RETRY if qrsh is missing or the job has too
-        few hosts.
-    """
     signal.signal(signal.SIGUSR2, lambda *_: request.signals.append(signal.SIGTERM))  # sent before SIGKILL (-notify)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # sent before a suspension
     path = os.environ.get("PE_HOSTFILE")
@@ -116,22 +274,22 @@ def run(request: spawn.TaskRequest) -> int:
             f"launcher: the job is on {', '.join(hosts)}, and {request.nodes} different hosts are needed: has the "
             "parallel environment the allocation_rule that gives each node its slots?", file=sys.stderr,
         )  # fmt: skip
-        return errors.NO_RETRY
+        return NO_RETRY
     hosts, qrsh = hosts[: request.nodes], find("qrsh")
     if qrsh is None and len(hosts) > 1:
         print("launcher: qrsh is not on PATH: add the folder of Grid Engine's commands to it", file=sys.stderr)
-        return errors.NO_RETRY
+        return NO_RETRY
     os.umask(0o077)
     request.folder.mkdir()
     places = spawn.environments(hosts, request.tasks_per_node)
     shared = dict(places[0].items() & places[-1].items())
     patterns = os.environ.get(secrets.PATTERNS, ",".join(redaction.SECRETS)).split(",")
     common = request.folder / "request"
-    common.write_bytes(node.encode({
+    common.write_bytes(encode({
         "environment": {**redaction.without_secrets(os.environ, patterns), **shared}, "cwd": os.getcwd(),
         "command": list(request.command), "grace": request.grace, "keep_going": request.keep_going,
     }))  # fmt: skip
-    starts = [sys.executable, node.__file__]
+    starts = [sys.executable, __file__]
     tasks: list[NodeTasks] = []
     for number, host in enumerate(hosts):
         mine = places[number * request.tasks_per_node : (number + 1) * request.tasks_per_node]
@@ -144,3 +302,8 @@ def run(request: spawn.TaskRequest) -> int:
         return spawn.watch(tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going)
     finally:
         common.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the folder of this file, where a module could hide one of the standard library
+    sys.exit(main())

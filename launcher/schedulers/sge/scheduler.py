@@ -1,24 +1,22 @@
-"""The Grid Engine scheduler. Modules that a submission does not need are imported on use."""
+"""The Grid Engine scheduler."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launcher.schedulers.base import Allocation, JobExecution, QueryError
+from launcher import redaction
+from launcher.schedulers.base import Allocation, JobVariables, QueryError
 from launcher.schedulers.qsub import FIRST_JOB, TOKEN, QsubKind, QsubScheduler, detect
 from launcher.schedulers.registry import read_nodes
-from launcher.schedulers.sge import client, script
-from launcher.schedulers.sge.client import SGE, SHELL, array_of, history, hosts_of, sge_id
+from launcher.schedulers.sge.client import SGE, hosts_of
+from launcher.schedulers.tasks import environments
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
-    from launcher.findings import Finding
-    from launcher.schedulers.pending import Explanation, Waiting
-    from launcher.schedulers.sge.limits import SGESite
     from launcher.spec.plan import JobPlan
 
 # Variables that Grid Engine sets in each job, in addition to SGE_* (submit(1), ENVIRONMENTAL VARIABLES).
@@ -31,14 +29,16 @@ AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
 class SGEScheduler(QsubScheduler):
-    """Grid Engine as a scheduler. The modules that diagnosis needs are imported on use."""
+    """Grid Engine as a scheduler."""
 
     name = "sge"
     title = "Grid Engine"
     requeues = True
     template = "sge.sh.j2"
-    run_executor = "launcher.schedulers.sge.executor:SGERunExecutor"
-    shell = SHELL
+    shell = JobVariables(
+        job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
+        output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2", again=(AGAIN, 99),
+    )  # fmt: skip
     interactive = "qrsh -pe NAME SLOTS bash"
     joins_values = False
     allocation_variables = ("JOB_ID", "PE_HOSTFILE")
@@ -54,26 +54,8 @@ class SGEScheduler(QsubScheduler):
     def starter(self, cluster: Cluster) -> str:
         return "qrsh"
 
-    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return script.names(values)
-
-    def command_options(self) -> Mapping[str, bool | None]:
-        return script.command_options()
-
-    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        return script.keys_of(option, value)
-
-    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        return script.lines(plan, token, array, folder)
-
     def queries(self, timeout: float = 60) -> SGE:
         return SGE(timeout)
-
-    def native_id(self, job_id: str) -> str:
-        return sge_id(job_id)
-
-    def find(self, command: str) -> str | None:
-        return client.find(command)
 
     def of_a_job(self, name: str) -> bool:
         return name in OF_A_JOB or (name.startswith("SGE_") and name not in self.kept)
@@ -82,50 +64,29 @@ class SGEScheduler(QsubScheduler):
         plain = re.sub(r"^#\$ -tc? .*\n", "", script, flags=re.MULTILINE).replace("$JOB_ID.$TASK_ID.OU", "$JOB_ID.OU")
         return plain, ("-v", f"{FIRST_JOB}={first}", "-ac", f"{TOKEN}={token}")
 
-    def array_of(self, job_id: str) -> str:
-        return array_of(job_id)
-
-    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        from launcher.schedulers.sge import limits
-
-        return limits.compare(plan)
-
     def own_job(self, environ: Mapping[str, str]) -> str:
         return environ.get("LAUNCHER_JOB_ID", "")
 
     def can_be_waited_for(self, job_id: str) -> bool:
         return "_" not in job_id  # for an array element, -hold_jid would wait for the whole array
 
+    def check_secrets(self, environ: Mapping[str, str], plan: JobPlan) -> None:
+        from launcher.schedulers.sge import qrsh
+
+        hidden = redaction.secrets_in(environ, plan.env.secrets)
+        qrsh.line_of(plan.run_dir, hidden, environments([""], plan.tasks_per_node), plan.run_dir)
+
     def requeue(self, job_id: str) -> None:
         """Makes the job's script, which waits for this process, exit with 99, by which Grid Engine requeues it.
 
-        Raises QueryError: the job has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time:
-            `cannot run on host "node1" until clean up of a previous run has finished`.
+        SGE 8.1.9 never starts a job of several nodes again: `cannot run ... until clean up of a previous run`.
         """
         if os.environ.get("NHOSTS", "1") != "1":
             raise QueryError("Grid Engine may never start a job of several nodes a second time")
         Path(os.environ[AGAIN]).touch()
-
-    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        from launcher.schedulers.sge import pending
-
-        return pending.explain(waiting, SGE(timeout))
-
-    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        return history(SGE(timeout), job_id)
 
     def found(self) -> str:
         qsub = detect()
         if qsub.kind is not QsubKind.GRID_ENGINE:
             return ""
         return f"Grid Engine {qsub.version} ({qsub.path} -help says {qsub.evidence})"
-
-    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        from launcher.schedulers.sge import limits
-
-        return limits.check(cluster, SGE(timeout), detect().version)
-
-    def survey(self, timeout: float) -> SGESite:
-        from launcher.schedulers.sge import limits
-
-        return limits.survey(SGE(timeout), detect().version)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
-from launcher.schedulers.qsub import TOKEN
+from launcher.schedulers import qsub
+from launcher.schedulers.qsub import TOKEN, OptionNames
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
-from launcher.schedulers.templates import require_plain
 from launcher.spec.plan import JobPlan, settings_of
 
 # sge_types(1), object_name: no blanks, no @ / : \ * ?, and no digit first.
@@ -21,7 +20,6 @@ RESOURCE = re.compile(r"[A-Za-z_][\w.-]*")
 VALUE = re.compile(r"""[^\s,'"\\$]+""")
 # A word in a #$ line: qsub parses it like a shell, but a quote or a backslash within quotes cannot be escaped.
 WORD = re.compile(r"""[^\s'"\\]+""")
-OPTION = re.compile(r"[A-Za-z][A-Za-z_]*")
 LIMIT = re.compile(r"(^|,)\s*[hs]_rt\s*=")
 PARALLEL = re.compile(r"[A-Za-z_][\w.*-]*")
 
@@ -59,6 +57,8 @@ WITH_VALUE = (
     "a ac ar b binding C c ckpt dc display dl e hold_jid hold_jid_ad i j js jsv l M masterq now o p pe R r S sc shell "
     "sync t tc u v w wd"
 )
+OPTIONS = OptionNames(re.compile(r"[A-Za-z][A-Za-z_]*"), "name", "cluster.resources", KEYS, TAKEN, frozenset("l"))
+extra_options = OPTIONS.checked
 WITHOUT_VALUE = "V clear cwd hard nostdin notify soft terse verify"
 
 
@@ -78,10 +78,7 @@ class Amounts:
         return self.settings.slots or 1
 
     def environment(self) -> tuple[str, str] | None:
-        """Returns the parallel environment and the job's slots on all nodes, or None if the job needs none.
-
-        Raises ConfigError: the job needs a parallel environment and has none, or its settings contradict each other.
-        """
+        """Returns the parallel environment and the job's slots in all; None: it needs none; raises ConfigError."""
         settings, prefix, name = self.settings, self.prefix, self.settings.parallel_environment
         if settings.node_resource is not None:
             if name is not None or settings.slots is not None:
@@ -107,11 +104,7 @@ class Amounts:
         return 1 if resource in self.settings.per_node else self.slots
 
     def resources(self) -> dict[str, Any]:
-        """Returns the job's resources for -l by name, per slot but for those of `per_node`.
-
-        Raises ConfigError: an amount cannot be divided among the slots of a node, or the site's name of the resource is
-            not configured.
-        """
+        """Returns the job's resources for -l, per slot but for those of `per_node`; raises ConfigError."""
         settings, prefix = self.settings, self.prefix
         found: dict[str, Any] = {}
         if settings.node_resource is not None:
@@ -138,23 +131,13 @@ class Amounts:
         return {**found, **{name: value for name, value in settings.resources.items() if value is not None}}
 
 
-@dataclass(frozen=True)
-class Request:
-    """The request of a job, from which `options` makes qsub's options."""
+@dataclass(frozen=True, kw_only=True)
+class Request(qsub.Request):
+    """The request of a job, from which `options` makes qsub's options; the token is TOKEN of the job's context."""
 
-    name: str  # job name
     folder: str  # directory of the job's output file
     output: str  # name of the output file
-    token: str  # unique text by which a later query finds the job; the value of TOKEN in the job's context
-    walltime: int  # wall time in seconds
     amounts: Amounts  # resources that the job requests
-    queue: str | None = None  # qsub -q
-    project: str | None = None  # qsub -P
-    account: str | None = None  # qsub -A
-    array: str | None = None  # indices and throttle of an array (`0-14%4`); None: a plain job
-    rerunnable: bool = True  # whether Grid Engine may start the job again
-    # further options by name. A list adds the option once per value; True adds it without a value
-    directives: Mapping[str, Any] = field(default_factory=dict)
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
@@ -163,18 +146,10 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
     if settings.group is not None and not NAME.fullmatch(settings.group):
         raise ConfigError(f"cluster.group={settings.group!r} cannot be the name of a group")
     return Request(
-        name=plan.name,
+        **qsub.fields_of(plan, settings, token, array),
         folder=folder or plan.run_dir,
         output="output-$JOB_ID" + ("_$TASK_ID.log" if array else ".log"),
-        token=token,
-        walltime=plan.time,
         amounts=amounts(plan),
-        queue=settings.queue,
-        project=settings.project,
-        account=plan.cluster.account,
-        array=array,
-        rerunnable=plan.resume.how != ResumeHow.never.value,
-        directives=plan.cluster.directives,
     )
 
 
@@ -189,15 +164,12 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
 
 
 def lines_of(request: Request) -> list[str]:
-    """Returns the #$ lines of a job without this prefix.
-
-    Raises ConfigError: a value cannot be written in a #$ line, or `directives` has an option of TAKEN.
-    """
-    return [_line(name, *values) for name, values in options(request)]
+    """Returns the #$ lines of a job without this prefix; raises ConfigError."""
+    return [_line(name, value) for name, value in options(request)]
 
 
-def options(request: Request) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns qsub's options in the order of the script, each as its name and its values; for errors see `lines_of`."""
+def options(request: Request) -> list[tuple[str, str | None]]:
+    """Returns qsub's options in the order of the script, each as its name and its value; for errors see `lines_of`."""
     if not NAME.fullmatch(request.name):
         raise ConfigError(
             f"name={request.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
@@ -208,29 +180,29 @@ def options(request: Request) -> list[tuple[str, tuple[str, ...]]]:
             f"{request.folder}: Grid Engine takes no blanks, quotes, backslashes, $ or characters beyond ASCII in this "
             "path; use another folder (runs_dir)"
         )
-    found: list[tuple[str, tuple[str, ...]]] = [("N", (request.name,))]
-    for name, value in (("q", request.queue), ("P", request.project), ("A", request.account)):
-        if value:
-            found.append((name, (value,)))
-    if environment := request.amounts.environment():
-        found.append(("pe", environment))
-    found.append(("l", (f"h_rt={format_hours(request.walltime)}",)))
-    found += [("l", (_resource(name, value),)) for name, value in request.amounts.resources().items()]
-    if request.array:
-        indices, _, most = request.array.partition("%")
-        first, _, last = indices.partition("-")
-        found.append(("t", (f"{int(first) + 1}-{int(last or first) + 1}",)))
-        if most:
-            found.append(("tc", (most,)))
-    found += [
-        ("r", ("y" if request.rerunnable else "n",)),
-        ("notify", ()),  # Grid Engine sends SIGUSR2 before SIGKILL
-        ("o", (f"{request.folder}/{request.output}",)),
-        ("j", ("y",)),
-        ("ac", (f"{TOKEN}={request.token}",)),
-        ("S", ("/bin/bash",)),
+    environment = request.amounts.environment()
+    indices, _, most = (request.array or "").partition("%")
+    first, _, last = indices.partition("-")
+    ours: list[tuple[str, str | None]] = [
+        ("N", request.name),
+        ("q", request.queue or None),
+        ("P", request.project or None),
+        ("A", request.account or None),
+        ("pe", None if environment is None else " ".join(environment)),
+        ("l", None if request.walltime is None else f"h_rt={format_hours(request.walltime)}"),
+        *(("l", _resource(name, value)) for name, value in request.amounts.resources().items()),
+        ("t", f"{int(first) + 1}-{int(last or first) + 1}" if request.array else None),
+        ("tc", most or None),
+        ("r", "y" if request.rerunnable else "n"),
+        ("notify", ""),  # Grid Engine sends SIGUSR2 before SIGKILL
+        ("o", f"{request.folder}/{request.output}"),
+        ("j", "y"),
+        ("ac", f"{TOKEN}={request.token}"),
+        ("S", "/bin/bash"),
     ]
-    return _with_extra(found, request.directives)
+    if limit := next(filter(LIMIT.search, map(str, qsub.listed(request.directives.get("l", [])))), None):
+        raise ConfigError(f"directives: -l {limit}: the wall time cannot be set there: use time")
+    return OPTIONS.merged(ours, request.directives)
 
 
 def slots_per_node(plan: JobPlan) -> int:
@@ -255,47 +227,10 @@ def _resource(name: str, value: Any) -> str:
     return f"{name}={text}"
 
 
-def _with_extra(
-    ours: Sequence[tuple[str, tuple[str, ...]]], directives: Mapping[str, Any]
-) -> list[tuple[str, tuple[str, ...]]]:
-    extra: list[tuple[str, tuple[str, ...]]] = []
-    for name, value in directives.items():
-        if name in TAKEN:
-            raise ConfigError(f"the qsub option -{name} cannot be among the directives: {TAKEN[name]}")
-        if not OPTION.fullmatch(name):
-            raise ConfigError(f"directives: {name!r} is not the name of a qsub option")
-        if value is True:
-            extra.append((name, ()))
-        elif value is not None and value is not False:
-            values = [str(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
-            if name == "l" and (limit := next(filter(LIMIT.search, values), None)):
-                raise ConfigError(f"directives: -l {limit}: the wall time cannot be set there: use time")
-            extra += [(name, (each,)) for each in values]
-    replaced = set(directives) - {"l"}
-    return [*(each for each in ours if each[0] not in replaced), *extra]
-
-
-def _line(name: str, *values: str) -> str:
-    for value in values:
-        if not WORD.fullmatch(value):
-            raise ConfigError(f"-{name} {value}: Grid Engine's lines have no blanks, quotes or backslashes in a value")
-    return " ".join([f"-{name}", *values])
-
-
-def names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns cluster.directives by option name (`m`, `ar`); a list repeats the option.
-
-    Raises ConfigError: a name is not that of an option, or its value is neither text nor a number.
-    """
-    for option, value in values.items():
-        if not OPTION.fullmatch(str(option)):
-            raise ConfigError(
-                f"cluster.directives: {option!r} is not the name of a qsub option (write `m`, not `-m`; for a resource "
-                "use cluster.resources)"
-            )
-        for each in value if isinstance(value, list) else [value]:
-            require_plain(option, each)
-    return dict(values)
+def _line(name: str, value: str | None) -> str:
+    if value and name != "pe" and not WORD.fullmatch(value):
+        raise ConfigError(f"-{name} {value}: Grid Engine's lines have no blanks, quotes or backslashes in a value")
+    return f"-{name} {value}" if value else f"-{name}"
 
 
 def command_options() -> dict[str, bool | None]:
@@ -308,15 +243,10 @@ def command_options() -> dict[str, bool | None]:
 
 def keys_of(option: str, value: str | None) -> dict[str, Any]:
     """Returns the keys of a qsub option (`Scheduler.keys_of`): -l h_rt is `time`, other -l are cluster.resources."""
-    name = option[1:]
-    if name in KEYS and value is not None:
-        return {KEYS[name]: value}
-    if name in TAKEN:
-        raise ConfigError(f"{option} is the launcher's: {TAKEN[name]}")
-    if name != "l" or value is None:
-        return {f"cluster.directives.{name}": True if value is None else value}
+    if (keys := OPTIONS.key(option, value)) is not None:
+        return keys
     found = {}
-    for part in value.split(","):
+    for part in (value or "").split(","):
         resource, equals, amount = part.partition("=")
         if resource == "h_rt":
             found["time"] = f"{amount}s" if amount.isdecimal() else amount

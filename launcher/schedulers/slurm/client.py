@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 from collections import Counter
@@ -21,9 +22,8 @@ from launcher.schedulers.base import (
 )
 from launcher.schedulers.pending import Form
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
-from launcher.spec.limits import NodeGroup
 from launcher.structs import Struct
-from launcher.units import parse_local_time, parse_time, size_or_none, time_or_none
+from launcher.units import parse_local_time, size_or_none, time_or_none
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -92,14 +92,6 @@ class Slurm(Struct):
         # With SLURM_CLUSTERS squeue and sinfo print this first, despite --noheader (squeue.c, _multi_cluster).
         return re.sub(r"\ACLUSTER: .*\n", "", text)
 
-    def partitions(self) -> list[Partition]:
-        """Returns all partitions that this user can see."""
-        text = self.run(*SINFO)
-        try:
-            return parse_partitions(text)
-        except ValueError as error:
-            raise QueryError(f"sinfo's answer could not be read: {error}") from None
-
     def jobs(self, ids: Sequence[str] | None = None) -> dict[str, SchedulerJob]:
         """Returns the jobs with these ids (default: all jobs of this user) by id. Purged jobs are missing."""
         if ids is not None and not ids:
@@ -119,7 +111,6 @@ class Slurm(Struct):
         return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
 
     def count_jobs(self) -> Counter[str]:
-        """Returns the number of this user's pending and running jobs for each partition and QOS; "" is the total."""
         return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
@@ -135,35 +126,28 @@ class Slurm(Struct):
         return parse_accounting(text)
 
     def sacct(self, *options: str) -> str:
-        """Returns accounting records as lines of fields separated by `|`; for errors see `run`."""
         return self.run("sacct", *in_cluster(), "--noheader", "--parsable2", *options)
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the accounting record of one job, or None if it has none."""
         return self.accounting([job_id]).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the accounting records of these jobs by id, with one command per _MOST_IDS jobs."""
         parts = [job_ids[start : start + _MOST_IDS] for start in range(0, len(job_ids), _MOST_IDS)]
         return {job_id: job for part in parts for job_id, job in self.accounting(part).items()}
 
     def family(self, job_id: str) -> str:
-        """Returns the array id of an element, because one sacct returns all elements; a plain job's own id."""
         return array_of(job_id)
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns the accounting records of an array's elements, or of one job, by id."""
         return self.accounting([family])
 
     def key(self, job_id: str) -> str:
-        """Returns the job's key in `jobs`, which is its id."""
         return job_id
 
     def find(self, token: str, name: str) -> str | None:
         return next((array_of(job.id) for job in self._queue().values() if job.comment == token), None)
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns the script and token of this user's jobs and arrays, by job number, with one command."""
         found = parse_origins(self.run("squeue", "--me", "--noheader", "--format=%F|%k|%o"))
         return {number: found[number] for number in numbers if number in found}
 
@@ -172,7 +156,6 @@ class Slurm(Struct):
         return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
     def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
-        """Returns the command with which `submit` submits a script."""
         return SubmitCommand(["sbatch", "--parsable", *in_cluster(), *arguments, script], environment, umask=0o077)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
@@ -190,7 +173,6 @@ class Slurm(Struct):
         )
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
-        """Returns sbatch's options for a job behind others; see `Queries.options`."""
         return [*dependency(jobs), *([] if token is None else [f"--comment={token}"])]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
@@ -198,10 +180,7 @@ class Slurm(Struct):
         self.run("scontrol", "update", f"JobId={job_id}", *options)
 
     def max_array_size(self, plan: JobPlan | None = None) -> int | None:
-        """Returns the maximum size of a job array, or None if unknown (man slurm.conf).
-
-        It is MaxArraySize, or less, if SchedulerParameters has max_array_tasks.
-        """
+        """Returns MaxArraySize, or less, if SchedulerParameters has max_array_tasks (man slurm.conf)."""
         shown = self.run("scontrol", "show", "config")
         sizes = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", shown, re.MULTILINE)
         return min((int(size or tasks) for size, tasks in sizes), default=None)
@@ -220,16 +199,47 @@ class Slurm(Struct):
         return parse_local_time(text)  # N/A: it has not
 
     def requeue(self, job_id: str) -> None:
-        """Requeues a job. Raises AnswerLost if Slurm may have received it, else QueryError."""
         self._change("scontrol", "requeue", job_id)
 
     def cancel(self, *job_ids: str) -> None:
-        """Cancels jobs, ended ones too. Raises AnswerLost if Slurm may have received it, else QueryError."""
         try:
             self._change("scancel", *job_ids)
         except QueryError as error:
             if not all("already" in line or "Invalid job id" in line for line in str(error).splitlines()):
                 raise
+
+    def version(self) -> str:
+        """Returns the version of Slurm's commands (`22.05.8`), without the controller; raises QueryError."""
+        return self.run("sinfo", "--version").split()[-1]
+
+    def settings(self) -> dict[str, str]:
+        """Returns the values of `scontrol show config`."""
+        return parse_settings(self.run("scontrol", "show", "config"))
+
+    def pending(self, job_id: str) -> Pending:
+        return parse_pending(self.run("scontrol", "show", "job", job_id))
+
+    def nodes(self) -> list[NodeCounts]:
+        return parse_nodes(self.run(*NODES))
+
+    def reservations(self) -> list[Reservation]:
+        return parse_reservations(self.run("scontrol", "--oneliner", "show", "reservation"))
+
+    def limit(self, scope: str, name: str, column: str) -> str:
+        """Describes a limit of scope `qos` or `association` (`QOS normal: MaxJobsPU=2`); empty: none is visible."""
+        if scope == "qos":
+            text = self.run(*SACCTMGR, "show", "qos", f"name={name}", f"format=Name,{column}")
+            return parse_limit(text, "QOS", column)
+        user = getpass.getuser()
+        text = self.run(*SACCTMGR, "show", "associations", f"account={name}", f"format=Account,User,{column}")
+        rows = [line for line in text.splitlines() if line.split("|")[1:2] in ([""], [user])]
+        return parse_limit("\n".join(rows), "account", column)
+
+    def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> StartTrial:
+        """Returns when a job with these sbatch options would start (`sbatch --test-only`). Submits nothing."""
+        command = ("sbatch", "--test-only", *in_cluster(), *options, "--wrap=true")
+        done = query(*command, timeout=self.timeout, environment=environment, good=(0, 1))
+        return parse_trial(done.stderr + done.stdout)
 
     def _change(self, *command: str) -> None:
         try:
@@ -241,7 +251,9 @@ class Slurm(Struct):
             raise
 
 
-SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
+SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
+NODES = ("sinfo", "--all", "--noheader", "--format=%P|%D|%T|%f|%N|%E")
+NOTHING = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")  # how the commands print that there is no value
 _SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256,TimeLeft:32"
 _SACCT = "JobID,End,State,Reason,Comment"
 _MOST_IDS = 2000  # maximum number of job ids for one sacct: Linux limits an argument to 128 KiB
@@ -260,8 +272,7 @@ def dependency(jobs: Sequence[str]) -> list[str]:
 def in_cluster() -> list[str]:
     """Returns the option with which sbatch and sacct use the cluster of SLURM_CLUSTERS, as squeue and others do.
 
-    sacct does not read the variable. sbatch does, and would hand it on to the job, where each command of Slurm would
-    then ask slurmdbd, which compute nodes may not reach.
+    sacct does not read the variable. sbatch does, and would hand it on to the job, whose commands would ask slurmdbd.
     """
     cluster = os.environ.get("SLURM_CLUSTERS")
     return [f"--clusters={cluster}"] if cluster else []
@@ -296,45 +307,6 @@ def quiet_environment() -> dict[str, str]:
     }
 
 
-def parse_partitions(text: str) -> list[Partition]:
-    """Parses the output of the command `SINFO`: one line per partition and kind of node."""
-    rows: dict[str, list[list[str]]] = {}
-    for line in text.splitlines():
-        name, *fields = line.strip().split("|")
-        if len(fields) == 6:
-            rows.setdefault(name, []).append(fields)
-    partitions = []
-    for name, lines in rows.items():
-        time, sizes = lines[0][0], lines[0][1]
-        most = sizes.rpartition("-")[2]
-        groups = tuple(
-            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, _gpus(gres), _types(gres))
-            for _, _, nodes, cpus, mem, gres in lines
-            if int(nodes)
-        )
-        partitions.append(
-            Partition(
-                name.rstrip("*"),
-                name.endswith("*"),
-                None if time in ("infinite", "n/a") else parse_time(time),
-                int(most) if most.isdecimal() else None,
-                groups,
-            )
-        )
-    return partitions
-
-
-def _types(gres: str) -> tuple[str, ...]:
-    items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
-    return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
-
-
-def _gpus(gres: str) -> int:
-    plain = re.sub(r"\([^)]*\)", "", gres)
-    counts = (item.split(":")[-1] for item in plain.split(",") if item.partition(":")[0] == "gpu")
-    return sum(int(count) for count in counts if count.isdecimal())
-
-
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
     """Parses squeue's output with the fixed columns of `_SQUEUE`; returns jobs by id."""
     widths = [int(column.partition(":")[2]) for column in _SQUEUE.split(",")]
@@ -350,11 +322,7 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Counts the jobs in the output of `squeue --format=%P|%q` by partition, by QOS, and "" for all.
-
-    A job counts once for each of its partitions, for its QOS, and for "". If a partition and a QOS have the same name,
-    they share a key, and a job with both counts once.
-    """
+    """Counts the jobs in `squeue --format=%P|%q` for each of their partitions, their QOS, and "" for all."""
     lines = [line.strip().split("|") for line in text.splitlines() if line.strip()]
     names = (name for partitions, *qos in lines for name in {"", *partitions.split(","), *qos})
     return Counter(names)
@@ -363,7 +331,7 @@ def parse_counts(text: str) -> Counter[str]:
 def parse_origins(text: str) -> dict[str, JobOrigin]:
     """Parses the output of `squeue --format=%F|%k|%o`: number, comment and script of jobs and arrays, by number."""
     lines = (line.split("|", 2) for line in text.splitlines())
-    return {each[0]: JobOrigin(each[0], _nothing(each[1]), each[2]) for each in lines if len(each) == 3}
+    return {each[0]: JobOrigin(each[0], text_of(each[1]), each[2]) for each in lines if len(each) == 3}
 
 
 def parse_accounting(text: str) -> dict[str, SchedulerJob]:
@@ -398,47 +366,170 @@ def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> 
     word = state.split()[0] if state else ""  # "CANCELLED by 1000"
     raised = re.match(r"RaisedSignal:(\d+)", reason)
     return SchedulerJob(
-        job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, _nothing(comment),
+        job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, text_of(comment),
         time_or_none(left), int(raised[1]) if raised else None,
     )  # fmt: skip
 
 
-def _nothing(text: str) -> str:
-    return "" if text in ("(null)", "N/A") else text
+# -- What `why`, `doctor` and `site init` ask about: jobs, partitions, nodes, reservations and limits
+# Only formats that Slurm 20.11 to 24.11 share are parsed: scontrol's KEY=VALUE, and sinfo and sacctmgr with --format.
 
 
-# --
+def pairs(text: str) -> dict[str, str]:
+    """Parses scontrol's KEY=VALUE pairs with values without blanks; the first value of a repeated key is used."""
+    found: dict[str, str] = {}
+    for key, value in re.findall(r"(?<!\S)([A-Za-z][\w/:]*)=(\S*)", text):
+        found.setdefault(key, value)
+    return found
 
 
-class Partition(Struct):
-    """A live partition."""
+def parse_pending(text: str) -> Pending:
+    """Parses `scontrol show job ID` (of an array, its first record); raises QueryError if there is no job."""
+    values = pairs(text.split("\n\n")[0])
+    if "JobId" not in values:
+        raise QueryError(f"scontrol's answer could not be read: {text.strip()[:200]!r}")
+    throttle = values.get("ArrayTaskThrottle", "")
+    return Pending(
+        id=values["JobId"],
+        state=values.get("JobState", ""),
+        reason=text_of(values.get("Reason", "")),
+        starts=parse_local_time(values.get("StartTime", "")),
+        eligible=parse_local_time(values.get("EligibleTime", "")),
+        submitted=parse_local_time(values.get("SubmitTime", "")),
+        partition=values.get("Partition", ""),
+        nodes=int(re.match(r"\d*", values.get("NumNodes", "1"))[0] or 1),  # type: ignore[index]  # 2-4: at least 2
+        cpus=int(re.match(r"\d*", values.get("NumCPUs", "1"))[0] or 1),  # type: ignore[index]
+        time=time_or_none(values.get("TimeLimit", "")),
+        qos=text_of(values.get("QOS", "")),
+        account=text_of(values.get("Account", "")),
+        features=text_of(values.get("Features", "")),
+        exclude=text_of(values.get("ExcNodeList", "")),
+        reservation=text_of(values.get("Reservation", "")),
+        dependency=text_of(values.get("Dependency", "")),
+        throttle=int(throttle) if throttle.isdecimal() else None,
+    )
 
-    name: str  # name of the partition
-    default: bool  # whether it is the site's default partition
-    time: int | None  # time limit in seconds; None: no limit
-    max_nodes: int | None  # maximum number of nodes of one job; None: no limit
-    groups: tuple[NodeGroup, ...]  # the partition's nodes, grouped by their resources
-    qos: str = ""  # name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own
+
+def parse_nodes(text: str) -> list[NodeCounts]:
+    """Parses the output of the command `NODES`: one line per partition, state and features."""
+    found = []
+    for line in text.splitlines():
+        fields = line.strip().split("|", 5)
+        if len(fields) == 6 and fields[1].isdecimal():
+            partition, count, state, features, names, reason = fields
+            found.append(
+                NodeCounts(
+                    partition.rstrip("*"), int(count), state.lower(),
+                    () if NOTHING.fullmatch(features) else tuple(features.split(",")),
+                    names, "" if NOTHING.fullmatch(reason) else reason,
+                )
+            )  # fmt: skip
+    return found
 
 
-class Qos(Struct):
-    """A QOS, whose flags may lift limits of a job's partition (not those of a partition's own QOS: seen on 22.05)."""
+def parse_reservations(text: str) -> list[Reservation]:
+    """Parses the output of `scontrol --oneliner show reservation`; [] if scontrol prints that there are none."""
+    found = []
+    for line in text.splitlines():
+        values = pairs(line)
+        if "ReservationName" in values:
+            who = text_of(values.get("Users", "")) or text_of(values.get("Accounts", ""))
+            found.append(
+                Reservation(
+                    values["ReservationName"],
+                    parse_local_time(values.get("StartTime", "")), parse_local_time(values.get("EndTime", "")),
+                    text_of(values.get("Nodes", "")), tuple(values.get("Flags", "").split(",")), who,
+                )
+            )  # fmt: skip
+    return found
 
-    name: str
-    lifts_time: bool  # flag PartitionTimeLimit
-    lifts_nodes: bool  # flag PartitionMaxNodes
-    time: int | None = None  # its own limit in seconds; None: none, or Slurm enforces no limits of QOS
-    max_nodes: int | None = None
 
-    def limits(self, time: int | None, max_nodes: int | None) -> tuple[int | None, int | None]:
-        """Returns these limits of a partition (seconds, nodes) as they are for jobs with this QOS."""
-        return self.time if self.lifts_time else time, self.max_nodes if self.lifts_nodes else max_nodes
+def parse_settings(text: str) -> dict[str, str]:
+    """Parses the `KEY = VALUE` lines of `scontrol show config`."""
+    return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
 
-    def within(self, partition: Partition) -> Partition:
-        """Returns the partition with the limits of jobs with this QOS."""
-        time, max_nodes = self.limits(partition.time, partition.max_nodes)
-        name = self.name if self.lifts_time or self.lifts_nodes else ""
-        return replace(partition, time=time, max_nodes=max_nodes, qos=name)
+
+def has_accounting(settings: Mapping[str, str]) -> bool:
+    """Returns whether a site keeps accounting, and so has accounts and QOS, from `parse_settings`."""
+    return not settings.get("AccountingStorageType", "").endswith(("/none", "(null)"))
+
+
+def parse_limit(text: str, what: str, column: str) -> str:
+    """Describes the first limit in sacctmgr's lines, of which it is the last field; empty if no line has one."""
+    for line in text.splitlines():
+        *names, value = line.split("|")
+        if value.strip():
+            who = [name for name in names if name]
+            return f"{what} {who[0]}{f', user {who[1]}' if len(who) > 1 else ''}: {column}={value.strip()}"
+    return ""
+
+
+def parse_trial(text: str) -> StartTrial:
+    """Parses the output of `sbatch --test-only`."""
+    if match := re.search(r"Job \S+ to start at (\S+)", text):
+        return StartTrial(parse_local_time(match[1]))
+    *_, last = ["", *text.strip().splitlines()]
+    words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", last)
+    return StartTrial(None, words or "sbatch did not say why")
+
+
+def text_of(value: str) -> str:
+    return "" if NOTHING.fullmatch(value) else value
+
+
+class Pending(Struct):
+    """A pending job, parsed from `scontrol show job`. An empty text means that the job has no such value."""
+
+    id: str
+    state: str
+    reason: str
+    starts: float | None = None  # planned start in seconds since the epoch; None: not planned
+    eligible: float | None = None  # time from which the job can start, in seconds since the epoch
+    submitted: float | None = None  # submit time in seconds since the epoch
+    partition: str = ""
+    nodes: int = 1  # number of requested nodes
+    cpus: int = 1  # number of CPUs on all nodes together
+    time: int | None = None  # requested wall time in seconds; None: unlimited or unknown
+    qos: str = ""
+    account: str = ""
+    features: str = ""
+    exclude: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    throttle: int | None = None  # maximum number of array elements that run at once; None: no limit, or no array
+
+
+class NodeCounts(Struct):
+    """Nodes of one partition with the same state and features."""
+
+    partition: str  # name of the partition
+    count: int  # number of nodes
+    state: str  # state as sinfo prints it, in lower case (`idle`, `down*`)
+    features: tuple[str, ...] = ()  # features of the nodes
+    names: str = ""  # compressed node list (`n[01-04]`)
+    reason: str = ""  # the administrator's reason for taking the nodes out of service; empty: none
+
+
+class Reservation(Struct):
+    """A reservation."""
+
+    name: str  # name of the reservation
+    starts: float | None  # start in seconds since the epoch; None: unknown
+    ends: float | None  # end in seconds since the epoch; None: unknown
+    nodes: str = ""  # compressed node list; empty: none
+    flags: tuple[str, ...] = ()  # flags as scontrol prints them
+    who: str = ""  # users of the reservation or, without any, its accounts, as scontrol prints them
+
+    @property
+    def maintenance(self) -> bool:
+        return "MAINT" in self.flags
+
+
+class StartTrial(Struct):
+    """The result of `sbatch --test-only`."""
+
+    starts: float | None  # estimated start in seconds since the epoch; None: the job would not start
+    words: str = ""  # Slurm's message if the job would not start
 
 
 # -- Reads all executions of a job, with their peak memory, from Slurm's accounting
@@ -494,4 +585,4 @@ _WORDS = (
     # JOB only: with srun --kill-on-bad-exit, slurmstepd prints the notice for a STEP (DUE TO TASK FAILURE since 25.05).
     ("CANCELLED", _STEPD + r"\*\*\* JOB \S+ ON \S+ " + _AT + r"(DUE to SIGNAL .+ )?\*\*\*"),
 )  # fmt: skip
-FORMS: tuple[Form, ...] = tuple((word, re.compile(pattern)) for word, pattern in _WORDS)
+NOTICES: tuple[Form, ...] = tuple((word, re.compile(pattern)) for word, pattern in _WORDS)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
@@ -30,23 +30,187 @@ from launcher.schedulers.site import (
     stated_limits,
     timed,
 )
-from launcher.schedulers.slurm.capacity import (
-    NODES,
-    SACCTMGR,
-    NodeCounts,
-    PartitionFacts,
-    has_accounting,
-    parse_nodes,
-    parse_partitions,
-    parse_settings,
-    slurm_version,
-)
-from launcher.schedulers.slurm.client import Partition, Qos, Slurm
+from launcher.schedulers.slurm.client import SACCTMGR, NodeCounts, Slurm, has_accounting, pairs, text_of
 from launcher.schedulers.slurm.script import effective
 from launcher.schedulers.slurm.settings import SlurmSettings
-from launcher.spec.limits import too_much_for
+from launcher.spec.limits import NodeGroup, too_much_for
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.structs import Struct
+from launcher.units import parse_time, time_or_none
+
+# -- The partitions and QOS of a site
+
+
+SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
+
+
+class Partition(Struct):
+    """A live partition. `groups` are known from sinfo, and what follows them from scontrol."""
+
+    name: str  # name of the partition
+    default: bool  # whether it is the site's default partition
+    time: int | None  # time limit in seconds; None: no limit
+    max_nodes: int | None  # maximum number of nodes of one job; None: no limit
+    groups: tuple[NodeGroup, ...] = ()  # the partition's nodes, grouped by their resources
+    state: str = ""
+    min_nodes: int = 0  # minimum number of nodes of one job
+    total: int = 0  # number of nodes
+    cpus: int = 0  # number of CPUs on all nodes together
+    accounts: tuple[str, ...] = ()  # accounts that may use the partition; empty: all
+    denied: tuple[str, ...] = ()  # accounts that may not use the partition
+    qos: str = ""  # name of the partition's QOS; empty: none
+    tier: int = 0  # PriorityTier; jobs in a higher tier start first and may preempt
+    root_only: bool = False  # whether only root can submit to the partition
+    lifted_by: str = ""  # name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own
+
+
+class Qos(Struct):
+    """A QOS, whose flags may lift limits of a job's partition (not those of a partition's own QOS: seen on 22.05)."""
+
+    name: str
+    lifts_time: bool  # flag PartitionTimeLimit
+    lifts_nodes: bool  # flag PartitionMaxNodes
+    time: int | None = None  # its own limit in seconds; None: none, or Slurm enforces no limits of QOS
+    max_nodes: int | None = None
+
+    def within(self, partition: Partition) -> Partition:
+        """Returns the partition with the limits of jobs with this QOS."""
+        time = self.time if self.lifts_time else partition.time
+        max_nodes = self.max_nodes if self.lifts_nodes else partition.max_nodes
+        name = self.name if self.lifts_time or self.lifts_nodes else ""
+        return replace(partition, time=time, max_nodes=max_nodes, lifted_by=name)
+
+
+def partitions_of(slurm: Slurm) -> list[Partition]:
+    """Returns all partitions that this user can see."""
+    text = slurm.run(*SINFO)
+    try:
+        return parse_partitions(text)
+    except ValueError as error:
+        raise QueryError(f"sinfo's answer could not be read: {error}") from None
+
+
+def parse_partitions(text: str) -> list[Partition]:
+    """Parses the output of the command `SINFO`: one line per partition and kind of node."""
+    rows: dict[str, list[list[str]]] = {}
+    for line in text.splitlines():
+        name, *fields = line.strip().split("|")
+        if len(fields) == 6:
+            rows.setdefault(name, []).append(fields)
+    partitions = []
+    for name, lines in rows.items():
+        time, sizes = lines[0][0], lines[0][1]
+        most = sizes.rpartition("-")[2]
+        groups = tuple(
+            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, _gpus_in(gres), _types(gres))
+            for _, _, nodes, cpus, mem, gres in lines
+            if int(nodes)
+        )
+        partitions.append(
+            Partition(
+                name.rstrip("*"),
+                name.endswith("*"),
+                None if time in ("infinite", "n/a") else parse_time(time),
+                int(most) if most.isdecimal() else None,
+                groups,
+            )
+        )
+    return partitions
+
+
+def _types(gres: str) -> tuple[str, ...]:
+    items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
+    return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
+
+
+def _gpus_in(gres: str) -> int:
+    plain = re.sub(r"\([^)]*\)", "", gres)
+    counts = (item.split(":")[-1] for item in plain.split(",") if item.partition(":")[0] == "gpu")
+    return sum(int(count) for count in counts if count.isdecimal())
+
+
+def partition_records(slurm: Slurm) -> list[Partition]:
+    return parse_partition_records(slurm.run("scontrol", "--all", "--oneliner", "show", "partition"))
+
+
+def parse_partition_records(text: str) -> list[Partition]:
+    """Parses the output of `scontrol --oneliner show partition`."""
+    found = []
+    for line in text.splitlines():
+        values = pairs(line)
+        if "PartitionName" not in values:
+            continue
+        most, least = values.get("MaxNodes", ""), values.get("MinNodes", "0")
+        found.append(
+            Partition(
+                name=values["PartitionName"],
+                default=values.get("Default") == "YES",
+                time=time_or_none(values.get("MaxTime", "")),
+                max_nodes=int(most) if most.isdecimal() else None,
+                state=values.get("State", ""),
+                min_nodes=int(least) if least.isdecimal() else 0,
+                total=int(values.get("TotalNodes", "0")),
+                cpus=int(values.get("TotalCPUs", "0")),
+                accounts=_names(values.get("AllowAccounts", "ALL")),
+                denied=_names(values.get("DenyAccounts", "ALL")),
+                qos=text_of(values.get("QoS", "")),
+                tier=int(values.get("PriorityTier", "0")),
+                root_only=values.get("RootOnly") == "YES",
+            )
+        )
+    return found
+
+
+def qos_of(slurm: Slurm, name: str | None, account: str | None) -> list[Qos]:
+    """Returns the QOS that a new job of this user may get; [] if the site has none.
+
+    name: the QOS that the job asks for, perhaps several (`a,b`); None: it gets the default one of its account.
+    account: the job's account; None: any of the user's.
+    """
+    settings = slurm.settings()
+    if not has_accounting(settings):
+        return []
+    known = parse_qos(
+        slurm.run(*SACCTMGR, "show", "qos", "format=Name,Flags,MaxWall,MaxTRES"),
+        enforced="limits" in settings.get("AccountingStorageEnforce", ""),
+    )
+    names = {each.lower() for each in (name or "").split(",")}  # newer versions take several (--qos=a,b)
+    if name is None:
+        cluster, user = settings.get("ClusterName", ""), getpass.getuser()
+        text = slurm.run(
+            *SACCTMGR, "show", "associations", f"cluster={cluster}", f"user={user}",
+            "format=Account,DefaultQOS,QOS",
+        )  # fmt: skip
+        names = {*default_qos(text, account)}
+    return [each for each in known if each.name.lower() in names]  # as Slurm compares them
+
+
+def parse_qos(text: str, *, enforced: bool) -> list[Qos]:
+    """Parses sacctmgr's lines `Name|Flags|MaxWall|MaxTRES`; a QOS has limits if Slurm enforces those of QOS."""
+    found = []
+    for line in text.splitlines():
+        name, flags, time, resources = (line.split("|") + [""] * 4)[:4]
+        most = re.search(r"(?:^|,)node=(\d+)", resources)
+        found.append(
+            Qos(
+                name, "PartitionTimeLimit" in flags, "PartitionMaxNodes" in flags,
+                time_or_none(time) if enforced else None, int(most[1]) if enforced and most else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def default_qos(text: str, account: str | None) -> set[str]:
+    """Returns the QOS that jobs which ask for none get, from sacctmgr's lines `Account|DefaultQOS|QOS`."""
+    rows = [(line.split("|") + [""] * 3)[:3] for line in text.splitlines()]
+    mine = [row for row in rows if account is None or row[0].lower() == account.lower()]
+    found = {default or (own if own and "," not in own else "normal") for _, default, own in mine} or {"normal"}
+    return {each.lower() for each in found}
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return () if value in ("ALL", "(null)", "") else tuple(value.split(","))
+
 
 # -- Checks a plan against Slurm's partitions before submission
 # Slurm would accept some of the jobs that are refused here, and leave them pending for ever, for instance a job that
@@ -84,7 +248,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
 
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
     # Returns why a partition could never start the plan's job, with the fix, or None if it could
-    where = f"partition {partition.name}" + (f" with QOS {partition.qos}" if partition.qos else "")
+    where = f"partition {partition.name}" + (f" with QOS {partition.lifted_by}" if partition.lifted_by else "")
     total = sum(group.nodes for group in partition.groups)
     most = total if partition.max_nodes is None else min(total, partition.max_nodes)
     if most == 0:
@@ -107,9 +271,9 @@ ANY = Qos("", lifts_time=True, lifts_nodes=True)
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns notes on a plan from the live partitions; raises ConfigError if none could ever start the job."""
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(Slurm(plan.cluster.submit_timeout).partitions)
+        answer = pool.submit(partitions_of, Slurm(plan.cluster.submit_timeout))
         importlib.import_module(
-            "launcher.schedulers.slurm.executor"
+            "launcher.schedulers.executor"
         )  # 30 ms; the submission needs it next, and Slurm answers meanwhile
     try:
         partitions = answer.result()
@@ -127,14 +291,12 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _with_qos(
     plan: JobPlan, partitions: Sequence[Partition], values: Mapping[str, str | None], refusal: ConfigError
 ) -> tuple[str, ...]:
-    from launcher.schedulers.slurm.capacity import ResourceQueries
-
     def check(qos: Qos) -> None:
         check_partition(plan, [qos.within(each) for each in partitions], values["partition"])
 
     check(ANY)
     try:
-        found = ResourceQueries(plan.cluster.submit_timeout).qos(values["qos"], values["account"])
+        found = qos_of(Slurm(plan.cluster.submit_timeout), values["qos"], values["account"])
     except QueryError as error:
         return (f"{refusal}, unless the job's QOS lifts this limit, which is not known ({error})",)
     for qos in found:
@@ -151,13 +313,13 @@ def _with_qos(
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
     """Yields findings about Slurm (reachable, partitions, accounting), and about the profile's partition and limits."""
-    version = timed(lambda: slurm_version(slurm))
+    version = timed(slurm.version)
     answer = timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
     yield from reachable("Slurm", version.text, answer, "SLURM_CONF")
     if answer.error:
         return
     try:
-        found = slurm.partitions()
+        found = partitions_of(slurm)
     except QueryError as error:
         yield problem("partition", str(error), "try `sinfo`")
     else:
@@ -187,11 +349,9 @@ def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
     findings = list(compared(cluster, found))
     if all(each.level is Level.OK for each in findings):
         return findings
-    from launcher.schedulers.slurm.capacity import ResourceQueries
-
     settings = own_settings(cluster, SlurmSettings)
     try:
-        known = ResourceQueries(cluster.submit_timeout).qos(settings.qos, cluster.account)
+        known = qos_of(Slurm(cluster.submit_timeout), settings.qos, cluster.account)
     except QueryError:
         return findings
     for qos in known:
@@ -224,7 +384,7 @@ def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
             "mem_per_node": max((group.mem for group in groups), default=0),
             "time": None if None in times else max(time for time in times if time is not None),
         }
-        qos = next((f" with QOS {each.qos}" for each in used if each.qos), "")
+        qos = next((f" with QOS {each.lifted_by}" for each in used if each.lifted_by), "")
         yield from stated_limits(cluster, live, f"partition {'/'.join(each.name for each in used)}{qos}")
 
 
@@ -276,8 +436,6 @@ class SlurmSite(Site):
     cluster: str  # name of the cluster
     version: str  # version of Slurm
     partitions: tuple[Partition, ...]  # all partitions that the user can see, from sinfo
-    # further attributes of each partition from scontrol, by the partition's name
-    facts: Mapping[str, PartitionFacts] = field(default_factory=dict)
     # features of the nodes of each partition, by the partition's name
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     accounts: tuple[Account, ...] = ()  # accounts of this user, the default one first
@@ -343,16 +501,17 @@ class SlurmSite(Site):
 def survey(slurm: Slurm) -> SlurmSite:
     """Collects the facts of a site, with six commands; raises QueryError without the partitions."""
     ask = ErrorCollector()
-    partitions = tuple(slurm.partitions())
+    partitions = tuple(partitions_of(slurm))
     settings: dict[str, str] = {}
-    facts: list[PartitionFacts] = []
+    records: list[Partition] = []
     nodes: list[NodeCounts] = []
     accounts: tuple[Account, ...] = ()
     features: dict[str, dict[str, None]] = {}
-    settings = ask(lambda: parse_settings(slurm.run("scontrol", "show", "config")), settings, "scontrol show config")
-    show = ("scontrol", "--all", "--oneliner", "show", "partition")
-    facts = ask(lambda: parse_partitions(slurm.run(*show)), facts, "scontrol show partition")
-    nodes = ask(lambda: parse_nodes(slurm.run(*NODES)), nodes, "features of nodes")
+    settings = ask(slurm.settings, settings, "scontrol show config")
+    records = ask(lambda: partition_records(slurm), records, "scontrol show partition")
+    named = {each.name: each for each in records}
+    partitions = tuple(replace(named.get(each.name, each), groups=each.groups) for each in partitions)
+    nodes = ask(slurm.nodes, nodes, "features of nodes")
     for each in nodes:
         features.setdefault(each.partition, {}).update(dict.fromkeys(each.features))
     if not has_accounting(settings):
@@ -362,19 +521,14 @@ def survey(slurm: Slurm) -> SlurmSite:
         command = (*SACCTMGR, "show", "user", getpass.getuser(), "withassoc", "format=Account,User,DefaultAccount")
         accounts = ask(lambda: parse_accounts(slurm.run(*command)), accounts, "accounts")
     return SlurmSite(
-        settings.get("ClusterName", ""), ask(lambda: slurm_version(slurm), "", "version"), partitions,
-        {each.name: each for each in facts}, {name: tuple(found) for name, found in features.items()}, accounts,
+        settings.get("ClusterName", ""), ask(slurm.version, "", "version"), partitions,
+        {name: tuple(found) for name, found in features.items()}, accounts,
         settings, tuple(ask.problems),
     )  # fmt: skip
 
 
 def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
-    """Chooses a profile's partition, and returns it with the reason; (None, "") if none can be chosen.
-
-    The wanted partition is chosen, else the default one, unless only other partitions have GPUs: then the one with the
-    most GPU nodes is chosen.
-    Raises ConfigError: the wanted partition does not exist.
-    """
+    """Chooses a profile's partition: wanted, default, or (if only others have GPUs) the one with most of them."""
     if (own := requested(partitions, wanted, "partition")) is not None:
         return own, "as you asked for"
     default = next((each for each in partitions if each.default), None)
@@ -402,10 +556,9 @@ def _notes(site: SlurmSite) -> Iterator[str]:
 
 def _accounts(site: SlurmSite, chosen: Partition | None) -> Iterator[str]:
     names = [each.name for each in site.accounts]
-    facts = site.facts.get(chosen.name) if chosen else None
-    if facts and facts.accounts:
-        yield f"# scontrol: the partition is for the accounts {', '.join(facts.accounts)}"
-        names = [name for name in names if name in facts.accounts]
+    if chosen and chosen.accounts:
+        yield f"# scontrol: the partition is for the accounts {', '.join(chosen.accounts)}"
+        names = [name for name in names if name in chosen.accounts]
     if names:
         why = "your default one" if site.accounts[0].default and site.accounts[0].name == names[0] else "one of yours"
         more = f"; others: {', '.join(names[1:])}" if names[1:] else ""
@@ -417,11 +570,10 @@ def _accounts(site: SlurmSite, chosen: Partition | None) -> Iterator[str]:
 def _limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
     total = sum(group.nodes for group in chosen.groups)
     where = "its nodes" if chosen.max_nodes is None or chosen.max_nodes > total else "its MaxNodes"
-    facts = site.facts.get(chosen.name)
     yield "limits:"
     yield f"  nodes: {most_nodes(chosen)}  # sinfo: {where}"
-    if facts and facts.min_nodes > 1:
-        yield f"  # scontrol: at least {plural(facts.min_nodes, 'node')}"
+    if chosen.min_nodes > 1:
+        yield f"  # scontrol: at least {plural(chosen.min_nodes, 'node')}"
     yield f"  gpus_per_node: {_gpus(chosen)}  # sinfo: gres"
     yield f"  cpus_per_node: {max(group.cpus for group in chosen.groups)}  # sinfo: CPUs"
     yield f"  mem_per_node: {memory(max(group.mem for group in chosen.groups))}  # sinfo: memory"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import os
 import re
 import time
@@ -11,7 +13,6 @@ from dataclasses import replace
 
 from launcher.formatting import format_time, plural
 from launcher.schedulers.base import JobState, QueryError
-from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.pending import (
     CLEARLY,
     Answers,
@@ -24,12 +25,16 @@ from launcher.schedulers.pending import (
     commands,
     explained,
     find_reason,
+    may_offer_fewer_nodes,
     sooner,
 )
-from launcher.schedulers.slurm import capacity
-from launcher.schedulers.slurm.capacity import NodeCounts, PartitionFacts, Pending, Reservation, ResourceQueries
-from launcher.schedulers.slurm.client import STATES, Qos
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.registry import job_environment
+from launcher.schedulers.slurm import script
+from launcher.schedulers.slurm.client import STATES, NodeCounts, Pending, Reservation, Slurm
+from launcher.schedulers.slurm.limits import Partition, Qos, partition_records, qos_of
+from launcher.schedulers.slurm.settings import SlurmSettings
+from launcher.spec.plan import JobPlan, settings_of
+from launcher.structs import Struct
 
 # -- Explains Slurm's reason codes of pending jobs
 # The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05). Codes of
@@ -216,14 +221,11 @@ OVERLOOKED = 300.0  # seconds without a reason after which this is reported itse
 TRIALS = 16.0  # seconds since the first query after which no further trial is started
 
 
-def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
-    """Explains why a pending job does not start, and tries changes with which it would start sooner.
-
-    Raises QueryError: the query of the job itself failed. Failures of other queries become notes.
-    """
+def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
+    """Explains why a pending job does not start, and tries changes; raises QueryError for the job's own query."""
     began, queries = time.monotonic(), Answers()
     plan, job_id = waiting.plan, waiting.job
-    job = resources.pending(job_id)
+    job = slurm.pending(job_id)
     now = time.time()
     reason = reason_of(job, now)
     if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # the job has its nodes already
@@ -234,26 +236,26 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
             job_id,
             facts=PendingFacts(scheduler="Slurm", job_state=job.state),
         )
-    partitions: list[PartitionFacts] = []
+    partitions: list[Partition] = []
     nodes: list[NodeCounts] = []
     windows: list[Reservation] = []
     if reason.kind not in (Why.WAITS, Why.THROTTLED):
-        partitions = queries.get(resources.partitions, partitions)
+        partitions = queries.get(lambda: partition_records(slurm), partitions)
     if reason.kind not in (Why.WAITS, Why.THROTTLED, Why.HELD) or reason.of_nodes:
-        nodes = queries.get(resources.nodes, nodes)
+        nodes = queries.get(slurm.nodes, nodes)
     if reason.kind in (Why.NODES, Why.RESERVATION):
-        windows = queries.get(resources.reservations, [])
-    partitions = _lifted(job, plan, partitions, resources, queries)
+        windows = queries.get(slurm.reservations, [])
+    partitions = _lifted(job, plan, partitions, slurm, queries)
     limits = limits_of(job, plan, reason, partitions, windows, now)
     if reason.column:
-        value = _value(job, reason, partitions, resources, queries)
+        value = _value(job, reason, partitions, slurm, queries)
         limits += (value,) if value else ()
     tried: tuple[Option, ...] = ()
     if reason.kind in TRIED and job.state == "PENDING":
-        changes = capacity.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
+        found = changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
         if reason.kind is Why.RESERVATION:  # no other change helps
-            changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
-        tried = _trials(plan, changes[: waiting.most], resources, queries, began + TRIALS)
+            found = [each for each in found if each.overrides == ("cluster.reservation=null",)]
+        tried = _trials(plan, found[: waiting.most], slurm, queries, began + TRIALS)
         tried = corrected(tried, job, partitions, windows, now)
         if reason.never and tried:
             tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
@@ -265,7 +267,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         code=job.reason.replace("_", " "),
         starts=job.starts if job.starts and job.starts > now - 60 else None,
         limits=limits,
-        nodes=capacity.node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
+        nodes=node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
         options=better,
         tried=tried,
         commands=commands(waiting, better),
@@ -274,8 +276,8 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 
 
 def _lifted(
-    job: Pending, plan: JobPlan, partitions: list[PartitionFacts], resources: ResourceQueries, queries: Answers
-) -> list[PartitionFacts]:
+    job: Pending, plan: JobPlan, partitions: list[Partition], slurm: Slurm, queries: Answers
+) -> list[Partition]:
     wanted = job.time if job.time is not None else plan.time
     exceeded = any(
         (each.time is not None and wanted > each.time) or (each.max_nodes is not None and job.nodes > each.max_nodes)
@@ -285,11 +287,8 @@ def _lifted(
     if not exceeded or not job.qos:
         return partitions
     unknown: list[Qos] = []
-    for qos in queries.get(lambda: resources.qos(job.qos, job.account), unknown):
-        new = [qos.limits(each.time, each.max_nodes) for each in partitions]
-        partitions = [
-            replace(each, time=time, max_nodes=nodes) for each, (time, nodes) in zip(partitions, new, strict=True)
-        ]
+    for qos in queries.get(lambda: qos_of(slurm, job.qos, job.account), unknown):
+        partitions = [qos.within(each) for each in partitions]
     return partitions
 
 
@@ -307,15 +306,13 @@ def reason_of(job: Pending, now: float) -> Reason:
     )
 
 
-def _value(
-    job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], resources: ResourceQueries, queries: Answers
-) -> str:
+def _value(job: Pending, reason: Reason, partitions: Sequence[Partition], slurm: Slurm, queries: Answers) -> str:
     # A QOS limit is looked for in the job's QOS, then in its partitions' QOS; any other limit in the job's account
     owners = [job.account]
     if reason.scope == "qos":
         owners = [job.qos, *(each.qos for each in partitions if each.name in job.partition.split(","))]
     for owner in dict.fromkeys(filter(None, owners)):
-        value = queries.get(functools.partial(resources.limit, reason.scope, owner, reason.column), "")
+        value = queries.get(functools.partial(slurm.limit, reason.scope, owner, reason.column), "")
         if value:
             return value
     queries.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
@@ -325,7 +322,7 @@ def _value(
 def _mine(job: Pending, nodes: Sequence[NodeCounts]) -> list[NodeCounts]:
     # Nodes in several partitions are listed once
     found: dict[tuple[str, str], NodeCounts] = {}
-    for each in capacity.usable(nodes, job.partition.split(","), job.features):
+    for each in usable(nodes, job.partition.split(","), job.features):
         found.setdefault((each.names, each.state), each)
     return [*found.values()]
 
@@ -334,7 +331,7 @@ def limits_of(
     job: Pending,
     plan: JobPlan,
     reason: Reason,
-    partitions: Sequence[PartitionFacts],
+    partitions: Sequence[Partition],
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[str, ...]:
@@ -380,7 +377,7 @@ def limits_of(
 def corrected(
     tried: Sequence[Option],
     job: Pending,
-    partitions: Sequence[PartitionFacts],
+    partitions: Sequence[Partition],
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[Option, ...]:
@@ -414,21 +411,225 @@ def clock(moment: float | None) -> str:
 
 
 def _trials(
-    plan: JobPlan, changes: Sequence[capacity.Change], resources: ResourceQueries, queries: Answers, until: float
+    plan: JobPlan, changes: Sequence[Change], slurm: Slurm, queries: Answers, until: float
 ) -> tuple[Option, ...]:
     # No further trial starts after `until` (monotonic clock) or a failed query
     found: list[Option] = []
     environment = job_environment(os.environ, plan).environment
-    for change in (capacity.Change((), plan), *changes):
+    for change in (Change((), plan), *changes):
         if queries.timed_out:
             break
         if time.monotonic() > until:
             queries.notes.append("Slurm is slow: not all changes were tried")
             break
         try:
-            trial = resources.trial(capacity.arguments(change.plan), environment)
+            trial = slurm.trial(arguments(change.plan), environment)
         except QueryError as error:
             queries.notes.append(f"not answered: {error}")
             break
         found.append(Option(change.overrides, trial.starts, change.note if trial.starts else trial.words))
     return tuple(found)
+
+
+# -- `why`: changes with which a pending Slurm run may start sooner, and the nodes that it could use
+
+
+MOST = 4  # maximum number of changes to try; each is a query
+SHORTEST = 120  # minimum wall time in seconds to suggest
+BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power")
+
+
+class Change(Struct):
+    """A change of a run to try."""
+
+    overrides: tuple[str, ...]  # config overrides for `resume` (`nodes=2`)
+    plan: JobPlan  # the plan with the change
+    note: str = ""  # disadvantage of the change
+
+
+def base_state(state: str) -> str:
+    """Returns a node state without sinfo's suffix: `down` for `down*`, `idle` for `idle~`."""
+    return state.rstrip("*~#!%$@^-+")
+
+
+def usable(nodes: Sequence[NodeCounts], partitions: Sequence[str], constraint: str) -> list[NodeCounts]:
+    """Returns the nodes of these partitions with a constraint's features; it knows the operators `&` and `,`."""
+    wanted = set(re.split(r"[&,]", constraint)) if re.fullmatch(r"[\w.&,-]+", constraint) else set()
+    return [each for each in nodes if each.partition in partitions and wanted <= set(each.features)]
+
+
+def count(nodes: Sequence[NodeCounts]) -> dict[str, int]:
+    """Returns the number of nodes by state, the most frequent state first."""
+    found: dict[str, int] = {}
+    for each in nodes:
+        state = base_state(each.state)
+        found[state] = found.get(state, 0) + each.count
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def idle(nodes: Sequence[NodeCounts]) -> int:
+    """Returns the number of idle nodes, including those that Slurm plans to give to another job."""
+    return sum(each.count for each in nodes if base_state(each.state) in ("idle", "planned"))
+
+
+def node_lines(nodes: Sequence[NodeCounts], partition: str, constraint: str) -> tuple[str, ...]:
+    """Returns a summary line, `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and lines for broken nodes."""
+    with_features = f" with {constraint}" if constraint else ""
+    if not nodes:
+        return (f"partition {partition} has no nodes{with_features}",)
+    states = count(nodes)
+    counts = ", ".join(f"{number} {state}" for state, number in states.items())
+    total = sum(states.values())
+    lines = [f"partition {partition}: {total} node{'' if total == 1 else 's'}{with_features}: {counts}"]
+    for each in nodes:
+        if base_state(each.state).startswith(BROKEN):
+            why = f": {each.reason}" if each.reason else ""
+            lines.append(f"{each.names} {'is' if each.count == 1 else 'are'} {base_state(each.state)}{why}")
+    return tuple(lines)
+
+
+def changes(
+    plan: JobPlan,
+    job: Pending,
+    partitions: Sequence[Partition],
+    nodes: Sequence[NodeCounts],
+    reservations: Sequence[Reservation],
+    *,
+    now: float,
+    fixed_nodes: bool = False,
+) -> list[Change]:
+    """Returns the changes to try, at most MOST, the smallest change first.
+
+    | change | tried if |
+    |---|---|
+    | no exclude, no constraint, no reservation | the run has one |
+    | less time | the run would overlap with a reservation, or exceeds the time limit of its partition |
+    | another partition | the user may use it, and it accepts the run; those with most idle nodes first |
+    | as many nodes as are idle; half the nodes; min_nodes | fewer than now, and min_nodes and the workload allow it |
+    | a partition of a higher tier | as for another partition |
+    | half the time | no other shorter time is tried |
+
+    A change with a time or number of nodes that its partition does not accept is not tried.
+
+    reservations: reservations of the site; empty if they were not queried.
+    now: current time in seconds since the epoch.
+    fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
+    """
+    mine = job.partition.split(",")
+    shorter = _shorter(plan, job, partitions, reservations, now)
+    cheap, expensive = _other_partitions(plan, job, partitions, nodes)
+    smaller = _smaller(plan, idle(usable(nodes, mine, settings_of(plan, SlurmSettings).constraint or "")), fixed_nodes)
+    half = [] if shorter or plan.time // 2 < SHORTEST else [_in_time(plan, plan.time // 2, "half the time")]
+    # A trial may accept what exceeds the limits of its partition (EnforcePartLimits=NO); the job would never start.
+    kinds = [
+        [each for each in found if _allowed(each.plan, mine, partitions)]
+        for found in (_without(plan), shorter, cheap, smaller, expensive, half)
+    ]
+    # One change of each kind comes before a second one of any kind.
+    picked = [(kind, each) for turn in (0, 1) for kind, found in enumerate(kinds) for each in found[turn : turn + 1]]
+    picked = sorted(picked[: MOST - bool(reservations)], key=lambda pair: (pair[0], -pair[1].plan.nodes))
+    return [change for _, change in picked]
+
+
+def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[Partition]) -> bool:
+    partition = settings_of(plan, SlurmSettings).partition
+    names = partition.split(",") if partition else mine
+    there = [each for each in partitions if each.name in names]
+    return not there or any(
+        (each.time is None or plan.time <= each.time)
+        and each.min_nodes <= plan.nodes
+        and (each.max_nodes is None or plan.nodes <= each.max_nodes)
+        for each in there
+    )
+
+
+def arguments(plan: JobPlan) -> list[str]:
+    """Returns a plan's options for `sbatch --test-only`: those of its script without output, comment and array."""
+    options = script.directives(plan, "trial")
+    left_out = ("output", "error", "open-mode", "comment", "array")
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in options.items()
+        if name not in left_out
+    ]  # fmt: skip
+
+
+def _with(plan: JobPlan, key: str, value: str | None) -> JobPlan:
+    settings = {**plan.cluster.settings, key: value}
+    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, settings=settings))
+
+
+def _without(plan: JobPlan) -> list[Change]:
+    settings = settings_of(plan, SlurmSettings)
+    notes = {
+        "exclude": f"on any node, {settings.exclude} too",
+        "constraint": f"on nodes without {settings.constraint}",
+        "reservation": f"outside of the reservation {settings.reservation}",
+    }
+    return [
+        Change((f"cluster.{key}=null",), _with(plan, key, None), note)
+        for key, note in notes.items()
+        if getattr(settings, key)
+    ]
+
+
+def _shorter(
+    plan: JobPlan, job: Pending, partitions: Sequence[Partition], reservations: Sequence[Reservation], now: float
+) -> list[Change]:
+    names = job.partition.split(",")
+    most = [each.time for each in partitions if each.name in names and each.time is not None]
+    if most and len(most) == len(names) and plan.time > max(most):
+        return [_in_time(plan, max(most), "what the partition allows")]
+    own = settings_of(plan, SlurmSettings).reservation
+    coming = [
+        each.starts for each in reservations
+        if each.starts is not None and now < each.starts < now + plan.time and each.name != own
+    ]  # fmt: skip
+    if not coming:
+        return []
+    left = int(min(coming) - now) - 60  # a minute for scheduling; time limits are whole minutes
+    return [_in_time(plan, left - left % 60, "it ends before the reservation begins")] if left >= SHORTEST else []
+
+
+def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
+    lead = min(plan.resume.lead, max(seconds // 20, 10))
+    return Change(
+        (f"time={format_time(seconds)}",),
+        dataclasses.replace(plan, time=seconds, resume=dataclasses.replace(plan.resume, lead=lead)),
+        note,
+    )
+
+
+def _other_partitions(
+    plan: JobPlan, job: Pending, partitions: Sequence[Partition], nodes: Sequence[NodeCounts]
+) -> tuple[list[Change], list[Change]]:
+    mine = job.partition.split(",")
+    fitting = []
+    for each in partitions:
+        there = usable(nodes, [each.name], settings_of(plan, SlurmSettings).constraint or "")
+        most = min(sum(group.count for group in there), math.inf if each.max_nodes is None else each.max_nodes)
+        allowed = not each.accounts or job.account in each.accounts
+        if (
+            each.name not in mine and each.state == "UP" and not each.root_only
+            and allowed and job.account not in each.denied
+            and each.min_nodes <= plan.nodes <= most and (each.time is None or plan.time <= each.time)
+        ):  # fmt: skip
+            fitting.append((idle(there), each))
+    fitting.sort(key=lambda pair: -pair[0])
+    tier = max((each.tier for each in partitions if each.name in mine), default=0)
+    cheap: list[Change] = []
+    expensive: list[Change] = []
+    for _, each in fitting:
+        other = _with(plan, "partition", each.name)
+        higher = each.tier > tier
+        note = "its priority tier is higher: it may cost more, or preempt" if higher else ""
+        (expensive if higher else cheap).append(Change((f"cluster.partition={each.name}",), other, note))
+    return cheap, expensive
+
+
+def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
+    return [
+        Change((f"nodes={n}",), dataclasses.replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
+               f"{plural(n * plan.procs_per_node, 'rank')} instead of {plan.world_size}")
+        for n in dict.fromkeys((free, plan.nodes // 2, plan.min_nodes)) if may_offer_fewer_nodes(plan, n, fixed=fixed)
+    ]  # fmt: skip

@@ -1,11 +1,11 @@
-"""The Slurm scheduler. Modules that a submission does not need are imported on use."""
+"""The Slurm scheduler."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,29 +16,26 @@ from launcher.schedulers.base import (
     Allocation,
     AnswerLost,
     Ending,
-    JobExecution,
+    FolderQueue,
     JobVariables,
     QueryError,
-    Queue,
+    Scrubbed,
+    scrubbed,
 )
-from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.slurm import script
-from launcher.schedulers.slurm.client import Slurm, ambiguous_cluster, array_of
+from launcher.schedulers.slurm.client import Slurm, ambiguous_cluster
 from launcher.schedulers.topology import expand_counts
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
-    from launcher.findings import Finding
     from launcher.runs.directory import Run
-    from launcher.schedulers.pending import Explanation, Form, Waiting
-    from launcher.schedulers.slurm.limits import SlurmSite
     from launcher.spec.plan import JobPlan
 
 ASKED_FOR = 10.0  # seconds for which an ending job asks again if squeue gives no answer; Slurm kills it after 30
 
 
-class SlurmScheduler(Queue):
-    """Slurm as a scheduler. The modules that diagnosis needs are imported on use."""
+class SlurmScheduler(FolderQueue):
+    """Slurm as a scheduler."""
 
     name = "slurm"
     title = "Slurm"
@@ -46,7 +43,6 @@ class SlurmScheduler(Queue):
     command = "sbatch"
     output_signal = 53  # RaisedSignal:53(Real-time_signal_19)
     template = "sbatch.sh.j2"
-    run_executor = "launcher.schedulers.slurm.executor:SlurmExecutor"
     shell = JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
@@ -66,18 +62,6 @@ class SlurmScheduler(Queue):
 
     def start_tasks(self, plan: JobPlan) -> list[str]:
         return script.tasks(plan)
-
-    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return script.long_names(values)
-
-    def command_options(self) -> Mapping[str, bool | None]:
-        return script.command_options()
-
-    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        return script.keys_of(option, value)
-
-    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        return script.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         result = scrubbed(environ, kept=script.inherited(plan))
@@ -110,17 +94,6 @@ class SlurmScheduler(Queue):
 
     def server(self) -> tuple[str | None, ...]:
         return shutil.which("squeue"), os.environ.get("SLURM_CONF"), os.environ.get("SLURM_CLUSTERS")
-
-    def array_of(self, job_id: str) -> str:
-        return array_of(job_id)
-
-    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        from launcher.schedulers.slurm import limits
-
-        return limits.compare(plan, environ)
-
-    def count_jobs(self, timeout: float) -> Mapping[str, int]:
-        return Slurm(timeout).count_jobs()
 
     def own_job(self, environ: Mapping[str, str]) -> str:
         return environ["SLURM_JOB_ID"]
@@ -157,32 +130,6 @@ class SlurmScheduler(Queue):
         plain = not set("[],") & set(names)  # needs no quotes for Hydra and the shell
         return f"cluster.exclude={names}" if plain else f"\"cluster.exclude='{names}'\""
 
-    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        from launcher.schedulers.slurm import pending
-        from launcher.schedulers.slurm.capacity import ResourceQueries
-
-        return pending.explain(waiting, ResourceQueries(timeout))
-
-    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        from launcher.schedulers.slurm.client import history
-
-        return history(Slurm(timeout), job_id)
-
-    def notices(self) -> tuple[Form, ...]:
-        from launcher.schedulers.slurm.client import FORMS
-
-        return FORMS
-
     def found(self) -> str:
         path = shutil.which(self.command)
         return f"Slurm (sbatch is {path})" if path else ""
-
-    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        from launcher.schedulers.slurm import limits
-
-        return limits.check(cluster, Slurm(timeout))
-
-    def survey(self, timeout: float) -> SlurmSite:
-        from launcher.schedulers.slurm import limits
-
-        return limits.survey(Slurm(timeout))

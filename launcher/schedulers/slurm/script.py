@@ -112,10 +112,7 @@ def effective(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str | None
 
 
 def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
-    """Returns sbatch's options in the order of the script; True: no value. The token becomes the job's comment.
-
-    Raises ConfigError: cluster.directives has an option of TAKEN, or cluster.gpu_type is invalid.
-    """
+    """Returns sbatch's options in the order of the script; True: no value; raises ConfigError."""
     pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
     settings = settings_of(plan, SlurmSettings)
     ours: dict[str, Any] = {
@@ -176,11 +173,8 @@ def line(name: str, value: Any) -> str:
     return f"--{name}" if value is True else f"--{name}=" + quote(value).replace("\\", "\\\\")
 
 
-def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns cluster.directives by long option names (`gpus_per_node` is `gpus-per-node`).
-
-    Raises ConfigError: a name is not that of a long option, or its value is neither text nor a number.
-    """
+def extra_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns cluster.directives by long option names (`gpus-per-node` for `gpus_per_node`); raises ConfigError."""
     result = {}
     for option, value in values.items():
         long_name = option.replace("_", "-")
@@ -247,10 +241,9 @@ def tasks(plan: JobPlan) -> list[str]:
 
 
 def arguments(plan: JobPlan) -> list[str]:
-    """Returns the arguments of the srun that starts the agents (or the ranks).
+    """Returns the arguments of the srun that starts the agents, each bound to the CPUs of all its ranks (or the ranks).
 
-    Slurm >= 22.05 does not pass --cpus-per-task from sbatch to srun, so it is given here as well. An agent is bound to
-    the CPUs of all its ranks.
+    Slurm >= 22.05 does not pass --cpus-per-task from sbatch to srun.
     """
     fixed = plan.min_nodes == plan.nodes
     arguments = [

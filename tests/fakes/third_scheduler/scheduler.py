@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob
-from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob, Scrubbed, scrubbed
 from launcher.schedulers.run_command import SubmitCommand
 from launcher.spec.plan import settings_of
 from tests.fakes.third_scheduler import queue
@@ -86,7 +85,6 @@ class ThirdScheduler(Queue):
     name = "third"
     title = "the third scheduler"
     template = str(Path(__file__).with_name("third.sh.j2"))
-    run_executor = "tests.fakes.third_scheduler.executor:ThirdExecutor"
     no_requeue = "it has no such command"
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:

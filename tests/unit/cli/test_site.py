@@ -13,8 +13,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.schedulers import registry
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.limits import PBSSite
-from launcher.schedulers.slurm.client import Partition
-from launcher.schedulers.slurm.limits import SlurmSite
+from launcher.schedulers.slurm.limits import Partition, SlurmSite
 from launcher.spec.limits import NodeGroup
 
 

@@ -23,8 +23,7 @@ from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.schedulers.local import LocalScheduler
-from launcher.schedulers.slurm.client import Partition
-from launcher.schedulers.slurm.limits import SlurmSite
+from launcher.schedulers.slurm.limits import Partition, SlurmSite
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_config

@@ -31,8 +31,8 @@ from launcher.failures.symptoms import EndKind
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import pending, registry
-from launcher.schedulers.pbs.client import FORMS as PBS
-from launcher.schedulers.slurm.client import FORMS as SLURM
+from launcher.schedulers.pbs.client import NOTICES as PBS
+from launcher.schedulers.slurm.client import NOTICES as SLURM
 from launcher.worker import script
 from tests.fakes.third_scheduler.scheduler import ThirdScheduler
 from tests.unit.plans import bare_plan, plan_of, with_fields

@@ -24,7 +24,7 @@ from launcher.runs import events as kinds
 from launcher.runs import live_index
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.functions import executor as functions_executor
+from launcher.schedulers import functions as functions_executor
 from launcher.schedulers.pbs.executor import PBSExecutor
 from launcher.schedulers.qsub import Qsub, QsubKind
 from tests.unit.plans import bare_plan

@@ -20,8 +20,7 @@ from launcher.job.driver import End, end_of
 from launcher.runs import lease, time_left
 from launcher.runs.directory import Run
 from launcher.runs.events import Stop
-from launcher.runs.job_file import NAME, LeaseTimes
-from launcher.schedulers.exports import exports, parse_exports
+from launcher.runs.job_file import NAME, LeaseTimes, exports, parse_exports
 from launcher.submission import render
 from tests.unit.clock import Clock
 from tests.unit.faults import FOR_EVER, FileServer

@@ -11,8 +11,8 @@ from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.pbs import client as pbs_resources
 from launcher.schedulers.sge import client as sge
 from launcher.schedulers.sge import client as sge_resources
-from launcher.schedulers.slurm import capacity as slurm_resources
 from launcher.schedulers.slurm import client as slurm
+from launcher.schedulers.slurm import limits as slurm_limits
 from launcher.units import parse_ranges
 from tests.unit.operations import operations
 
@@ -44,8 +44,8 @@ def joined(text: str, between: str = "", begin: str = "", end: str = "") -> Call
             joined("JobId={0} ArrayJobId={0} ArrayTaskId=0-2%1 UserId=me(7) JobState=PENDING Reason=None Comment=x\n"),
             3,
         ),
-        (slurm.parse_partitions, joined("p{0}|1-00:00:00|1-8|4|64|256000|gpu:a100:4(S:0-3)\n"), 1),
-        (slurm_resources.parse_nodes, joined("node{0}|64|256000|idle|gpu:a100:4|gpu|none\n"), 0),
+        (slurm_limits.parse_partitions, joined("p{0}|1-00:00:00|1-8|4|64|256000|gpu:a100:4(S:0-3)\n"), 1),
+        (slurm.parse_nodes, joined("node{0}|64|256000|idle|gpu:a100:4|gpu|none\n"), 0),
         (pbs.parse_jobs, joined(QSTAT), 1),
         (pbs.parse_counts, joined(QSTAT), 0),
         (lambda text: pbs.section(text, "Jobs"), joined(QSTAT_JSON, ",\n", '{"Jobs":{\n', "\n}}\n"), 1),

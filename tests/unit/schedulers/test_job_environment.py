@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.schedulers import registry
-from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.pbs.scheduler import PBSScheduler
+from launcher.schedulers.registry import job_environment
 from tests.unit.plans import plan_of
 
 USERS = {

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.errors import SubmissionError
 from launcher.runs.directory import Run
+from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.run_command import SubmissionRefused, submit_after
 from launcher.submission import render
 from tests.unit.plans import bare_plan
@@ -62,7 +62,7 @@ def test_a_run_that_waits_for_several_jobs_is_submitted_until_pbs_keeps_it(
 ) -> None:
     first, *rest = unfinished
     left, jobs = iter(rest), iter("123456789")
-    executor = PBSRunExecutor(
+    executor = RunExecutor(
         Run.create(tmp_path / "run"), bare_plan(cluster={"scheduler": "pbs"}), "token-1", None, scripts=render,
         blocking_jobs=lambda: next(left),
     )  # fmt: skip

@@ -151,14 +151,14 @@ def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
 
 def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path: Path) -> None:
     """So that a template is rendered where it was submitted."""
-    from launcher.schedulers.slurm.executor import SlurmExecutor
+    from launcher.schedulers.executor import RunExecutor
 
     text = EXTENDS + "{% block after %}\necho over\n{% endblock %}\n"
     plan = dataclasses.replace(planned(write(tmp_path, text), check=False), run_dir=str(tmp_path / "runs/run-1"))
     run = Run.create(tmp_path / "runs/run-1")
     run.write_record(plan, {}, {"token": "t"})
     elements = [Run.create(run.path / str(number)) for number in range(2)]
-    executor = SlurmExecutor(run, plan, "token", scripts=render)
+    executor = RunExecutor(run, plan, "token", scripts=render)
     executor._write_scripts(elements, "token")
     assert "run-1/1" in (elements[1].path / "script.sh").read_text()
     after = Path(unwrap(read_json(elements[1].path / NAME))["after"])

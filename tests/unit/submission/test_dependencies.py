@@ -16,9 +16,9 @@ from launcher.monitoring.state import RunState
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.base import QueryError
+from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.slurm import client as slurm
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, prepare, render
@@ -407,7 +407,7 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
 ) -> None:
     run = Run.create(tmp_path / "mine")
     plan = bare_plan(run_id="mine", run_dir=str(run.path), cluster={"scheduler": "pbs"}, after=("ok:/runs/prep",))
-    executor = PBSRunExecutor(run, plan, "token", scripts=render, blocking_jobs=lambda: held.pop(0))
+    executor = RunExecutor(run, plan, "token", scripts=render, blocking_jobs=lambda: held.pop(0))
     asked: list[tuple[str, ...]] = []
 
     def submit(self: PBS, script: str, environment: Any, *arguments: str) -> str:

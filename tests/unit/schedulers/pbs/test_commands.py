@@ -25,10 +25,10 @@ from launcher.schedulers.pbs.client import (
     PBS,
     PBSQueue,
     array_of,
+    native_id,
     parse_counts,
     parse_jobs,
     parse_record,
-    pbs_id,
     section,
     short,
 )
@@ -53,7 +53,7 @@ from tests.unit.plans import bare_plan
     ],
 )
 def test_an_id_has_a_short_form_and_one_of_pbs(job_id: str, its_short: str, its_pbs: str) -> None:
-    assert (short(job_id), pbs_id(job_id)) == (its_short, its_pbs)
+    assert (short(job_id), native_id(job_id)) == (its_short, its_pbs)
 
 
 @pytest.mark.parametrize("text", ["", "foo", ".pbs-srv", "[5].pbs-srv", "Job id"])
@@ -72,9 +72,9 @@ def test_an_element_has_the_same_short_id_in_submitits_words_and_in_those_of_pbs
 ) -> None:
     ours = element_id(f"{number}[].{server}", index)
     assert ours == f"{number}.{server}_{index}"
-    assert pbs_id(ours) == f"{number}[{index}].{server}"
-    assert short(ours) == short(pbs_id(ours)) == f"{number}[{index}]"
-    assert pbs_id(pbs_id(ours)) == pbs_id(ours)
+    assert native_id(ours) == f"{number}[{index}].{server}"
+    assert short(ours) == short(native_id(ours)) == f"{number}[{index}]"
+    assert native_id(native_id(ours)) == native_id(ours)
 
 
 @given(numbers, servers, numbers)
@@ -94,7 +94,7 @@ def test_a_plain_job_is_an_array_of_its_own(job_id: str, array: str) -> None:
 @given(numbers, servers)
 def test_an_id_of_pbs_stays_as_it_is(number: int, server: str) -> None:
     for job_id in (f"{number}.{server}", f"{number}[].{server}", f"{number}[7].{server}"):
-        assert pbs_id(job_id) == job_id
+        assert native_id(job_id) == job_id
         assert job_id == short(job_id) + f".{server}"
 
 
@@ -995,7 +995,7 @@ def test_totals_do_not_say_on_how_many_nodes(
     monkeypatch.setattr(PBS, "nodes", lambda _: [])
     monkeypatch.setattr(limits, "notes_on_folder", lambda *_: ())
     plan = bare_plan(cluster={"scheduler": "pbs", "totals": totals, "queue": "workq"}, nodes=nodes)
-    assert any("the attempt ends with 93" in note for note in limits.compare(plan)) is told
+    assert any("the attempt ends with 93" in note for note in limits.compare(plan, {})) is told
 
 
 def test_queues_are_read(site: Path) -> None:

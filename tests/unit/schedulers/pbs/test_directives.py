@@ -289,7 +289,7 @@ def test_a_size_is_never_less_than_was_asked_for(octets: int, text: str) -> None
 
 def test_a_plan_is_asked_for_as_it_says() -> None:
     assert of_plan(pbs_plan(), "token") == Request(
-        "job", "1:ncpus=1:mpiprocs=1:ompthreads=1", "/runs/run-1/", "token", walltime=3600
+        name="job", select="1:ncpus=1:mpiprocs=1:ompthreads=1", output="/runs/run-1/", token="token", walltime=3600
     )
 
 

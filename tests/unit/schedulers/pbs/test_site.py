@@ -54,7 +54,7 @@ def recorded_pbs(monkeypatch: pytest.MonkeyPatch) -> PBSSite:
         return answers.get(command[0]) or answers[command[1]]
 
     monkeypatch.setattr(PBS, "run", run)
-    return survey(PBS(1), "23")
+    return survey(PBS(1))
 
 
 def written(site: PBSSite, wanted: str | None = None) -> tuple[str, dict[str, Any]]:

@@ -214,7 +214,7 @@ def test_what_an_array_may_have(says: Says) -> None:
 
 def test_ids() -> None:
     assert (client.array_of("17_3"), client.array_of("17")) == ("17", "17")
-    assert (client.sge_id("17_0"), client.sge_id("17")) == ("17.1", "17")
+    assert (client.native_id("17_0"), client.native_id("17")) == ("17.1", "17")
     assert client.dependency(["5", "6_0", "6_1"]) == ["-hold_jid", "5,6"]
     assert client.dependency([]) == []
 

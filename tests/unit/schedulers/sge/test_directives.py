@@ -10,7 +10,7 @@ import pytest
 
 from launcher import bounds
 from launcher.errors import ConfigError
-from launcher.schedulers.sge import node, qrsh, script
+from launcher.schedulers.sge import qrsh, script
 from launcher.schedulers.sge.scheduler import SGEScheduler
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.sections import Cluster
@@ -104,16 +104,16 @@ def test_a_job_finds_the_cell_and_nothing_of_another_job() -> None:
 
 def test_an_order_is_one_short_line_that_says_all() -> None:
     values = {"environment": {f"A_{number}": "ä" * 50 for number in range(2000)}, "odd": "\udcff\n"}
-    line = node.encode(values)
+    line = qrsh.encode(values)
     assert line.count(b"\n") == 1
     assert len(line) < len(json.dumps(values)) / 10
-    assert node.decode(line) == values
+    assert qrsh.decode(line) == values
 
 
 def test_a_line_fits_into_the_pipe_or_the_largest_secrets_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = {"A_TOKEN": "a", "B_TOKEN": "b" * 500, "C_TOKEN": "c" * 90}
     line = qrsh.line_of("/request", hidden, [{}], "/started")
-    assert node.decode(line) == {"request": "/request", "secrets": hidden, "tasks": [{}], "started": "/started"}
+    assert qrsh.decode(line) == {"request": "/request", "secrets": hidden, "tasks": [{}], "started": "/started"}
     monkeypatch.setattr(bounds, "QRSH_LINE_BYTES", len(line) - 1)
     with pytest.raises(ConfigError, match="the largest are B_TOKEN, C_TOKEN, A_TOKEN"):
         qrsh.line_of("/request", hidden, [{}], "/started")
@@ -128,7 +128,7 @@ def test_a_node_tells_its_tasks_what_is_its_own() -> None:
         "SGE_HGR_gpu": "3",
     }
     told = {"HOSTNAME": "node1", "CUDA_VISIBLE_DEVICES": "0", "PATH": "/opt/bin:/bin", "ROCR_VISIBLE_DEVICES": "1"}
-    assert node.environment(told, here) == {
+    assert qrsh.environment(told, here) == {
         "HOSTNAME": "node2", "CUDA_VISIBLE_DEVICES": "3", "TMPDIR": "/tmp/node2", "PATH": "/opt/bin:/bin",
         "SGE_HGR_gpu": "3", "ROCR_VISIBLE_DEVICES": "1",
     }  # fmt: skip

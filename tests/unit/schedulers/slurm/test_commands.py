@@ -13,22 +13,20 @@ import pytest
 from launcher.failures.codes import NextReason
 from launcher.schedulers.base import AnswerLost, JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher
-from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.registry import job_environment
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.schedulers.slurm import scheduler
-from launcher.schedulers.slurm.capacity import ResourceQueries
 from launcher.schedulers.slurm.client import (
     STATES,
-    Partition,
     Slurm,
     history,
     parse_accounting,
     parse_counts,
     parse_jobs,
-    parse_partitions,
     parse_records,
     quiet_environment,
 )
+from launcher.schedulers.slurm.limits import Partition, parse_partitions, partitions_of
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import plan_of
@@ -280,7 +278,7 @@ def test_a_users_own_formats_do_not_change_what_is_read(commands: Path, monkeypa
     assert not set(noise) & left.keys()
     assert {"SLURM_CONF", "MY_SQUEUE_FORMAT", "PATH"} <= left.keys()
     put(commands, "sinfo", 'echo "p${SINFO_FORMAT-}|infinite|1|1|1|1|"')
-    assert [partition.name for partition in Slurm().partitions()] == ["p"]
+    assert [partition.name for partition in partitions_of(Slurm())] == ["p"]
 
 
 @pytest.mark.parametrize("clusters", ["a,b", "all"])
@@ -370,11 +368,11 @@ def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypa
     monkeypatch.setenv("SLURM_CLUSTERS", "other")
     environment = job_environment(os.environ, plan_of())
     assert "SLURM_CLUSTERS" not in {*environment.environment, *environment.dropped}
-    slurm, resources = Slurm(), ResourceQueries()
+    slurm = Slurm()
     assert slurm.submit("script.sh", environment.environment, "--nice") == "7"
     slurm.ended("7")
     history(slurm, "7")
-    resources.trial([], environment.environment)
+    slurm.trial([], environment.environment)
     slurm.jobs()
     slurm.find("token", "name")
     slurm.requeue("7")

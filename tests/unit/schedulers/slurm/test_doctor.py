@@ -10,7 +10,7 @@ from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
 from launcher.schedulers.site import TimedOutput
 from launcher.schedulers.slurm import limits
-from launcher.schedulers.slurm.client import Partition
+from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_cluster
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.schedulers.slurm.client import Partition
-from launcher.schedulers.slurm.limits import check_partition
+from launcher.schedulers.slurm.limits import Partition, check_partition
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import plan_of
 

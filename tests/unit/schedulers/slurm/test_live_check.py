@@ -14,10 +14,9 @@ from launcher.config.schema import Limits
 from launcher.errors import ConfigError
 from launcher.findings import Level
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.slurm import capacity, client, limits
-from launcher.schedulers.slurm.capacity import default_qos
+from launcher.schedulers.slurm import client, limits
 from launcher.schedulers.slurm.client import Slurm
-from launcher.schedulers.slurm.limits import compare
+from launcher.schedulers.slurm.limits import compare, default_qos, partitions_of
 from tests.unit.plans import make_cluster, plan_of
 
 OK, WARNING = Level.OK, Level.WARNING
@@ -41,8 +40,7 @@ class Site:
             "config": f"Configuration data as of 2026-11-24T14:30:31\nAccountingStorageEnforce = {enforced}\n"
                       f"AccountingStorageType   = {accounting}\nClusterName             = test\n",
         }  # fmt: skip
-        for module in (client, capacity):
-            monkeypatch.setattr(module, "query", self.query)
+        monkeypatch.setattr(client, "query", self.query)
 
     def query(self, *command: str, **_: Any) -> subprocess.CompletedProcess[str]:
         about = next(name for name in self.answers if name in command)
@@ -114,14 +112,14 @@ def test_what_its_qos_does_not_lift_is_refused(
     ],
 )
 def test_doctor_knows_what_a_qos_lifts(site: Site, keys: dict[str, Any], level: Level, says: str) -> None:
-    (found,) = limits.with_qos(make_cluster("slurm", name="site", **keys), Slurm(10).partitions())
+    (found,) = limits.with_qos(make_cluster("slurm", name="site", **keys), partitions_of(Slurm(10)))
     assert (found.level, says in found.says) == (level, True), found
 
 
 def test_doctor_tells_what_it_can_if_the_qos_is_not_known(site: Site) -> None:
     site.answers["qos"] = None
     cluster = make_cluster("slurm", name="site", qos="long", limits=Limits(time="12h"))
-    assert [each.level for each in limits.with_qos(cluster, Slurm(10).partitions())] == [WARNING]
+    assert [each.level for each in limits.with_qos(cluster, partitions_of(Slurm(10)))] == [WARNING]
 
 
 @pytest.mark.parametrize("site", [{"enforced": "associations,qos"}], indirect=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.schedulers.base import QueryError, QueryTimeout
 from launcher.schedulers.pending import Option, Waiting, Why, sooner
-from launcher.schedulers.slurm import capacity, pending
-from launcher.schedulers.slurm.capacity import NodeCounts, PartitionFacts, Pending, Reservation, StartTrial
+from launcher.schedulers.slurm import client, limits, pending
+from launcher.schedulers.slurm.client import NodeCounts, Pending, Reservation, StartTrial
+from launcher.schedulers.slurm.limits import Partition
 from launcher.schedulers.slurm.pending import in_words
 from tests.unit.plans import plan_of, with_fields
 
@@ -147,35 +149,35 @@ def test_nodes_that_are_not_available_are_named() -> None:
 
 
 def test_a_job_is_read_from_scontrol() -> None:
-    job = capacity.parse_pending(SHOWN)
+    job = client.parse_pending(SHOWN)
     assert (job.id, job.state, job.reason, job.partition) == ("2", "PENDING", "Resources", "gpu")
     assert (job.nodes, job.cpus, job.time, job.account, job.qos) == (4, 16, 3600, "root", "normal")
     assert (job.features, job.dependency, job.throttle) == ("", "", None)
     assert job.starts == time.mktime((2026, 11, 21, 21, 34, 59, 0, 0, -1))
     with pytest.raises(QueryError, match="could not be read"):
-        capacity.parse_pending("slurm_load_jobs error")
+        client.parse_pending("slurm_load_jobs error")
 
 
 def test_of_an_array_the_first_record_counts() -> None:
     text = (
         "JobId=71 ArrayJobId=71 ArrayTaskId=1-3%1 ArrayTaskThrottle=1\n   JobState=PENDING Reason=JobArrayTaskLimit\n"
     )
-    job = capacity.parse_pending(text + "\nJobId=72 ArrayJobId=71\n   JobState=RUNNING Reason=None\n")
+    job = client.parse_pending(text + "\nJobId=72 ArrayJobId=71\n   JobState=RUNNING Reason=None\n")
     assert (job.id, job.throttle, job.reason) == ("71", 1, "JobArrayTaskLimit")
 
 
 def test_partitions_nodes_and_reservations_are_read() -> None:
-    gpu, debug = capacity.parse_partitions(PARTITIONS)
-    assert gpu == PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
-    assert debug == PartitionFacts("debug", False, "DOWN", 86400, 2, 1, 2, 8, ("a", "b"), ("c",), "part", 1)
-    assert capacity.parse_nodes(NODES) == [
+    gpu, debug = limits.parse_partition_records(PARTITIONS)
+    assert gpu == Partition("gpu", True, 7200, None, (), "UP", 0, 4, 16, tier=1)
+    assert debug == Partition("debug", False, 86400, 2, (), "DOWN", 1, 2, 8, ("a", "b"), ("c",), "part", 1)
+    assert client.parse_nodes(NODES) == [
         NodeCounts("gpu", 1, "planned", (), "node4"),
         NodeCounts("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
         NodeCounts("gpu", 1, "down*", ("a100",), "node3", "bad | GPU"),
     ]
-    (window,) = capacity.parse_reservations(RESERVATIONS)
+    (window,) = client.parse_reservations(RESERVATIONS)
     assert (window.name, window.maintenance, window.nodes, window.who) == ("maint", True, "node[1-4]", "root")
-    assert capacity.parse_reservations("No reservations in the system\n") == []
+    assert client.parse_reservations("No reservations in the system\n") == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_partitions_nodes_and_reservations_are_read() -> None:
     ],
 )  # fmt: skip
 def test_a_trial_is_read(text: str, trial: StartTrial) -> None:
-    assert capacity.parse_trial(text) == trial
+    assert client.parse_trial(text) == trial
 
 
 @pytest.mark.parametrize(
@@ -208,13 +210,13 @@ def test_a_trial_is_read(text: str, trial: StartTrial) -> None:
     ],
 )
 def test_a_limit_of_sacctmgr_is_told_with_its_owner(text: str, told: str) -> None:
-    assert capacity.parse_limit(text, "QOS", "MaxJobsPU") == told
+    assert client.parse_limit(text, "QOS", "MaxJobsPU") == told
 
 
-GPU = PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
-DEBUG = PartitionFacts("debug", False, "UP", 600, None, 0, 2, 8, tier=1)
-LONG = PartitionFacts("long", False, "UP", None, None, 0, 4, 16, tier=1)
-URGENT = PartitionFacts("urgent", False, "UP", 7200, None, 0, 4, 16, tier=9)
+GPU = Partition("gpu", True, 7200, None, (), "UP", 0, 4, 16, tier=1)
+DEBUG = Partition("debug", False, 600, None, (), "UP", 0, 2, 8, tier=1)
+LONG = Partition("long", False, None, None, (), "UP", 0, 4, 16, tier=1)
+URGENT = Partition("urgent", False, 7200, None, (), "UP", 0, 4, 16, tier=9)
 IDLE = [NodeCounts(name, 3, "idle", ("a100",)) for name in ("gpu", "long", "urgent")] + [NodeCounts("debug", 2, "idle")]
 BUSY = [NodeCounts(name, 4, "allocated") for name in ("gpu", "long", "urgent")]
 WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
@@ -256,12 +258,12 @@ WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
     ],
 )  # fmt: skip
 def test_changes_are_tried_from_the_smallest_on(
-    keys: dict[str, Any], partitions: list[PartitionFacts], nodes: list[NodeCounts], windows: list[Reservation],
+    keys: dict[str, Any], partitions: list[Partition], nodes: list[NodeCounts], windows: list[Reservation],
     tried: list[str],
 ) -> None:  # fmt: skip
     plan = plan_of(**keys)
     job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=plan.nodes, account="mine")
-    found = capacity.changes(plan, job, partitions, nodes, windows, now=NOW)
+    found = pending.changes(plan, job, partitions, nodes, windows, now=NOW)
     assert [" ".join(each.overrides) for each in found] == tried
 
 
@@ -269,7 +271,7 @@ def test_fewer_nodes_are_not_offered_below_what_the_user_or_the_workload_wants()
     plan = plan_of(nodes=4)
     job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=4)
     for given, fixed in ((plan, True), (with_fields(plan, workload={"params": {"min_ranks": 4}}), False)):
-        found = capacity.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
+        found = pending.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
         assert not any("nodes=" in each.overrides[0] for each in found)
 
 
@@ -277,21 +279,21 @@ def test_a_trial_asks_for_what_the_script_asks_for() -> None:
     plan = plan_of(
         nodes=2, cpus_per_proc=3, time="90m", cluster={"partition": "gpu", "directives": {"licenses": "a:1"}}
     )
-    options = capacity.arguments(plan)
+    options = pending.arguments(plan)
     for option in ("--nodes=2", "--cpus-per-task=3", "--time=01:30:00", "--partition=gpu", "--licenses=a:1"):
         assert option in options
     assert not any(option.startswith(("--output", "--array", "--comment")) for option in options)
 
 
 def test_nodes_are_counted_by_state_and_broken_ones_are_named() -> None:
-    nodes = capacity.parse_nodes(NODES)
-    assert capacity.node_lines(nodes, "gpu", "") == (
+    nodes = client.parse_nodes(NODES)
+    assert pending.node_lines(nodes, "gpu", "") == (
         "partition gpu: 4 nodes: 2 allocated, 1 planned, 1 down",
         "node3 is down: bad | GPU",
     )
-    with_feature = capacity.usable(nodes, ["gpu"], "a100&ib")
+    with_feature = pending.usable(nodes, ["gpu"], "a100&ib")
     assert [each.names for each in with_feature] == ["node[1-2]"]
-    assert capacity.node_lines([], "gpu", "h100") == ("partition gpu has no nodes with h100",)
+    assert pending.node_lines([], "gpu", "h100") == ("partition gpu has no nodes with h100",)
 
 
 @pytest.mark.parametrize(
@@ -325,21 +327,21 @@ def test_a_trial_does_not_wait_for_the_job_that_it_replaces() -> None:
     assert starts[1] == NOW + 4500  # not into the window
 
 
-@dataclass
-class Recorded(capacity.ResourceQueries):
+class Recorded(client.Slurm):
     """Answers from records."""
 
-    answers: dict[str, str] = field(default_factory=dict)
+    answers: Mapping[str, str] = {}
+    asked: int = 0
 
-    def _run(self, *command: str) -> str:
-        self.asked += 1
+    def run(self, *command: str) -> str:
+        vars(self)["asked"] += 1
         for words, text in self.answers.items():
             if words in " ".join(command):
                 return text
         raise QueryTimeout(f"{command[0]} did not answer within 10 s")
 
     def trial(self, options: object, environment: object) -> StartTrial:
-        self.asked += 1
+        vars(self)["asked"] += 1
         return StartTrial(NOW if "--nodes=2" in options else NOW + 5400)  # type: ignore[operator]
 
 

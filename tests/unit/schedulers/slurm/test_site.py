@@ -10,8 +10,8 @@ import yaml
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.slurm.client import Partition, Slurm
-from launcher.schedulers.slurm.limits import Account, SlurmSite, choose_partition, survey
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.limits import Account, Partition, SlurmSite, choose_partition, survey
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_cluster
 
