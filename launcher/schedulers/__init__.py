@@ -11,13 +11,13 @@ other.
 - `local`: this machine, and the allocation of this shell, as schedulers without a queue
 - `query_cache`: caches the list of the user's jobs for all commands on this machine
 - `executor`: the submitit executors that submit runs and job arrays; states of jobs
-- `functions`: submits users' functions through submitit: their jobs' parameters, script and states
-- `functions/task`: the rank of a function's task, checkpoint and resubmission; the program of a task
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options
 - `topology`: rank, world size and hosts from the variables of srun, mpiexec, torchrun and others; node lists
 - `tasks`: the command that starts a job's tasks without srun, and ends them together: makes it, and is it
 - `pending`: the data that `why` prints; the matcher of pending reasons; notices in the output of a killed job
 - `site`: what schedulers share of `site init` and `doctor`
+
+The package `functions` submits users' functions through submitit; in it, `task` is the program of a function's task.
 
 The folders slurm, pbs and sge have the same six modules (NAME/...):
 
@@ -31,7 +31,7 @@ The folders slurm, pbs and sge have the same six modules (NAME/...):
 and these of their own:
 
 - `slurm/in_job`: the time that Slurm leaves a job, for its driver
-- `pbs/executor`, `sge/executor`: parameters and classes of submitit functions
+- `NAME/executor`: parameters and classes of submitit functions, on PBS and Grid Engine
 - `pbs/task_starters`: starts tasks with pbsdsh or mpiexec, and is the program of each task
 - `sge/qrsh`: starts tasks with `qrsh -inherit`, one per node, and is the program that qrsh starts there
 """

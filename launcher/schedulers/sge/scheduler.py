@@ -13,7 +13,6 @@ from launcher.schedulers.base import Allocation, JobVariables, QueryError
 from launcher.schedulers.qsub import FIRST_JOB, TOKEN, QsubKind, QsubScheduler, detect
 from launcher.schedulers.registry import read_nodes
 from launcher.schedulers.sge.client import SGE, hosts_of
-from launcher.schedulers.tasks import environments
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -72,6 +71,7 @@ class SGEScheduler(QsubScheduler):
 
     def check_secrets(self, environ: Mapping[str, str], plan: JobPlan) -> None:
         from launcher.schedulers.sge import qrsh
+        from launcher.schedulers.tasks import environments
 
         hidden = redaction.secrets_in(environ, plan.env.secrets)
         qrsh.line_of(plan.run_dir, hidden, environments([""], plan.tasks_per_node), plan.run_dir)
