@@ -3,9 +3,9 @@
 import hydra
 
 from launcher.paths import resource
-from launcher.submission import configs
+from launcher.submission import resume
 
-configs.register()
+resume.register()
 
 
 @hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")

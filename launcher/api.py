@@ -234,12 +234,12 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
         ConfigError: the settings are not valid.
     """
     from launcher.config.hydra_errors import require_names
-    from launcher.submission import configs
+    from launcher.submission import resume
     from launcher.submission.resume import ready_run
 
     words = as_overrides(overrides, keys)
     require_names(words)
-    composed = configs.composed(words)
+    composed = resume.composed_config(words)
     if composed.config.dry_run:
         raise ConfigError("dry_run=true: launcher.prepare(...) is a dry run; leave the key out")
     if not composed.config.submit:

@@ -61,9 +61,9 @@ def _all(cluster: str | None) -> Iterator[Finding]:
     ])  # fmt: skip
     try:
         # What it needs may not be installed, which the checks before report
-        from launcher.submission import configs
+        from launcher.submission import resume
 
-        config = configs.composed(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]).config
+        config = resume.composed_config(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]).config
     except ConfigError as error:
         yield problem("config", str(error), "correct it, or choose another profile with --cluster NAME")
     except ImportError as error:

@@ -32,7 +32,6 @@ from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.spec import limits
 from launcher.spec.plan import member_plan, race_token
-from launcher.submission import configs
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -66,7 +65,9 @@ def main(arguments: list[str]) -> int:
     """Submits a run or sweep; Hydra's own command line handles flags (-m, --cfg, ...) and settings `hydra.*`."""
     if remote_profiles() and (code := remote.submit(arguments)) is not None:
         return code
-    configs.register()
+    from launcher.submission.resume import register
+
+    register()
     command = command_line(arguments)
     require_names(command.words)
     _require_grid(command.words)

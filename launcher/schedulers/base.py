@@ -38,13 +38,10 @@ class AnswerLost(QueryError):
     """The output of a scheduler command was lost, so it is unknown whether the command took effect."""
 
 
-class QueryTimeout(AnswerLost):
-    """The scheduler did not answer within the timeout."""
+class QueryTimeout(AnswerLost): ...
 
 
 class Ending(Struct):
-    """Why a scheduler ends a job."""
-
     reason: NextReason  # TIME_LIMIT (of an allocation), STOP_REQUESTED, SCHEDULER_ENDS or PREEMPTED
     scheduler: str = ""  # title of the scheduler; empty unless the reason is SCHEDULER_ENDS or PREEMPTED
     state: str = ""  # job state as the scheduler shows it; empty unless the scheduler is named
@@ -68,8 +65,6 @@ class JobState(Enum):
 
 
 class SchedulerJob(Struct):
-    """One job in the output of a scheduler command."""
-
     id: str  # job id as the scheduler prints it
     state: JobState  # job state, the same for all schedulers
     raw_state: str  # job state as the scheduler prints it
@@ -132,8 +127,7 @@ class Queries(Protocol):
         token: unique text that is stored with the job, for `find`; None: that of the script.
         """
 
-    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
-        """Returns the command with which `submit` submits a script."""
+    def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand: ...
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         """Submits a script, and returns the job's id; raises SubmissionRefused, NoAnswer (the job may exist)."""
@@ -147,8 +141,7 @@ class Queries(Protocol):
     def max_array_size(self, plan: JobPlan) -> int | None:
         """Returns the maximum size of a job array for this plan, or None if it is unlimited or unknown."""
 
-    def throttle(self, job_id: str, most: int) -> None:
-        """Lets at most `most` elements of a job array run at once."""
+    def throttle(self, job_id: str, most: int) -> None: ...
 
 
 def parse_elements(text: str) -> list[int]:
@@ -255,8 +248,6 @@ class Allocation(Struct):
 
 
 class Scheduler(ABC):
-    """Base class of all schedulers."""
-
     name: str  # value of cluster.scheduler
     title: str  # name of the scheduler in messages
     template: str  # job script template: name of a file in templates/, or an absolute path

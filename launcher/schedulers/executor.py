@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from submitit.core import core, utils
 
@@ -145,17 +145,21 @@ def private_files() -> Iterator[None]:
         os.umask(previous)
 
 
-class Scripts(Protocol):
-    """Writes job scripts: the module `launcher.submission.render`, which may not be imported from here."""
+class OwnSubmission(core.PicklingExecutor):
+    # Without the methods of submitit's executor for a single job: `_internal_process_submissions` does it all
 
-    def write(self, run: Run, plan: JobPlan, *, token: str) -> Path: ...
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        raise NotImplementedError
 
-    def write_array(self, plan: JobPlan, path: Path, *, token: str, array: str, elements: Path) -> Path: ...
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        raise NotImplementedError
 
 
 class QueuedJob(core.Job[Any]):
-    """A submitit job in a scheduler's queue."""
-
     scheduler: ClassVar[Queue]
     watcher: JobWatcher
 
@@ -175,11 +179,11 @@ def job_class(scheduler: str) -> type[core.Job[Any]]:
     return type("RunJob", (QueuedJob,), {"scheduler": queue, "watcher": JobWatcher(queue.queries(QUERY_TIMEOUT))})
 
 
-class RunExecutor(core.PicklingExecutor):
+class RunExecutor(OwnSubmission):
     """A submitit executor for the resources of one plan; `map_array` makes a run directory for each element."""
 
     def __init__(
-        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, scripts: Scripts,
+        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, scripts: Any,
         resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
         blocking_jobs: Callable[[], Sequence[str]] = tuple, by_hand: bool = False,
     ) -> None:  # fmt: skip
@@ -207,16 +211,6 @@ class RunExecutor(core.PicklingExecutor):
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         raise ValueError("the plan holds the parameters of this executor: make another plan and another executor")
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        raise NotImplementedError  # `_internal_process_submissions` writes it
-
-    def _make_submission_command(self, submission_file_path: Any) -> list[str]:
-        return ["bash", str(submission_file_path)]
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        return string if isinstance(string, str) else string.decode()
 
     @property
     def _commands(self) -> Queries:
@@ -369,18 +363,7 @@ def begun(elements: Sequence[Run]) -> str | None:
 # -- Runs job scripts as processes of this machine: with simulated nodes, or inside an existing allocation
 
 
-class _NoWatcher(core.InfoWatcher):
-    # Without a query: a local job's state is read from its process
-
-    def update(self) -> None:
-        pass
-
-
 class LocalJob(core.Job[Any]):
-    """A submitit job that is a process group on this machine."""
-
-    watcher = _NoWatcher()
-
     @property
     def _process(self) -> Process | None:
         return process_of(Run(Path(self.paths.folder).parent))

@@ -18,8 +18,6 @@ from launcher.schedulers.registry import allocation, known
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# -- The keys of `cluster` that only they have. Both ignore the keys of other schedulers
-
 
 @dataclass
 class LocalSettings(SchedulerSettings):
@@ -30,14 +28,9 @@ class LocalSettings(SchedulerSettings):
 
 @dataclass
 class AllocationSettings(SchedulerSettings):
-    """The additional keys of a profile of an allocation."""
-
     IGNORES_OTHERS = True
 
     srun_args: list[str] = field(default_factory=list)  # extra arguments of srun, which starts the tasks on Slurm
-
-
-# -- The schedulers
 
 
 STARTED_BY_HAND = "${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"  # in an allocation of Slurm, say

@@ -15,9 +15,6 @@ from launcher.spec.plan import JobPlan
 from launcher.structs import Struct
 from launcher.units import parse_local_time, parse_size
 
-# -- The data that `why` prints: why a run is pending, and changes with which it would start sooner
-
-
 CLEARLY = 60.0  # minimum seconds that a change must save to be shown
 PART = 0.1  # minimum fraction of the wait that a change must save to be shown
 

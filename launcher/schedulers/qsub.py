@@ -9,12 +9,11 @@ import shutil
 import socket
 import subprocess
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
@@ -22,7 +21,7 @@ from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
-from launcher.schedulers.base import FolderQueue, Queries, Scrubbed, scrubbed
+from launcher.schedulers.base import FolderQueue, Scrubbed, scrubbed
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
 from launcher.schedulers.templates import require_plain
 
@@ -120,28 +119,12 @@ def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
     return Qsub(QsubKind.UNKNOWN, path, evidence=f"`qsub --version` says {first!r}")
 
 
-# -- The queries and commands of both
-
-
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  name of a job's token, by which it is found: a variable, or in Grid Engine's context
-
-
-class QsubQueries(Queries, Protocol):
-    """Queries of a scheduler of qsub, with what submitit functions need beyond `Queries`."""
-
-    def count_jobs(self) -> Counter[str]:
-        """Returns the number of this user's pending and running jobs and array elements by queue; "" is the total."""
-
-    def largest_array(self, queue: str | None) -> int | None:
-        """Returns the maximum size of an array in a queue (None: the default one); None: no limit; QueryError."""
-
-    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Like `Queries.submit`; with `text`, submits this text instead of a file."""
 
 
 @dataclass(frozen=True)
 class QsubCommands(ABC):
-    """The commands that PBS and Grid Engine share."""
+    """The commands that PBS and Grid Engine share. With `text`, this text is submitted instead of the file `script`."""
 
     timeout: float = 60  # timeout of each command in seconds
 
@@ -155,8 +138,7 @@ class QsubCommands(ABC):
     @abstractmethod
     def request(
         self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
-    ) -> SubmitCommand:
-        """Returns the command with which `submit` submits a script."""
+    ) -> SubmitCommand: ...
 
     @abstractmethod
     def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None:
@@ -169,7 +151,7 @@ class QsubCommands(ABC):
         ...
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a script (with `text`, this text) with qsub, and returns the job's id.
+        """Submits a script with qsub, and returns the job's id.
 
         | qsub prints | exit code | result |
         |---|---|---|
@@ -287,9 +269,6 @@ def listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-# -- The scheduler
-
-
 FIRST_JOB = "LAUNCHER_FIRST_JOB"  # variable of a function's resubmitted job with the id of the first job
 
 
@@ -306,7 +285,7 @@ class QsubScheduler(FolderQueue):
     usr_signal_kills = False  # whether the scheduler sends SIGUSR2 as a warning before it kills a job
 
     @abstractmethod
-    def queries(self, timeout: float = 60) -> QsubQueries: ...
+    def queries(self, timeout: float = 60) -> Any: ...
 
     def native_id(self, job_id: str) -> Any:
         """Converts submitit's id of an array element to the scheduler's; keeps any other id."""

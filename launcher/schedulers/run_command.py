@@ -22,8 +22,6 @@ from launcher.schedulers.base import AnswerLost, QueryError, QueryTimeout
 from launcher.spec.plan import JobPlan
 from launcher.structs import Struct
 
-# -- Runs one scheduler command with a timeout and a limit on the size of its output
-
 
 class OutputTooLong(subprocess.SubprocessError):
     """A command printed more than bounds.QUERY_BYTES bytes, and was killed."""

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from launcher.config.schema import Cluster
@@ -17,9 +17,6 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
-
-# -- What `site init` and `doctor --cluster` share for all schedulers: the facts of a site, lines of its profile
-
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # YAML: booleans, null
@@ -43,8 +40,7 @@ class Site(ABC):
     problems: tuple[str, ...]  # one text per failed query, with the reason
 
     @abstractmethod
-    def default_name(self) -> str:
-        """Returns the default name of the site's profile."""
+    def default_name(self) -> str: ...
 
     @abstractmethod
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
@@ -54,8 +50,7 @@ class Site(ABC):
         """
 
     @abstractmethod
-    def differences(self, cluster: Cluster) -> Iterator[Finding]:
-        """Compares a profile with the site, and yields findings, also where they agree."""
+    def differences(self, cluster: Cluster) -> Iterator[Finding]: ...
 
 
 def described_schedulers() -> list[Scheduler]:
@@ -86,8 +81,18 @@ def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
     return None if name is None else known[name]
 
 
+def no_such(pool: str, setting: str, name: str, known: Iterable[str]) -> str:
+    """Returns that a profile's setting (`cluster.queue=a,b`) names a partition or queue that does not exist."""
+    return f"{setting}: there is no such {pool}.{near(name, list(known))}"
+
+
+def missing(pool: str, setting: str, name: str, known: Iterable[str]) -> Finding:
+    """Returns the finding for `no_such`."""
+    do = f"set cluster.{pool} to one of {', '.join(known)}"
+    return problem("profile", no_such(pool, setting, name, known), do)
+
+
 def plain_name(name: str) -> str:
-    """Returns a site's name with only characters that are valid in a file name; `site` if none is left."""
     return re.sub(r"[^\w.+-]", "-", name).lstrip("-+.") or "site"
 
 

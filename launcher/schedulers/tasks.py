@@ -40,8 +40,6 @@ class Task(Protocol):
 
 
 class TaskRequest(Struct):
-    """Tasks for a task starter (registry.STARTERS) to start."""
-
     folder: Path  # directory of the tasks' files on a file system that all nodes share; the starter creates it
     nodes: int  # number of hosts
     tasks_per_node: int  # number of tasks on each host
@@ -132,7 +130,7 @@ def _record(request: signal.Signals) -> None:
     Events(current_attempt(), "spawn")(StopRequested(signal=request.name, host=socket.gethostname()))
 
 
-# -- The command that starts a job's tasks without srun, and ends them together: makes it, and is it
+# -- The command
 # python -m launcher.schedulers.tasks [--go-on] [--STARTER[=WORDS]] NODES TASKS_PER_NODE GRACE COMMAND...
 #
 # STARTER is a key of registry.STARTERS, which starts the tasks on the nodes of the current job: on its first NODES
@@ -186,18 +184,11 @@ def main(arguments: list[str]) -> int:
     if started_by := next((option for option in options if option != "--go-on"), None):
         name, _, words = started_by.removeprefix("--").partition("=")
         run = registry.starter(name)
-        return run(
-            TaskRequest(
-                task_files(),
-                int(nodes),
-                int(tasks_per_node),
-                float(grace),
-                command,
-                signals,
-                keep_going,
-                shlex.split(words),
-            )
+        mpiexec = shlex.split(words)
+        request = TaskRequest(
+            task_files(), int(nodes), int(tasks_per_node), float(grace), command, signals, keep_going, mpiexec
         )
+        return run(request)
     places = environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
     tasks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
     return watch(tasks, signals, float(grace), pause=0.02, keep_going=keep_going)

@@ -54,17 +54,14 @@ def command(words: Sequence[Any]) -> Raw:
 
 
 def shell_text(variables: JobVariables) -> dict[str, Raw]:
-    """Returns the expressions of a scheduler that job scripts use, by name."""
     return {name: Raw(getattr(variables, name)) for name in ("job_id", "element_id", "index", "output", "signals")}
 
 
 def template(name: str) -> jinja2.Template:
-    """Returns a template (in templates/, or a custom one by path) in which every printed value is quoted."""
     return _environment(resource("templates")).get_template(name)
 
 
 def environment() -> jinja2.Environment:
-    """Returns the jinja2 environment of templates."""
     return _environment(resource("templates"))
 
 
@@ -102,9 +99,6 @@ def _environment(folder: Path) -> jinja2.Environment:
     )
     environment.filters["raw"] = raw
     return environment
-
-
-# -- Validation of cluster.directives, a profile's extra options, that all schedulers share
 
 
 def require_plain(option: str, value: Any) -> None:

@@ -123,14 +123,11 @@ def hosts_in(environ: Mapping[str, str]) -> list[str]:
 Environ = Mapping[str, str]
 
 
-class TopologyError(RuntimeError):
-    """The variables of a job are incomplete, or contradict each other."""
+class TopologyError(RuntimeError): ...
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The rank of one process, and the size and hosts of its job."""
-
     source: str  # key of SOURCES (`srun`), or `plain` for a single process without a source
     rank: int  # global rank
     local_rank: int  # rank among the processes of this node
@@ -178,8 +175,6 @@ class _Place(Struct):
 
 
 class Nodes(Struct):
-    """The assignment of ranks to nodes."""
-
     of_ranks: tuple[int, ...]  # node rank of each rank
     hosts: tuple[str, ...]  # host name of each node rank
 
@@ -251,15 +246,9 @@ def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]
 
 
 def _uniform(
-    source: str,
-    place: _Place,
-    rank: int,
-    world: int,
-    local_rank: int,
-    local_world: int,
-    job: str,
+    source: str, place: _Place, rank: int, world: int, local_rank: int, local_world: int, job: str,
     node: int | None = None,
-) -> Topology:
+) -> Topology:  # fmt: skip
     # After the ranks have joined, `assign_nodes` corrects it
     node_known = node is not None or world == 1
     nnodes = max(-(-world // local_world), (node or 0) + 1)
@@ -271,20 +260,7 @@ def _uniform(
         names = [host.partition(".")[0] for host in hosts]
         here = place.hostname.partition(".")[0]
         node = names.index(here) if names.count(here) == 1 else rank // local_world
-    return Topology(
-        source,
-        rank,
-        local_rank,
-        node,
-        world,
-        local_world,
-        nnodes,
-        hosts,
-        master,
-        None,
-        job,
-        node_known,
-    )
+    return Topology(source, rank, local_rank, node, world, local_world, nnodes, hosts, master, None, job, node_known)
 
 
 def _launcher(place: _Place) -> Topology | None:
@@ -310,19 +286,11 @@ def _torchrun(place: _Place) -> Topology | None:
     hosts = next((hosts for hosts in (known, place.allocation, (place.hostname,)) if len(hosts) == nnodes), ())
     node = place.first("GROUP_RANK", "NODE_RANK")  # missing where a user sets the other variables by hand
     return Topology(
-        "torchrun",
-        place.number("RANK"),
-        place.number("LOCAL_RANK"),
-        place.number("RANK") // local_world if node is None else node,
-        world,
-        local_world,
-        nnodes,
-        hosts,
-        place.environ["MASTER_ADDR"],
-        place.number("MASTER_PORT"),
-        place.environ.get("TORCHELASTIC_RUN_ID", "torchrun"),
-        node_known=node is not None or nnodes == 1,
-    )
+        "torchrun", place.number("RANK"), place.number("LOCAL_RANK"),
+        place.number("RANK") // local_world if node is None else node, world, local_world, nnodes, hosts,
+        place.environ["MASTER_ADDR"], place.number("MASTER_PORT"),
+        place.environ.get("TORCHELASTIC_RUN_ID", "torchrun"), node_known=node is not None or nnodes == 1,
+    )  # fmt: skip
 
 
 def _srun(place: _Place) -> Topology | None:
@@ -346,20 +314,10 @@ def _srun(place: _Place) -> Topology | None:
     distribution = re.split("[:,]", place.environ.get("SLURM_DISTRIBUTION", ""))[0]
     master = "" if distribution == "arbitrary" and len(hosts) > 1 else hosts[0]
     return Topology(
-        "srun",
-        place.number("SLURM_PROCID"),
-        place.number("SLURM_LOCALID"),
-        node,
-        place.number("SLURM_STEP_NUM_TASKS"),
-        counts[node],
-        len(hosts),
-        hosts,
-        master,
-        None,
-        f"slurm-{job}",
-        tasks_per_node=tuple(counts),
-        fills_nodes=distribution in ("", "block"),
-    )
+        "srun", place.number("SLURM_PROCID"), place.number("SLURM_LOCALID"), node,
+        place.number("SLURM_STEP_NUM_TASKS"), counts[node], len(hosts), hosts, master, None, f"slurm-{job}",
+        tasks_per_node=tuple(counts), fills_nodes=distribution in ("", "block"),
+    )  # fmt: skip
 
 
 def _openmpi(place: _Place) -> Topology | None:

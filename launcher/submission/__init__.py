@@ -6,8 +6,8 @@ It may import monitoring, schedulers, environment and what is below them.
   submitted
 - `submit`: a checked plan -> a job, once: the run directory, the record, the journal; Ctrl-C meanwhile
 - `render`: the job script of a run, from our template or the user's own, and the file that its driver reads
-- `resume`: another attempt of a run from overrides: makes its plan, and submits it if the run is over
+- `resume`: overrides -> a config, with the number of nodes of the held allocation; another attempt of a run from
+  overrides: makes its plan, and submits it if the run is over
 - `race`: cluster.race: several jobs for a run, of which the first that starts runs it
-- `configs`: overrides -> a config, with the number of nodes of the held allocation
 - `dependencies`: the key `after`: its syntax and conditions, the state of the runs, the jobs to wait for
 """

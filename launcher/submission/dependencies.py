@@ -70,11 +70,8 @@ class Dependency(Struct):
         """What the waiting run does as far as this dependency goes, by the table of the module."""
         if not self.over:
             return StartDecision.WAIT
-        return (
-            StartDecision.START
-            if self.condition == "any" or self.done == (self.condition == "ok")
-            else StartDecision.NEVER
-        )
+        met = self.condition == "any" or self.done == (self.condition == "ok")
+        return StartDecision.START if met else StartDecision.NEVER
 
     @property
     def awaited(self) -> Awaited:
@@ -87,11 +84,9 @@ def decide(dependencies: Sequence[Dependency]) -> tuple[StartDecision, str]:
     for decision in (StartDecision.NEVER, StartDecision.WAIT):
         for dependency in dependencies:
             if dependency.decision is decision:
-                return decision, f"{dependency.id} is {dependency.state}" + (
-                    f", and after={dependency.condition}:{dependency.id} was asked for"
-                    if decision is StartDecision.NEVER
-                    else ""
-                )
+                asked = f", and after={dependency.condition}:{dependency.id} was asked for"
+                why = asked if decision is StartDecision.NEVER else ""
+                return decision, f"{dependency.id} is {dependency.state}{why}"
     return StartDecision.START, ", ".join(f"{dependency.id} is {dependency.state}" for dependency in dependencies)
 
 
@@ -99,10 +94,7 @@ def decide(dependencies: Sequence[Dependency]) -> tuple[StartDecision, str]:
 
 
 def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
-    """Returns condition and name of each run or sweep in `after` (RUN, CONDITION:RUN, a list, None).
-
-    Raises ConfigError: the value is neither a text nor a list of texts, or has an unknown condition.
-    """
+    """Returns condition and name of each part of `after` (RUN, CONDITION:RUN, a list, None); raises ConfigError."""
     found = []
     for word in [] if value is None else value if isinstance(value, (list, tuple)) else [value]:
         text = str(word) if isinstance(word, (str, int)) and not isinstance(word, bool) else ""
@@ -123,10 +115,7 @@ def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
 
 
 def resolve(value: Any, runs_dir: Path, key: str = "after") -> tuple[str, ...]:
-    """Returns `CONDITION:DIRECTORY` of each run or sweep in `after`, searched by name in runs_dir.
-
-    Raises ConfigError: `parse` refuses the value, or a name matches no run or sweep, or several.
-    """
+    """Returns `CONDITION:DIRECTORY` of each run or sweep in `after`, by name in runs_dir; raises ConfigError."""
     return tuple(f"{condition}:{_find(name, runs_dir, f'{key}={name}')}" for condition, name in parse(value, key))
 
 
@@ -191,10 +180,7 @@ def _blocking_job(plan: JobPlan, job: str, *, whole: bool) -> str:
 
 
 def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
-    """Returns notes on a plan's dependencies.
-
-    Raises ConfigError: a condition can never be met, or the jobs of a dependency are not on the plan's scheduler.
-    """
+    """Returns notes on a plan's dependencies; raises ConfigError: never met, or of another scheduler."""
     if plan.after and "dependency" in plan.cluster.directives:
         raise ConfigError("cluster.directives.dependency and after exclude each other: leave one of them out")
     if conditions_met(Run(Path(plan.run_dir))):
@@ -205,20 +191,13 @@ def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
         if str(dependency.path) in (plan.run_dir, str(Path(plan.run_dir).parent)):
             raise ConfigError(f"{setting}: a run cannot wait for itself")
         if dependency.decision is StartDecision.NEVER:
-            raise ConfigError(
-                f"{setting}: it is {dependency.state}, so this would never start: "
-                + (
-                    f"`resume {dependency.id}` first, or use after=any:{dependency.id}"
-                    if not dependency.done
-                    else "leave it out"
-                )
-            )
-        if dependency.decision is StartDecision.START or not plan.queued:
-            notes += (
-                []
-                if dependency.decision is StartDecision.START
-                else [f"waits until {dependency.id} is over: it is {dependency.state}"]
-            )
+            retry = f"`resume {dependency.id}` first, or use after=any:{dependency.id}"
+            do = "leave it out" if dependency.done else retry
+            raise ConfigError(f"{setting}: it is {dependency.state}, so this would never start: {do}")
+        if dependency.decision is StartDecision.START:
+            continue
+        if not plan.queued:
+            notes.append(f"waits until {dependency.id} is over: it is {dependency.state}")
         elif dependency.scheduler != plan.cluster.scheduler:
             where = "this machine" if dependency.scheduler is None else dependency.scheduler
             raise ConfigError(
@@ -241,18 +220,12 @@ def _dependencies_of(plan: JobPlan) -> list[Dependency]:
 
 def jobs_to_wait_for(dependencies: Sequence[Dependency]) -> list[str]:
     """Returns the ids of the jobs that must end before the run can start."""
-    return list(
-        dict.fromkeys(
-            job for dependency in dependencies if dependency.decision is StartDecision.WAIT for job in dependency.jobs
-        )
-    )
+    waiting = [each for each in dependencies if each.decision is StartDecision.WAIT]
+    return list(dict.fromkeys(job for each in waiting for job in each.jobs))
 
 
 def blocking_jobs(plan: JobPlan) -> list[str]:
-    """Returns the ids of the jobs that must end before the job of a plan may start.
-
-    Also writes the plan's run into the folder FOLLOWERS of each dependency, for `update_followers`.
-    """
+    """Returns the jobs that must end before that of a plan may start; writes the run into their FOLLOWERS."""
     if not plan.after or conditions_met(Run(Path(plan.run_dir))):
         return []
     dependencies = _dependencies_of(plan)
@@ -273,12 +246,10 @@ def conditions_met(run: Run) -> bool:
 
 
 def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:
-    """Makes the jobs of runs that wait for these runs or sweeps wait for their present jobs, when they continue.
+    """Makes the jobs of runs that wait for these runs or sweeps wait for their present jobs; returns what failed.
 
     A waiting job that cannot be changed starts too early, and then waits again after it has read the state.
-    release: called with a waiting run, its plan and its job if nothing is left to wait for; None: such a job is left to
-        the scheduler.
-    Returns the changes that failed, as text with the name of the waiting run and the reason.
+    release: called with a waiting run, its plan and its job if nothing is left to wait for.
     """
     problems: list[str] = []
     followers: dict[Path, str] = {}  # each once, though it may wait for many points, or their sweep

@@ -51,11 +51,7 @@ class Inputs:
         self._before = functools.cache(snapshot.earlier_plan)
 
     def with_code(self, config: Config, site: PlanFacts, *, new_snapshot: bool = False) -> PlanFacts:
-        """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders.
-
-        new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
-        Raises ConfigError (the archive is wrong, or a snapshot cannot be made) or RunError (the snapshot is gone).
-        """
+        """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders."""
         if config.env.archive is not None:
             site = dataclasses.replace(site, archive=self._archive(config.env.archive)[1])
         run = Run(Path(site.run_dir))
@@ -71,10 +67,7 @@ class Inputs:
         return snapshot.planned(config, site, tree, before, folder)
 
     def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
-        """Checks env.container, env.archive or env.activate. Returns the config with its absolute path, and notes.
-
-        Raises ConfigError: the file or environment does not exist, or ranks could not run in it.
-        """
+        """Returns the config with the path of its container, archive or environment, and notes; raises ConfigError."""
         here = scheduler_of(config.cluster).on_this_machine
         if config.env.container is not None:
             image, notes = container_command.checked_image(config.env, here=here)
@@ -95,10 +88,7 @@ class Inputs:
         return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, template=path))
 
     def with_workload(self, config: Config, run: Run | None = None) -> tuple[Config, tuple[str, ...]]:
-        """Returns the config with its program, function or data set, and notes; raises ConfigError, RunError.
-
-        run: run whose program is checked in its snapshot, if it has one; None: in the repository.
-        """
+        """Returns the config with its program (`run`: in its snapshot), function or data set, and notes."""
         workload, notes = self._hook(config.workload.hook).prepare(config)
         config = dataclasses.replace(config, workload=workload)
         if isinstance(workload, (Program, Function)):  # as the hook has left it
@@ -155,12 +145,10 @@ class Prepared:
 def prepare(
     config: Config, environ: Mapping[str, str] = os.environ, *, run_id: str | None = None, new_snapshot: bool = False
 ) -> Prepared:
-    """Makes and checks a plan. Nothing is written or submitted.
+    """Makes and checks a plan; writes and submits nothing; raises ConfigError, which names the key and the fix.
 
-    run_id: id of an existing run to resume, which may be a point of a sweep; None: a run with the id in the config, or
-        with a new one.
+    run_id: id of an existing run to resume (a point too); None: a run with the id in the config, or with a new one.
     new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
-    Raises ConfigError: the config cannot be run; the text names the key and the fix.
     """
     held, resumes = held_allocation(config, environ), run_id is not None
     check_name("name", config.name)
@@ -233,11 +221,9 @@ def planned(
 def check_capacity(
     plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None, jobs: int = 0
 ) -> tuple[str, ...]:
-    """Checks a plan and its dependencies against the live scheduler or held allocation, and returns notes.
+    """Checks a plan and its dependencies against the live scheduler or held allocation; returns notes; ConfigError.
 
     jobs: number of jobs to submit; 0: they may exist already, so the user's limit of jobs is not checked.
-    Raises ConfigError: the plan could never start there, a condition of `after` can never be met, or the user cannot
-        submit it by hand (submit=false).
     """
     if not config.submit:
         _require_by_hand(plan, config)

@@ -23,10 +23,7 @@ SAME = ("run_dir", "nodes", "min_nodes", "procs_per_node", "gpus_per_node", "wor
 
 
 def overrides_of(race: Sequence[str]) -> list[list[str]]:
-    """Returns the overrides of each job: `partition=gpu time=1h` is cluster.partition=gpu and time=1h.
-
-    Raises ConfigError: there are fewer than two jobs, two are alike, or a key is another.
-    """
+    """Returns the overrides of each job: `partition=gpu time=1h` is cluster.partition=gpu and time=1h; ConfigError."""
     found = [[_full(word) for word in member.split()] for member in race]
     if len(found) < 2 or len({tuple(sorted(each)) for each in found}) < len(found) or not all(found):
         raise ConfigError(f"cluster.race={list(race)}: name two different jobs or more ([partition=a, partition=b])")
@@ -50,10 +47,9 @@ def _full(word: str) -> str:
 def prepared(
     race: Sequence[str], prepare: Callable[[Sequence[str]], Prepared], check: Callable[[JobPlan, int], object]
 ) -> Prepared:
-    """Returns the first job's plan, which has all of them.
+    """Returns the first job's plan, which has all of them; raises ConfigError, which names the job that is refused.
 
     prepare: makes and checks a plan from more overrides. check: checks a plan for a number of jobs like it.
-    Raises ConfigError: a job is refused; the text names it.
     """
     made: list[Prepared] = []
     for words in overrides_of(race):
@@ -85,10 +81,9 @@ def _require_alike(first: JobPlan, other: JobPlan) -> None:
 def submit_all(
     plan: JobPlan, token: str, submit: Callable[[JobPlan, str], str], won: Callable[[], bool], refused: type[Exception]
 ) -> list[str]:
-    """Submits the jobs of a race, and returns their ids; stops when one has started.
+    """Submits the jobs of a race, each with a plan and a token, and returns their ids; stops when one has started.
 
-    submit: submits the job of a plan with a token. A job that the scheduler refuses (`refused`) is left out with a note
-    if another one was submitted.
+    A job that the scheduler refuses (`refused`) is left out with a note if another one was submitted.
     """
     jobs: list[str] = []
     problems: list[Exception] = []

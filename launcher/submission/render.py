@@ -150,10 +150,7 @@ def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[TemplateProblem
 
 
 def rendered_custom(template: str, values: Mapping[str, Any]) -> str:
-    """Renders a custom template without its block `after`; `heading` is the line behind the directives.
-
-    Raises ConfigError, with the line: rendering fails, or a line of the block directives is no comment.
-    """
+    """Renders a custom template without its block `after`; ConfigError, with the line: it fails, or is no comment."""
     text = _custom(template, lambda loaded: str(loaded.render(values)))
     head, _, _ = text.partition(f"\n{values['heading'].text}\n")
     for line in head.splitlines():
@@ -232,13 +229,11 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
 
 
 def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> RenderedScript:
-    """Renders the job script of a run, and the files beside it.
+    """Renders the job script of a run, and the files beside it; raises ConfigError, or ValueError: control characters.
 
     plan: the run's plan; for an array, a plan whose run_dir contains the directories of the runs.
     array: indices and throttle of a job array in Slurm's syntax (`0-14%4`); None: a plain job.
     elements: for an array, the file with the names of the runs' directories, one per line, beside the outputs.
-    Raises ConfigError: cluster.directives has another key's option, or an invalid value; or the user's template cannot
-        be rendered. Raises ValueError: a value has a control character.
     """
     assert (array is None) == (elements is None)
     scheduler, template = registry.scheduler(plan.cluster.scheduler), plan.cluster.template

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from launcher.config import compose, hydra_setup
 from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import opened
@@ -24,9 +25,10 @@ from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
+from launcher.schedulers import registry
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.structs import Struct
-from launcher.submission import configs, race
+from launcher.submission import race
 from launcher.submission.prepare import Prepared, check_capacity, prepare
 from launcher.submission.submit import (
     SubmittedRun,
@@ -41,16 +43,39 @@ from launcher.submission.submit import (
     write_record,
 )
 
+# -- Configs with the number of nodes of the allocation that this process is in (`${launcher.held_nodes:}`)
+
+
+def register() -> None:
+    """Registers the schema and our resolvers with Hydra for the rest of this process, which is our command line."""
+    hydra_setup.register(_held_nodes)
+
+
+def composed_config(overrides: Sequence[str]) -> Composed:
+    """Returns one run's config; Hydra's state in this process is restored; raises ConfigError."""
+    with hydra_setup.registered(_held_nodes):
+        return compose.composed(overrides)
+
+
+def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Returns the values that a config sets for environment variables; see `compose.variables`."""
+    with hydra_setup.registered(_held_nodes):
+        return compose.variables(overrides, names)
+
+
+def _held_nodes() -> int:
+    return registry.nodes(os.environ)
+
+
+# -- Another attempt
+
 
 def resume(
     run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool = False
 ) -> SubmittedRun:
-    """Submits another attempt of a run that is over. Its plan may differ from that of earlier attempts.
+    """Submits another attempt of a run that is over, whose plan may differ; ConfigError: it has another workload.
 
-    by_hand: whether the user submits the job, with the command in the result (submit=false).
-    Raises ConfigError: the plan has another workload.
-    Raises RunError: the run is done, is not over, or runs in pilots of its sweep.
-    Raises SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
+    Raises RunError: the run is done, is not over, or runs in pilots. Raises SubmissionError: refused, or no answer.
     """
     with secrets.exported(prepared.secrets):
         return _resume(run, prepared, *redacted_record(prepared, config, overrides), by_hand=by_hand)
@@ -119,13 +144,7 @@ class Ready(Struct):
     run: Run | None = None  # run that gets another attempt; None: it is a new run
 
     def submit(self) -> SubmittedRun:
-        """Submits the attempt.
-
-        Raises ConfigError: the run directory cannot be made, or an existing run of this id has another config or
-            workload.
-        Raises RunError: the run to resume is done, is not over, or runs in pilots of its sweep.
-        Raises SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
-        """
+        """Submits the attempt; for errors see `submit` and `resume`."""
         by_hand = not self.composed.config.submit
         if self.run is None:
             return submit(self.prepared, self.composed.resolved, self.overrides, by_hand=by_hand)
@@ -134,7 +153,7 @@ class Ready(Struct):
 
 
 def ready_run(composed: Composed, overrides: Sequence[str]) -> Ready:
-    """Prepares a new run. Raises ConfigError: the config cannot be run; the text names the fix."""
+    """Prepares a new run; raises ConfigError."""
     if word := next((each for each in overrides if key_of(each).startswith("sweep.")), None):
         raise ConfigError(f"{word} is for a sweep, and this is a single run: add -m, or leave it out")
     return Ready(*_prepared(composed, overrides), tuple(overrides))
@@ -147,7 +166,7 @@ def _prepared(composed: Composed, overrides: Sequence[str], **given: Any) -> tup
     made: list[Composed] = []
 
     def one(words: Sequence[str]) -> Prepared:
-        made.append(configs.composed([*overrides, *words]))
+        made.append(composed_config([*overrides, *words]))
         return prepare(made[-1].config, **given)
 
     if not composed.config.submit:
@@ -161,9 +180,7 @@ def _prepared(composed: Composed, overrides: Sequence[str], **given: Any) -> tup
 def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Ready:
     """Prepares another attempt of a run; relative paths in `changes` are of the folder of its submission.
 
-    new_snapshot: whether to copy the code again, with env.snapshot.
-    Raises ConfigError: a change is not KEY=VALUE or changes a key in FIXED, or the config cannot be run.
-    Raises RunError: the run belongs to another user, or its record has no overrides.
+    new_snapshot: whether to copy the code again, with env.snapshot. Raises ConfigError, and RunError: it is not ours.
     """
     require_own(run.path, "resume it")
     record = run.record()
@@ -177,13 +194,13 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
     overrides = merged_overrides(record["overrides"], opened(changes))
     with _submitted_in(run):
         words = [*overrides, *place_overrides(run)]
-        composed, prepared = _prepared(configs.composed(words), words, run_id=run.id, new_snapshot=new_snapshot)
+        composed, prepared = _prepared(composed_config(words), words, run_id=run.id, new_snapshot=new_snapshot)
     return Ready(composed, prepared, tuple(overrides), run)
 
 
 def secrets_again(run: Run) -> dict[str, str]:
     """Returns the secrets that a run's config sets (cluster.environment), by name, if they still have a value."""
-    return configs.variables([*run.record().get("overrides", []), *place_overrides(run)], run.plan().secret_variables)
+    return variables([*run.record().get("overrides", []), *place_overrides(run)], run.plan().secret_variables)
 
 
 def place_overrides(run: Run) -> list[str]:

@@ -61,13 +61,10 @@ class SubmittedRun(Struct):
 def submit(
     prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = (), *, by_hand: bool = False
 ) -> SubmittedRun:
-    """Creates the run directory and submits the job.
+    """Creates the run directory and submits the job; raises ConfigError, and SubmissionError: refused, or no answer.
 
     overrides: overrides of the user, for the record; `resume` needs them.
     by_hand: whether the user submits the job, with the command in the result (submit=false).
-    Raises ConfigError: the run directory cannot be created, or the run id exists with another config.
-    Raises SubmissionError: the scheduler refused the job (then the run directory is removed), or did not answer (then
-        the command can be repeated).
     """
     with secret.exported(prepared.secrets):
         return _submit(prepared, config, overrides, by_hand=by_hand)
@@ -110,11 +107,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
 
 @contextlib.contextmanager
 def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
-    """Converts errors of the operating system (such as a full disk) that a submission raises inside the `with` block.
-
-    Raises SubmissionRefused: the scheduler was not called yet, so there is no job.
-    Raises SubmissionError: the scheduler was called, so there may be a job.
-    """
+    """Turns errors of the operating system into SubmissionRefused, or SubmissionError if there may be a job already."""
     try:
         yield
     except UnavailableError:  # a file that cannot be read now is no reason to remove anything
@@ -132,11 +125,7 @@ def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None
 
 @contextlib.contextmanager
 def interrupted(run: Run) -> Iterator[None]:
-    """Delays Ctrl-C in the block until the submission is complete.
-
-    Raises Interrupted: at the end of the block after one Ctrl-C, with the job's id in the text; or at once at the
-        second Ctrl-C, when it is unknown whether there is a job.
-    """
+    """Delays Ctrl-C in the block until the submission is complete; then, or at the second one, raises Interrupted."""
     try:
         with delayed_interrupt() as pressed:
             yield
@@ -184,10 +173,7 @@ def redacted_record(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns `config` and `overrides` for the record, without secrets; ConfigError: one cannot be left out."""
     names = prepared.plan.env.secrets
-    found = (
-        secret.redact_config(config, prepared.secrets),
-        secret.redact_overrides(overrides, names),
-    )
+    found = (secret.redact_config(config, prepared.secrets), secret.redact_overrides(overrides, names))
     secrets = {**redaction.secrets_in(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found
@@ -214,9 +200,8 @@ def start(
     run: Run, plan: JobPlan, token: str, resumed: bool, blocking_jobs: Callable[[], Sequence[str]] | None = None, *,
     by_hand: bool = False,
 ) -> SubmittedRun:  # fmt: skip
-    """Submits the job of a run, with resume.how=chain also the jobs that follow it, and writes them into its journal.
+    """Submits the job of a run, with resume.how=chain also those that follow it, and writes them into its journal.
 
-    token: by which a repeated submission finds the job; those of the following jobs are made from it.
     resumed: whether a job with this token may exist already, so that the scheduler is queried first.
     blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
     """
@@ -275,10 +260,7 @@ def require_same(run: Run, plan: JobPlan) -> None:
 
 
 def different_keys(plan: JobPlan, other: JobPlan) -> list[str]:
-    """Returns the keys with different values in two plans, of which another version may have made one.
-
-    The entry of a program is the launcher's own, whatever its name in that version.
-    """
+    """Returns the keys that differ in two plans, perhaps of two versions, in which a program's entry has two names."""
     mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, other))
     program = plan.workload.kind == other.workload.kind == "Program"
     return [key for key in mine if mine[key] != theirs.get(key) and not (program and key == "workload.entry")]
@@ -299,10 +281,7 @@ def print_notice(words: str) -> None:
 
 @contextlib.contextmanager
 def delayed_interrupt() -> Iterator[list[int]]:
-    """Delays Ctrl-C in the block: the first is only recorded (the caller reads the list), the second raises.
-
-    If the program has its own handler of SIGINT, and in other threads than the main one, nothing changes.
-    """
+    """Delays Ctrl-C in the block, unless the program handles it: the first is put into the list, the second raises."""
     noted: list[int] = []
 
     def interrupted(number: int, _: FrameType | None) -> None:

@@ -12,7 +12,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers.executor import RunExecutor
 from launcher.spec.build import PlanFacts
 from launcher.spec.plan import JobPlan
-from launcher.submission import configs, render
+from launcher.submission import render, resume
 from launcher.submission.prepare import make_plan
 
 
@@ -22,7 +22,7 @@ def plan(folder: Path, nodes: int = 1) -> JobPlan:
 
     from launcher.paths import resource
 
-    configs.register()
+    resume.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", ["workload=collective", "cluster=slurm", f"nodes={nodes}"])
     site = PlanFacts(folder.name, str(folder), sys.executable, str(Path.cwd()), str(Path.cwd()))

@@ -33,7 +33,7 @@ from launcher.runs.job_file import FunctionFile, exports
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers import registry, tasks, templates
 from launcher.schedulers.base import JobVariables, QueryError, parts
-from launcher.schedulers.executor import QueuedJob, read_now
+from launcher.schedulers.executor import OwnSubmission, QueuedJob, read_now
 from launcher.schedulers.qsub import QsubScheduler, detect
 from launcher.schedulers.run_command import SubmissionRefused, submit_once
 from launcher.schedulers.templates import Raw, command
@@ -221,7 +221,6 @@ def folder_of(folder: Path) -> Path:
 
 
 def resubmissions(paths: utils.JobPaths) -> Path:
-    """Returns the path of the file with the ids of the jobs that continued a job, one id per line, oldest first."""
     return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
 
 
@@ -250,8 +249,6 @@ def add_ours() -> None:
 
 
 class FunctionJob(QueuedJob):
-    """A submitit job of PBS or Grid Engine that runs a function."""
-
     scheduler: ClassVar[QsubScheduler]
 
     def _register_in_watcher(self) -> None:
@@ -269,7 +266,7 @@ class FunctionJob(QueuedJob):
         return None
 
 
-class FunctionExecutor(core.PicklingExecutor):
+class FunctionExecutor(OwnSubmission):
     """Submits functions to PBS or Grid Engine. `Parameters` documents the parameters of update_parameters()."""
 
     job_class: type[FunctionJob]
@@ -278,11 +275,7 @@ class FunctionExecutor(core.PicklingExecutor):
     parameters_class: ClassVar[type[Parameters]]
 
     def __init__(
-        self,
-        folder: str | Path,
-        max_num_timeout: int = 3,
-        max_pickle_size_gb: float = 1.0,
-        python: str | None = None,
+        self, folder: str | Path, max_num_timeout: int = 3, max_pickle_size_gb: float = 1.0, python: str | None = None
     ) -> None:
         """folder: directory of payloads, results and logs, on a file system that all nodes share. May contain %j.
         max_num_timeout: how many times a function with a checkpoint method is resubmitted after a timeout.
@@ -304,7 +297,6 @@ class FunctionExecutor(core.PicklingExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Returns this executor's priority for submitit: 2 (as Slurm's) if the scheduler's qsub is on PATH, else -1."""
         return 2 if detect().kind is cls.scheduler.kind else -1
 
     @classmethod
@@ -426,18 +418,6 @@ class FunctionExecutor(core.PicklingExecutor):
         if not path.exists():
             run_files.replace(path, text, sync=False)
         return path
-
-    # Abstract methods of submitit's executor that are never called: `_submit_part` submits.
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        raise NotImplementedError
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        raise NotImplementedError
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        raise NotImplementedError
 
 
 def _remove(*paths: Path) -> None:

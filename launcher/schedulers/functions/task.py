@@ -114,7 +114,6 @@ class FunctionEnvironment(job_environment.JobEnvironment):
         logger.get_logger().info(f"{first} continues as job {job_id} ({countdown} remaining timeouts)")
 
     def record_resubmission(self, job_id: str) -> None:
-        """Appends a job's id to the file of `resubmissions`, unless the file has it already."""
         file = resubmissions(self.paths)
         known = ""
         with contextlib.suppress(FileNotFoundError):
@@ -131,7 +130,6 @@ class _Handler(job_environment.SignalHandler):
 
     @functools.cached_property
     def deadline(self) -> float:
-        """The time at which the function must be checkpointed, in seconds since the epoch."""
         return float(os.environ["LAUNCHER_DEADLINE"])
 
     def has_timed_out(self) -> bool:

@@ -17,22 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.failures.text import signal_name
-from launcher.schedulers.base import (
-    AnswerLost,
-    JobExecution,
-    JobOrigin,
-    JobState,
-    QueryError,
-    SchedulerJob,
-)
+from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time, size_or_none
-
-# -- Finds the commands of PBS, on a login node and in a job
 
 
 def find(command: str) -> str | None:
@@ -97,8 +88,6 @@ NEWEST = 100  # maximum number of jobs with the same name in which a token is lo
 
 @dataclass(frozen=True)
 class PBS(QsubCommands):
-    """PBS's queries and commands for jobs; see `qsub.QsubQueries`."""
-
     terse: ClassVar[tuple[str, ...]] = ()
     unanswered = NO_ANSWER
     job_limit = JOB_LIMIT
@@ -107,7 +96,6 @@ class PBS(QsubCommands):
         return self._listed()
 
     def history(self) -> dict[str, SchedulerJob]:
-        """Returns this user's live and ended jobs; {} if the site keeps no job history (the default)."""
         return self._listed("-x")
 
     def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
@@ -252,12 +240,8 @@ class PBS(QsubCommands):
         return section(self.run("qstat", "-Q", "-f", "-F", "json", *names, good=(0, UNKNOWN_QUEUE)), "Queue")
 
     def server(self) -> tuple[str, dict[str, Any]]:
-        """Returns the name and the attributes of the server; an empty name if it tells none."""
         found = section(self.run("qstat", "-B", "-f", "-F", "json"), "Server")
         return next(iter(found.items()), ("", {}))
-
-
-# -- ids
 
 
 def short(job_id: str) -> str:
@@ -280,20 +264,15 @@ def native_id(job_id: str) -> str:
 
 
 def array_of(job_id: str) -> str:
-    """Returns the array id of a subjob (`150[].pbs-srv` for 150.pbs-srv_5); the id of a plain job is unchanged."""
     return re.sub(r"\[\d+\]", "[]", native_id(job_id))
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome."""
     return ["-W", f"depend=afterany:{':'.join(map(native_id, jobs))}"] if jobs else []
 
 
 def _number(job_id: str) -> int:
     return int(re.match(r"\d*", job_id)[0] or 0)  # type: ignore[index]
-
-
-# -- answers
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
@@ -530,14 +509,11 @@ class PBSQueue:
 
     @property
     def open(self) -> bool:
-        """Whether any user can submit to the queue, and its jobs can start."""
         return self.accepts and self.started and not self.routes and not self.inner and not self.only
 
 
 @dataclass(frozen=True)
 class PBSNode:
-    """A vnode."""
-
     name: str  # name as PBS prints it
     state: str  # state as PBS prints it
     has: Mapping[str, int]  # total amount of each countable resource; memory in bytes
@@ -562,9 +538,6 @@ class QueueFacts:
     most: Mapping[str, str]  # values of resources_max, as PBS prints them
 
 
-# -- Reads from PBS's job history who deleted a job, and the memory that it used
-
-
 def history(pbs: PBS, job_id: str) -> list[JobExecution]:
     """Returns the last execution of a job, with the memory of all its nodes together; [] without a record."""
     try:
@@ -575,7 +548,6 @@ def history(pbs: PBS, job_id: str) -> list[JobExecution]:
 
 
 def parse(record: Mapping[str, Any]) -> JobExecution:
-    """Parses the record of a job: the user who deleted it, and its memory."""
     by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
     used = record.get("resources_used")
     text = str(used.get("mem", "")) if isinstance(used, dict) else ""

@@ -65,21 +65,15 @@ class Parameters(functions.Parameters):
 
 
 class PBSJobEnvironment(FunctionEnvironment):
-    """The rank and the nodes of this process in a PBS job, with the attributes that submitit reads."""
-
     scheduler = PBSScheduler()
 
 
 class PBSJob(FunctionJob):
-    """A submitit job on PBS."""
-
     scheduler = PBSScheduler()
     watcher = JobWatcher(PBS())
 
 
 class PBSExecutor(FunctionExecutor):
-    """Submits functions with PBS's qsub; `Parameters` documents the parameters."""
-
     job_class = PBSJob
     environment = PBSJobEnvironment
     scheduler = PBSScheduler()

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
-from launcher.errors import ConfigError, near
+from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
 from launcher.schedulers.base import QueryError
@@ -25,6 +25,8 @@ from launcher.schedulers.site import (
     limit_lines,
     listed,
     memory,
+    missing,
+    no_such,
     plain_name,
     reachable,
     requested,
@@ -34,8 +36,6 @@ from launcher.schedulers.site import (
 )
 from launcher.spec.limits import NodeGroup, too_much_for
 from launcher.spec.plan import JobPlan, settings_of
-
-# -- Checks a plan against PBS's queues and nodes before submission
 
 
 def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
@@ -48,9 +48,7 @@ def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
     name = asked.partition("@")[0]  # queue@server
     queue = known.get(name) if name else next((queue for queue in queues if queue.default), None)
     if name and queue is None and queues:
-        raise ConfigError(
-            f"cluster.queue={asked}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
-        )
+        raise ConfigError(f"{no_such('queue', f'cluster.queue={asked}', name, known)} Known: {', '.join(known)}")
     if queue is None:
         return None  # the server's rules choose a queue
     if queue.inner:
@@ -165,9 +163,6 @@ def _refusals(plan: JobPlan, queue: PBSQueue, where: str) -> list[str]:
     return found
 
 
-# -- Checks a plan against PBS's live queues and nodes before a submission
-
-
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns notes on a plan from the live queues and nodes; raises ConfigError: it could not start there."""
     try:
@@ -198,7 +193,6 @@ def _of_totals(plan: JobPlan) -> tuple[str, ...]:
 
 
 def check(cluster: Cluster, pbs: PBS) -> Iterator[Finding]:
-    """Yields findings about PBS (reachable, queues, job history), and about the profile's queue and limits."""
     answer = timed(lambda: pbs.run("qstat", "-B", "-f", "-F", "json"))
     yield from reachable("PBS", detect().version, answer, "PBS_SERVER")
     if answer.error:
@@ -216,7 +210,6 @@ def check(cluster: Cluster, pbs: PBS) -> Iterator[Finding]:
 
 
 def wanted(cluster: Cluster, found: Sequence[PBSQueue]) -> str | None:
-    """Returns the name of the queue that a profile uses, or None if the server's rules choose one."""
     queue = own_settings(cluster, PBSSettings).queue
     return (queue or "").partition("@")[0] or next((each.name for each in found if each.default), None)
 
@@ -235,15 +228,11 @@ def lines(found: Sequence[PBSQueue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, found: Sequence[PBSQueue]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's queue exists and takes jobs, and the profile's limits fit it."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     if own is None:
         yield ok("profile", "cluster.queue is not set and the server has no default: its own rules choose")
     elif own not in names:
-        yield problem(
-            "profile", f"cluster.queue={own}: there is no such queue.{near(own, names)}",
-            f"set cluster.queue to one of {', '.join(names)}",
-        )  # fmt: skip
+        yield missing("queue", f"cluster.queue={own}", own, names)
     elif not names[own].accepts:
         yield problem("profile", f"queue {own} takes no jobs now", "set cluster.queue to another one, or wait")
     elif not names[own].started:
@@ -264,7 +253,6 @@ def _stated_limits(each: PBSQueue) -> str:
 
 
 def history(value: str) -> Finding:
-    """Returns a finding on whether PBS keeps a history of ended jobs."""
     if value == "True":
         return ok("history", "PBS remembers jobs that are over (job_history_enable)")
     return ok("history", "PBS forgets jobs when they are over (job_history_enable), which the launcher does without")
@@ -275,8 +263,6 @@ def history(value: str) -> Finding:
 
 @dataclass(frozen=True)
 class PBSSite(Site):
-    """The facts of a PBS site."""
-
     pool = "queue"
 
     server: str  # name of the server
@@ -339,7 +325,6 @@ class PBSSite(Site):
 
 
 def survey(pbs: PBS) -> PBSSite:
-    """Collects the facts of a site; raises QueryError without the queues."""
     ask = ErrorCollector()
     queues = tuple(pbs.queues())
     nodes: list[PBSNode] = []

@@ -113,7 +113,6 @@ HOLDS = {
 
 
 def in_words(text: str) -> Reason:
-    """Explains a comment of PBS's scheduler; an unknown one is quoted."""
     plain = " ".join(text.split())
     never = plain.startswith("Can Never Run")
     reason = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
@@ -143,9 +142,6 @@ def _amounts(text: str) -> str:
 def held(types: str) -> tuple[str, str] | None:
     """Explains the letters of Hold_Types; returns the meaning and what to do, or None if the job is not held."""
     return next((words for letter, words in HOLDS.items() if letter in types), None)
-
-
-# -- Explains why a PBS job is pending, with at most five queries
 
 
 RETRY = "-3"  # Exit_status of a job that MoM failed to start, and that PBS will start again (job.h, JOB_EXEC_RETRY)
@@ -266,7 +262,6 @@ def _throttle(record: Mapping[str, Any], comment: Reason) -> tuple[str, ...]:
 
 
 def limits_of(comment: Reason, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
-    """Returns a line for each known limit that may keep the job pending, with its value and where it is set."""
     found = []
     if queue is not None and not queue.started:
         found.append(f"queue {queue.name}: started = False")
@@ -292,7 +287,6 @@ def node_lines(nodes: Sequence[PBSNode], plan: JobPlan) -> tuple[str, ...]:
 
 
 def estimate(record: Mapping[str, Any]) -> float | None:
-    """Returns a job's estimated start (since the epoch), or None; qstat prints a number or `Sat Nov 21 22:00:00`."""
     estimated = record.get("estimated")
     text = str(estimated.get("start_time", "") if isinstance(estimated, Mapping) else "")
     text = text or str(record.get("estimated.start_time", ""))
@@ -311,14 +305,11 @@ def estimate(record: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The resources that a run needs on each node."""
-
     amounts: Mapping[str, int]  # amount of each countable resource; memory in bytes
     others: Mapping[str, str]  # required value of each resource with texts as values
 
 
 def chunk_of(plan: JobPlan) -> Chunk:
-    """Returns the resources that a plan requests on each of its nodes."""
     amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
     settings = settings_of(plan, PBSSettings)
     if plan.gpus_per_node and settings.gpu_directive is GpuDirective.ngpus:

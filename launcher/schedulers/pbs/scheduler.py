@@ -22,8 +22,6 @@ SET_ANEW = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
 
 
 class PBSScheduler(QsubScheduler):
-    """PBS (OpenPBS or PBS Professional) as a scheduler."""
-
     name = "pbs"
     title = "PBS"
     template = "qsub.sh.j2"

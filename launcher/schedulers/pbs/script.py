@@ -165,7 +165,6 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the #PBS lines of a run without this prefix; for arguments and errors see `of_plan` and `options`."""
     return [line(letter, value) for letter, value in options(of_plan(plan, token, array, folder))]
 
 
@@ -227,7 +226,6 @@ def size(octets: int) -> str:
 
 
 def command_options() -> dict[str, bool | None]:
-    """Returns qsub's options for `run SCRIPT`; see `Scheduler.command_options`."""
     return {f"-{each}": each in WITH_VALUE for each in WITH_VALUE + WITHOUT_VALUE}
 
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 
-# -- Finds the commands of Grid Engine, on a login node and in a job
-
-
 def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Returns the path of a Grid Engine command: on PATH, SGE_O_PATH (the submission's) or in $SGE_ROOT/bin/ARCH."""
     environ = os.environ if environ is None else environ
@@ -47,9 +44,6 @@ def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
     if root and arch:
         folders.append(f"{root}/bin/{arch}")
     return shutil.which(command, path=os.pathsep.join(folders))
-
-
-# -- Parses the hosts of a job from its PE_HOSTFILE
 
 
 def hosts_of(pe_hostfile: str) -> list[str]:
@@ -78,7 +72,7 @@ LIMIT, RESCHEDULED = "37", "25"
 
 @dataclass(frozen=True)
 class SGE(QsubCommands):
-    """Grid Engine's queries and commands for jobs; see `qsub.QsubQueries`."""
+    """Grid Engine's queries and commands for jobs."""
 
     terse: ClassVar[tuple[str, ...]] = ("-terse",)
     unanswered = NO_ANSWER
@@ -231,9 +225,6 @@ def command_line(script: str) -> list[str]:
     return shlex.split(" ".join(re.findall(r"^#qsub (-.*)$", script, re.MULTILINE)))
 
 
-# -- ids
-
-
 def array_of(job_id: str) -> str:
     """Returns the array id of an array element (`17` for 17_0); the id of a plain job is returned unchanged."""
     return job_id.partition("_")[0]
@@ -248,9 +239,6 @@ def native_id(job_id: str) -> str:
 def dependency(jobs: Sequence[str]) -> list[str]:
     """Returns the options with which a job starts when all `jobs` have ended; for an element, its whole array."""
     return ["-hold_jid", ",".join(dict.fromkeys(map(array_of, jobs)))] if jobs else []
-
-
-# -- output of the commands
 
 
 def state_of(letters: str) -> JobState:
@@ -558,9 +546,6 @@ def parse_complexes(text: str) -> list[Complex]:
 def _number(text: str) -> float:
     match = re.match(r"\d+(?:\.\d+)?", text)
     return float(match[0]) if match else 0.0
-
-
-# -- Reads all executions of a job, with their peak memory, from Grid Engine's accounting
 
 
 def history(sge: SGE, job_id: str) -> list[JobExecution]:

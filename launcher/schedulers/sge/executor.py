@@ -55,21 +55,15 @@ class Parameters(functions.Parameters):
 
 
 class SGEJobEnvironment(FunctionEnvironment):
-    """The rank and the nodes of this process in a Grid Engine job, with the attributes that submitit reads."""
-
     scheduler = SGEScheduler()
 
 
 class SGEJob(FunctionJob):
-    """A submitit job on Grid Engine."""
-
     scheduler = SGEScheduler()
     watcher = JobWatcher(SGE())
 
 
 class SGEExecutor(FunctionExecutor):
-    """Submits functions with Grid Engine's qsub; `Parameters` documents the parameters."""
-
     job_class = SGEJob
     environment = SGEJobEnvironment
     scheduler = SGEScheduler()

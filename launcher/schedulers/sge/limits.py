@@ -24,6 +24,8 @@ from launcher.schedulers.site import (
     limit_lines,
     listed,
     memory,
+    missing,
+    no_such,
     plain_name,
     reachable,
     requested,
@@ -33,8 +35,6 @@ from launcher.schedulers.site import (
 )
 from launcher.spec.plan import JobPlan, settings_of
 
-# -- Checks a plan against Grid Engine's queues, parallel environments and resources before submission
-
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
     """Returns the queues that could run the job (all, if it names patterns only); raises ConfigError: none could."""
@@ -42,9 +42,8 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
     wanted = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else list(known)
     for name in wanted:
         if name not in known and not set(name) & set("*?["):  # a pattern may match several
-            raise ConfigError(
-                f"cluster.queue={settings.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
-            )
+            setting = f"cluster.queue={settings.queue}"
+            raise ConfigError(f"{no_such('queue', setting, name, known)} Known: {', '.join(known)}")
     mine = [known[name] for name in wanted if name in known]
     if not mine:
         return list(queues)
@@ -84,7 +83,7 @@ def check_environment(
         return
     key, each = f"cluster.parallel_environment={name}", slots_per_node(plan)
     usable = [pe.name for pe in others if refusal(plan, pe) is None]
-    instead = f"use cluster.parallel_environment={usable[0]}" if usable else ask_for(plan)
+    instead = f"use cluster.parallel_environment={usable[0]}" if usable else ask_for(each)
     if own is None:
         known = [pe.name for pe in others]
         raise ConfigError(
@@ -116,11 +115,10 @@ def refusal(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
     return None
 
 
-def ask_for(plan: JobPlan) -> str:
-    """Returns what a user should ask the administrator for if no parallel environment is usable for the plan."""
-    each = slots_per_node(plan)
+def ask_for(slots: int) -> str:
+    """Returns what a user should ask the administrator for if no parallel environment is usable."""
     return (
-        f"ask the administrator for a parallel environment with `allocation_rule {each}` and `control_slaves TRUE` "
+        f"ask the administrator for a parallel environment with `allocation_rule {slots}` and `control_slaves TRUE` "
         "(qconf -ap NAME) in the pe_list of the queue"
     )
 
@@ -149,9 +147,6 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
                 f"{name}: its amount counts {how} (qconf -sc: consumable {kind.consumed}): use "
                 f"cluster.per_node=[{','.join(right)}]"
             )
-
-
-# -- Checks a plan against Grid Engine's live queues, parallel environments, resources and hosts before a submission
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -221,8 +216,7 @@ def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Findi
     own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
     for name in own:
         if name not in known and not set(name) & set("*?["):
-            text = f"cluster.queue={settings.queue}: there is no such queue.{near(name, known)}"
-            yield problem("profile", text, f"set cluster.queue to one of {', '.join(known)}")
+            yield missing("queue", f"cluster.queue={settings.queue}", name, known)
             return
     mine = [known[name] for name in own if name in known] or list(queues)
     times = [each.time for each in mine]
@@ -258,13 +252,8 @@ def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -
 
 def instead(usable: Sequence[ParallelEnvironment]) -> str:
     """Returns advice for the user: a usable parallel environment to set, or what to ask the administrator for."""
-    if usable:
-        each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
-        return f"set cluster.parallel_environment to {each}"
-    return (
-        "ask the administrator for a parallel environment with `allocation_rule 1` and `control_slaves TRUE` "
-        "(qconf -ap NAME) in the pe_list of the queue"
-    )
+    each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
+    return f"set cluster.parallel_environment to {each}" if usable else ask_for(1)
 
 
 def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
@@ -296,8 +285,6 @@ def gpu_resources(complexes: Sequence[Complex]) -> list[str]:
 
 @dataclass(frozen=True)
 class SGESite(Site):
-    """The facts of a Grid Engine site."""
-
     pool = "queue"
 
     cell: str  # name of the cell
@@ -344,7 +331,7 @@ class SGESite(Site):
             yield f"parallel_environment: {scalar(best.name)}  # qconf -sp: allocation_rule {best.rule}"
             yield f"slots: {best.per_host}  # on each node"
         else:
-            yield f"# parallel_environment: none gives each of several nodes its slots: {instead(())}"
+            yield f"# parallel_environment: none gives each of several nodes its slots: {ask_for(1)}"
         if one:
             yield f"# for one node: cluster.parallel_environment={one[0].name} cluster.slots=N  # $pe_slots"
 

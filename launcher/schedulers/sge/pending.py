@@ -58,7 +58,6 @@ RANK = {Why.HELD: 0, Why.WAITS: 1, Why.THROTTLED: 2, Why.LIMIT: 3, Why.ROOM: 4, 
 
 
 def in_words(message: str) -> Reason:
-    """Explains one message; an unknown one is quoted."""
     plain = re.sub(r"^Job \d+ (\(-l [^)]*\) )?", "", " ".join(message.split()))
     return find_reason(TABLE, plain) or Reason(Why.UNKNOWN, f"Grid Engine says: {plain}")
 
@@ -81,9 +80,6 @@ def of_all(messages: Sequence[str], *, never: bool) -> Reason:
     return Reason(first.kind, words, next((each.do for each in found if each.kind is first.kind and each.do), ""))
 
 
-# -- Explains why a Grid Engine job is pending, with at most four queries
-
-
 def explain(waiting: Waiting, sge: SGE) -> Explanation:
     """Explains why a pending job does not start; raises QueryError for the job's own query, else notes it."""
     answers, array = Answers(), array_of(waiting.job)
@@ -102,7 +98,6 @@ def explain(waiting: Waiting, sge: SGE) -> Explanation:
 
 
 def messages_of(root: Element) -> list[str]:
-    """Returns the scheduler's messages about a job from the output of `qstat -xml -j`, each once."""
     return list(dict.fromkeys(each.text or "" for each in root.iter("MES_message") if each.text))
 
 
@@ -120,7 +115,6 @@ def of_job(root: Element) -> Reason | None:
 
 
 def lines_of(verified: str) -> list[str]:
-    """Returns the messages in the output of `qalter -w v`."""
     return [line for line in verified.splitlines() if line.strip() and not line.startswith("verification:")]
 
 

@@ -56,12 +56,10 @@ RESUME, NO_RETRY, NO_REQUEST = 75, 93, 1
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
-    """Encodes values as one line."""
     return base64.b64encode(zlib.compress(json.dumps(values).encode(errors="surrogateescape"), 9)) + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Decodes a line of `encode`."""
     return dict(json.loads(zlib.decompress(base64.b64decode(line)).decode(errors="surrogateescape")))
 
 

@@ -28,8 +28,6 @@ AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
 class SGEScheduler(QsubScheduler):
-    """Grid Engine as a scheduler."""
-
     name = "sge"
     title = "Grid Engine"
     requeues = True

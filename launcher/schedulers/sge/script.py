@@ -73,7 +73,6 @@ class Amounts:
 
     @property
     def slots(self) -> int:
-        """Number of slots on each node."""
         return self.settings.slots or 1
 
     def environment(self) -> tuple[str, str] | None:
@@ -99,7 +98,6 @@ class Amounts:
         return name, str(self.nodes * self.slots)
 
     def sharers(self, resource: str) -> int:
-        """Returns the number of slots among which the amount of a node is divided in a request."""
         return 1 if resource in self.settings.per_node else self.slots
 
     def resources(self) -> dict[str, Any]:
@@ -153,12 +151,10 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
 
 
 def amounts(plan: JobPlan) -> Amounts:
-    """Returns the resources that a run's job requests."""
     return Amounts(settings_of(plan, SGESettings), plan.nodes, plan.gpus_per_node, plan.mem)
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the #$ lines of a run without this prefix; for arguments and errors see `of_plan` and `lines_of`."""
     return lines_of(of_plan(plan, token, array, folder))
 
 
@@ -168,7 +164,6 @@ def lines_of(request: Request) -> list[str]:
 
 
 def options(request: Request) -> list[tuple[str, str | None]]:
-    """Returns qsub's options in the order of the script, each as its name and its value; for errors see `lines_of`."""
     if not NAME.fullmatch(request.name):
         raise ConfigError(
             f"name={request.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
@@ -205,12 +200,10 @@ def options(request: Request) -> list[tuple[str, str | None]]:
 
 
 def slots_per_node(plan: JobPlan) -> int:
-    """Returns the number of slots that a run requests on each node."""
     return amounts(plan).slots
 
 
 def asked_for(plan: JobPlan) -> list[str]:
-    """Returns the names of all resources that a run requests with -l."""
     return ["h_rt", *amounts(plan).resources()]
 
 
@@ -233,7 +226,6 @@ def _line(name: str, value: str | None) -> str:
 
 
 def command_options() -> dict[str, bool | None]:
-    """Returns qsub's options for `run SCRIPT`; see `Scheduler.command_options`."""
     return {
         **{f"-{name}": True for name in (*KEYS, *WITH_VALUE.split())},
         **{f"-{name}": False for name in WITHOUT_VALUE.split()},

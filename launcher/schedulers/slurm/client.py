@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 
-# -- Runs Slurm's job commands (sbatch, squeue, sacct, scontrol, scancel), each with a timeout, and parses their output
-# Needs neither submitit nor accounting.
-
-
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). For a job
 # with a flag, such as COMPLETING, squeue prints only the flag.
 STATES = {
@@ -79,8 +75,6 @@ JOB_LIMIT = re.compile(
 
 
 class Slurm(Struct):
-    """Slurm's queries and commands for jobs; see `base.Queries`."""
-
     timeout: float = 60  # timeout of each command in seconds
     terse: ClassVar[tuple[str, ...]] = ()  # --parsable is always there
 
@@ -189,7 +183,6 @@ class Slurm(Struct):
         self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
 
     def state_and_reason(self, job_id: str) -> tuple[str, str]:
-        """Returns the state and pending reason of one job that has not ended, as squeue prints them."""
         state, _, reason = self.run("squeue", "--noheader", "--jobs", job_id, "--format=%T|%r").strip().partition("|")
         return state, reason
 
@@ -213,7 +206,6 @@ class Slurm(Struct):
         return self.run("sinfo", "--version").split()[-1]
 
     def settings(self) -> dict[str, str]:
-        """Returns the values of `scontrol show config`."""
         return parse_settings(self.run("scontrol", "show", "config"))
 
     def pending(self, job_id: str) -> Pending:
@@ -260,12 +252,10 @@ _MOST_IDS = 2000  # maximum number of job ids for one sacct: Linux limits an arg
 
 
 def array_of(job_id: str) -> str:
-    """Returns the array id of an array element (`17` for 17_3); the id of a plain job is returned unchanged."""
     return job_id.partition("_")[0]
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns sbatch options with which a job starts when all jobs in `jobs` have ended, with any outcome."""
     return [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
 
 
@@ -279,7 +269,6 @@ def in_cluster() -> list[str]:
 
 
 def several_clusters(environ: Mapping[str, str]) -> str | None:
-    """Returns why SLURM_CLUSTERS does not name one cluster, or None if it does, or names none."""
     clusters = environ.get("SLURM_CLUSTERS", "")
     several = "," in clusters or clusters == "all"
     return f"SLURM_CLUSTERS={clusters}: a job's number is that of one cluster: name one" if several else None
@@ -511,8 +500,6 @@ class NodeCounts(Struct):
 
 
 class Reservation(Struct):
-    """A reservation."""
-
     name: str  # name of the reservation
     starts: float | None  # start in seconds since the epoch; None: unknown
     ends: float | None  # end in seconds since the epoch; None: unknown
@@ -526,13 +513,8 @@ class Reservation(Struct):
 
 
 class StartTrial(Struct):
-    """The result of `sbatch --test-only`."""
-
     starts: float | None  # estimated start in seconds since the epoch; None: the job would not start
     words: str = ""  # Slurm's message if the job would not start
-
-
-# -- Reads all executions of a job, with their peak memory, from Slurm's accounting
 
 
 _FIELDS = "JobID,State,Start,End,MaxRSS"

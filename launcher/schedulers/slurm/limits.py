@@ -23,6 +23,8 @@ from launcher.schedulers.site import (
     head,
     listed,
     memory,
+    missing,
+    no_such,
     plain_name,
     reachable,
     requested,
@@ -37,9 +39,6 @@ from launcher.spec.limits import NodeGroup, too_much_for
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.structs import Struct
 from launcher.units import parse_time, time_or_none
-
-# -- The partitions and QOS of a site
-
 
 SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
 
@@ -74,7 +73,6 @@ class Qos(Struct):
     max_nodes: int | None = None
 
     def within(self, partition: Partition) -> Partition:
-        """Returns the partition with the limits of jobs with this QOS."""
         time = self.time if self.lifts_time else partition.time
         max_nodes = self.max_nodes if self.lifts_nodes else partition.max_nodes
         name = self.name if self.lifts_time or self.lifts_nodes else ""
@@ -82,7 +80,6 @@ class Qos(Struct):
 
 
 def partitions_of(slurm: Slurm) -> list[Partition]:
-    """Returns all partitions that this user can see."""
     text = slurm.run(*SINFO)
     try:
         return parse_partitions(text)
@@ -234,10 +231,8 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
         names = partition.split(",")  # like sbatch, which takes a blank for a part of the name
         for name in names:
             if name not in known:
-                raise ConfigError(
-                    f"cluster.partition={name}: there is no such partition.{near(name, known)} "
-                    f"Known: {', '.join(known)}"
-                )
+                setting = no_such("partition", f"cluster.partition={name}", name, known)
+                raise ConfigError(f"{setting} Known: {', '.join(known)}")
         wanted = [known[name] for name in names]
     problems = [_problem(plan, partition) for partition in wanted]
     if all(problems):
@@ -260,9 +255,6 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
         limit = format_time(partition.time)
         return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"
     return too_much_for(plan, partition.groups, where)
-
-
-# -- Checks a plan against Slurm's live partitions before a submission
 
 
 ANY = Qos("", lifts_time=True, lifts_nodes=True)
@@ -312,7 +304,6 @@ def _with_qos(
 
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
-    """Yields findings about Slurm (reachable, partitions, accounting), and about the profile's partition and limits."""
     version = timed(slurm.version)
     answer = timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
     yield from reachable("Slurm", version.text, answer, "SLURM_CONF")
@@ -362,14 +353,10 @@ def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
 
 
 def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's partitions exist, and the profile's limits fit the partitions."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     for name in own:
         if name not in names:
-            yield problem(
-                "profile", f"cluster.partition={name}: there is no such partition.{near(name, names)}",
-                f"set cluster.partition to one of {', '.join(names)}",
-            )  # fmt: skip
+            yield missing("partition", f"cluster.partition={name}", name, names)
     if not own:
         yield problem("profile", "cluster.partition is not set, and the site has no default partition",
                       f"set cluster.partition to one of {', '.join(names)}")  # fmt: skip
@@ -389,7 +376,6 @@ def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
 
 
 def most_nodes(partition: Partition) -> int:
-    """Returns the maximum number of nodes of one job in a partition."""
     total = sum(group.nodes for group in partition.groups)
     return total if partition.max_nodes is None else min(total, partition.max_nodes)
 
@@ -421,16 +407,12 @@ def _short(text: str) -> str:
 
 
 class Account(Struct):
-    """An account of this user; `default` is whether it is the user's default account."""
-
     name: str
     default: bool = False
 
 
 @dataclass(frozen=True)
 class SlurmSite(Site):
-    """The facts of a Slurm site."""
-
     pool = "partition"
 
     cluster: str  # name of the cluster
@@ -499,7 +481,6 @@ class SlurmSite(Site):
 
 
 def survey(slurm: Slurm) -> SlurmSite:
-    """Collects the facts of a site, with six commands; raises QueryError without the partitions."""
     ask = ErrorCollector()
     partitions = tuple(partitions_of(slurm))
     settings: dict[str, str] = {}

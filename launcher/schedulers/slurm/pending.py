@@ -213,9 +213,6 @@ def _column(found: re.Match[str]) -> str:
     return f"{group}TRES" + ({"PerUser": "PU", "PerAccount": "PA"}.get(per, ""))
 
 
-# -- Explains why a Slurm job is pending. The job's reason decides which queries are made, at most twelve
-
-
 TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for which changes of the run are tried
 OVERLOOKED = 300.0  # seconds without a reason after which this is reported itself: Slurm schedules every minute
 TRIALS = 16.0  # seconds since the first query after which no further trial is started
@@ -335,7 +332,6 @@ def limits_of(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[str, ...]:
-    """Returns a line for each limit that may keep the job pending, with its value and where it is set."""
     found = []
     mine = [each for each in partitions if each.name in job.partition.split(",")]
     wanted = job.time if job.time is not None else plan.time
@@ -375,11 +371,7 @@ def limits_of(
 
 
 def corrected(
-    tried: Sequence[Option],
-    job: Pending,
-    partitions: Sequence[Partition],
-    windows: Sequence[Reservation],
-    now: float,
+    tried: Sequence[Option], job: Pending, partitions: Sequence[Partition], windows: Sequence[Reservation], now: float
 ) -> tuple[Option, ...]:
     """Corrects the start estimates of trials (`sbatch --test-only`), which count the pending job as a competitor.
 
@@ -440,8 +432,6 @@ BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power
 
 
 class Change(Struct):
-    """A change of a run to try."""
-
     overrides: tuple[str, ...]  # config overrides for `resume` (`nodes=2`)
     plan: JobPlan  # the plan with the change
     note: str = ""  # disadvantage of the change
@@ -459,7 +449,6 @@ def usable(nodes: Sequence[NodeCounts], partitions: Sequence[str], constraint: s
 
 
 def count(nodes: Sequence[NodeCounts]) -> dict[str, int]:
-    """Returns the number of nodes by state, the most frequent state first."""
     found: dict[str, int] = {}
     for each in nodes:
         state = base_state(each.state)

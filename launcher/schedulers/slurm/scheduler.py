@@ -35,8 +35,6 @@ ASKED_FOR = 10.0  # seconds for which an ending job asks again if squeue gives n
 
 
 class SlurmScheduler(FolderQueue):
-    """Slurm as a scheduler."""
-
     name = "slurm"
     title = "Slurm"
     requeues = True

@@ -13,9 +13,6 @@ from launcher.schedulers.slurm.settings import GpuDirective, SlurmSettings
 from launcher.schedulers.templates import quote, require_plain
 from launcher.spec.plan import JobPlan, settings_of
 
-# -- Makes the #SBATCH lines of a plan. Pure; option names are those of man sbatch
-
-
 # Families of equivalent options: an option in cluster.directives replaces all of the plan's options in its family.
 FAMILIES = (
     {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"},
@@ -96,13 +93,11 @@ VARIABLES = {
 
 
 def keys(plan: JobPlan) -> dict[str, str | None]:
-    """Returns the plan's values of the keys in VARIABLES."""
     values = {**vars(settings_of(plan, SlurmSettings)), "account": plan.cluster.account}
     return {key: values[key] for key in VARIABLES}
 
 
 def inherited(plan: JobPlan) -> list[str]:
-    """Returns the variables of VARIABLES that count for a plan's job."""
     return [VARIABLES[key] for key, value in keys(plan).items() if value is None]
 
 
@@ -164,7 +159,6 @@ def _gpus(gpus: int, settings: SlurmSettings) -> dict[str, str]:
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the #SBATCH lines of a run without this prefix; for arguments and errors see `directives`."""
     return [line(name, value) for name, value in directives(plan, token, array, folder).items()]
 
 
@@ -189,7 +183,6 @@ def extra_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_options() -> dict[str, bool | None]:
-    """Returns sbatch's options for `run SCRIPT`; see `Scheduler.command_options`."""
     long: dict[str, bool | None] = {
         **dict.fromkeys((*KEYS, *WITH_VALUE.split()), True), **dict.fromkeys(WITHOUT_VALUE.split(), False),
         **dict.fromkeys(MAYBE_VALUE.split(), None),
@@ -234,7 +227,6 @@ def keys_of(option: str, value: str | None) -> dict[str, Any]:
 
 
 def tasks(plan: JobPlan) -> list[str]:
-    """Returns the srun command for `Scheduler.start_tasks`."""
     from launcher.environment import container_command
 
     return [*container_command.before_srun(plan), "srun", *arguments(plan), *container_command.srun_options(plan)]

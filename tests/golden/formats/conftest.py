@@ -23,7 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
 from launcher.files import ownership
-from launcher.submission.configs import composed
+from launcher.submission.resume import composed_config as composed
 from tests.golden.golden import FORMATS, put, sections
 
 SUBMITTED = 1795345200.0  # 2026-11-22 11:00:00 UTC

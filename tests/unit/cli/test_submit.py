@@ -24,14 +24,14 @@ from launcher.config.hydra_errors import explain
 from launcher.config.keys import opened
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.submission import configs
+from launcher.submission import resume
 
 
 @pytest.fixture(autouse=True)
 def hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    configs.register()
+    resume.register()
     yield
     GlobalHydra.instance().clear()
     yaml.SafeLoader.yaml_implicit_resolvers = resolvers

@@ -21,7 +21,7 @@ from launcher.config.hydra_errors import explain
 from launcher.config.points import Composer, affected
 from launcher.errors import LauncherError
 from launcher.paths import resource
-from launcher.submission import configs
+from launcher.submission import resume
 
 FAILURES = (HydraException, OmegaConfBaseException, LauncherError)
 Point = tuple[str, ...]
@@ -144,7 +144,7 @@ def hydra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hydra]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
         resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-        configs.register()
+        resume.register()
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(resource("conf")), version_base="1.3"):
             yield Hydra()

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from launcher.config import keys as config_keys
 from launcher.config import schema as config
 from launcher.paths import resource
-from launcher.submission import configs
+from launcher.submission import resume
 
 KINDS = [value for value in vars(config).values() if dataclasses.is_dataclass(value)]
 
@@ -40,7 +40,7 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    configs.register()
+    resume.register()
 
     def run(*overrides: str, **files: str) -> DictConfig:
         for name, text in files.items():

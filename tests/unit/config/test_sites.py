@@ -21,7 +21,7 @@ from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.spec.build import PlanFacts
 from launcher.spec.limits import pools_of
-from launcher.submission import configs, render
+from launcher.submission import render, resume
 from launcher.submission.prepare import Inputs, planned
 
 FOLDER = resource("conf") / "cluster"
@@ -39,7 +39,7 @@ NODE = {
 @functools.cache
 def profile(name: str) -> Config:
     """The config of a run there, as `cluster=NAME` composes it; nobody may change it."""
-    configs.register()
+    resume.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 

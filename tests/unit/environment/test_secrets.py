@@ -32,7 +32,7 @@ from launcher.schedulers.pbs import task_starters
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm
 from launcher.spec.plan import JobPlan
-from launcher.submission import configs, prepare, submit
+from launcher.submission import prepare, resume, submit
 from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
 from launcher.sweeps.submit import submit_sweep
 from tests.unit.plans import make_config, plan_of
@@ -385,7 +385,7 @@ def test_however_short_a_secret_is_no_key_may_have_it(
     """A value of three characters is found anywhere: so it is the variable that counts."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    configs.register()
+    resume.register()
     words = ["workload=program", "workload.script=x.py", *words]
     if key is None:
         compose.composed(words)
@@ -398,7 +398,7 @@ def test_each_point_of_a_sweep_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch
     """The second one's config is the first one's with what differs, where another variable may be meant."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    configs.register()
+    resume.register()
 
     def by_hydra(overrides: Sequence[str], _: int) -> DictConfig:
         return compose.by_hydra(overrides)[0]

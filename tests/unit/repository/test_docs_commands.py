@@ -22,7 +22,7 @@ from launcher.cli import commands, multirun, submit
 from launcher.cli.commands import COMMANDS, function
 from launcher.cli.multirun import Multirun
 from launcher.cli.options import ACTIONS, require_action
-from launcher.submission import configs
+from launcher.submission import resume
 from tests.launch import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -186,7 +186,7 @@ def parsed_only(command: str) -> Callable[[Any], int]:
         if command in ACTIONS and arguments.action is not None:
             require_action(command, arguments.action)
         if overrides := getattr(arguments, "overrides", ()):
-            configs.composed(["workload=ddp_mnist", *overrides])
+            resume.composed_config(["workload=ddp_mnist", *overrides])
         return 0
 
     return run

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import RunError
 from launcher.runs.directory import Run
-from launcher.submission import configs, resume
+from launcher.submission import resume
 from tests.unit.plans import bare_plan
 
 NAMES = [
@@ -20,7 +20,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_resumed_where_it_is(tmp_path: Path, name: str) -> None:
     run = Run(tmp_path / name / "run-1")
-    composed = configs.composed(["workload=p2p", *resume.place_overrides(run)])
+    composed = resume.composed_config(["workload=p2p", *resume.place_overrides(run)])
     assert composed.config.runs_dir == str(tmp_path / name)
     assert composed.resolved["runs_dir"] == str(tmp_path / name)
 
@@ -30,7 +30,7 @@ def test_settings_for_hydras_own_command_line_do_not_keep_others_from_a_config(
 ) -> None:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     (tmp_path / "user.yaml").write_text("hydra: {verbose: true}\nnodes: 3\n")
-    assert configs.composed(["workload=p2p"]).config.nodes == 3
+    assert resume.composed_config(["workload=p2p"]).config.nodes == 3
 
 
 def test_another_attempt_begins_where_the_first_one_was_submitted_and_the_caller_stays_where_it_is(
