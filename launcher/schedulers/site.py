@@ -167,14 +167,15 @@ def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> I
         yield ok("reachable", f"{name} answered in {answer.took * 1000:.0f} ms")
 
 
-def listed(rows: Sequence[tuple[str, Sequence[str], str]], command: str) -> list[str]:
-    """Returns a line for each partition or queue from (name, marks, limits): `gpu (default): up to 02:00:00`."""
+def listed(rows: Sequence[tuple[str, Sequence[tuple[str, bool]], str]], command: str) -> list[str]:
+    """Returns a line for each partition or queue (name, marks, limits): `gpu (default): up to 02:00:00`."""
     lines = [f"{name}{_in_brackets(marks)}: {limits}" for name, marks, limits in rows[:SHOWN]]
     return lines + ([f"... and {len(rows) - SHOWN} more ({command})"] if len(rows) > SHOWN else [])
 
 
-def _in_brackets(marks: Sequence[str]) -> str:
-    return f" ({', '.join(marks)})" if marks else ""
+def _in_brackets(marks: Sequence[tuple[str, bool]]) -> str:
+    words = [word for word, is_so in marks if is_so]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:

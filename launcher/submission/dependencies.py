@@ -8,10 +8,9 @@
 
 A sweep is over when all its points are, and done when all are done.
 
-The scheduler only holds the job until the jobs of the dependency have ended, with any result (`afterany`). When the
-job starts, it reads from the dependency's record whether the condition is met (launcher/job/wait_for_others.py).
-`afterok` would be wrong, since a run may continue in another job after its first job has failed. By then `afterok` can
-never be met, and PBS has deleted the waiting job.
+The scheduler holds the job until the jobs of the dependency have ended, with any result (`afterany`): a run may
+continue in another job after its first has failed, by when PBS would have deleted an `afterok`. When the job starts, it
+reads the dependency's record (launcher/job/wait_for_others.py).
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ FOLLOWERS = "followers"  # folder in a run or sweep: a file for each run that de
 
 
 class StartDecision(Enum):
-    """What a run with dependencies does next."""
-
     START = "start"
     WAIT = "wait"
     NEVER = "never"
@@ -67,7 +64,6 @@ class Dependency(Struct):
 
     @property
     def decision(self) -> StartDecision:
-        """What the waiting run does as far as this dependency goes, by the table of the module."""
         if not self.over:
             return StartDecision.WAIT
         met = self.condition == "any" or self.done == (self.condition == "ok")
@@ -75,7 +71,6 @@ class Dependency(Struct):
 
     @property
     def awaited(self) -> Awaited:
-        """The entry of this dependency in the event `ConditionsMet`."""
         return Awaited(id=self.id, condition=self.condition, state=self.state)
 
 

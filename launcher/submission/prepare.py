@@ -133,8 +133,6 @@ def _tree(folder: str, runs_dir: str) -> Tree:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan that has passed all checks."""
-
     plan: JobPlan
     token: str  # string in the job by which a repeated submission finds it at the scheduler; see `token_of`
     notes: tuple[str, ...]
@@ -182,12 +180,20 @@ def site_of(config: Config, run_id: str, held: Allocation | None) -> PlanFacts:
     umask = os.umask(0o077)
     os.umask(umask)
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
-    starter = held.starter if held else None
+    starter, root = held.starter if held else None, code_root()
     after = _after(config, Run(run_dir))
     in_files = scheduler_of(config.cluster).secrets_in_files
     secrets_dir = str(secret.folder()) if in_files else None
     return PlanFacts(
-        run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after, secrets_dir=secrets_dir
+        run_id,
+        str(run_dir),
+        sys.executable,
+        None if root is None else str(root),
+        os.getcwd(),
+        umask,
+        starter,
+        after,
+        secrets_dir=secrets_dir,
     )
 
 
@@ -247,11 +253,6 @@ def _require_by_hand(plan: JobPlan, config: Config) -> None:
             f"submit=false: {', '.join(names)} would be readable in the command: export it in your shell instead of "
             "cluster.environment"
         )
-
-
-def _code_root() -> str | None:
-    root = code_root()
-    return None if root is None else str(root)
 
 
 def _with_baseline(config: Config) -> Config:

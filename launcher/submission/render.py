@@ -216,15 +216,12 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
 
 
 class RenderedScript(Struct):
-    """The texts of a job script and of the files beside it."""
-
     script: str
     job: str  # the driver's file (`launcher.runs.job_file`), as JSON
     after: str | None  # the script of a custom template's block `after`; None: there is none
 
 
 def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> str:
-    """Returns the job script of a run; see `rendered`."""
     return rendered(plan, token=token, array=array, elements=elements).script
 
 
@@ -262,7 +259,6 @@ def notes(plan: JobPlan, *, token: str) -> tuple[str, ...]:
 
 
 def write(run: Run, plan: JobPlan, *, token: str) -> Path:
-    """Writes the job script of a run and the files beside it into its directory. Returns the script's path."""
     text = rendered(plan, token=token)
     _write_beside(text, plan, None)
     return run.write_script(text.script, plan.member)

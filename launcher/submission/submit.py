@@ -50,8 +50,6 @@ OF_THE_COMMAND = (
 
 
 class SubmittedRun(Struct):
-    """A submitted run."""
-
     run: Run
     job_id: str  # BY_HAND: the user has yet to submit it
     again: bool = False  # whether the job existed already: an earlier submission of this run made it
@@ -140,7 +138,6 @@ def interrupted(run: Run) -> Iterator[None]:
 
 
 def tried(run: Run, token: str) -> bool:
-    """Returns whether a job with this token may have been submitted for the run, by its journal."""
     return any(entry.token == token for entry in every(journal_events(run), Submitting))
 
 
@@ -245,7 +242,6 @@ def _chain(plan: JobPlan, first: str, script: str, tokens: Sequence[str], enviro
 
 
 def require_commands(plan: JobPlan) -> None:
-    """Raises SubmissionError if this machine cannot submit jobs to a plan's scheduler."""
     if problem := registry.scheduler(plan.cluster.scheduler).problem():
         raise SubmissionError(f"nothing was submitted: {problem}")
 

@@ -223,7 +223,7 @@ def lines(found: Sequence[PBSQueue], own: str | None = None) -> list[str]:
             ("routes to others", each.routes), ("stopped: its jobs wait", not each.started),
             (f"for some {' and '.join(each.only)} only", bool(each.only)),
         )  # fmt: skip
-        rows.append((each.name, [word for word, is_so in marks if is_so], _stated_limits(each)))
+        rows.append((each.name, marks, _stated_limits(each)))
     return listed(rows, "qstat -Q")
 
 

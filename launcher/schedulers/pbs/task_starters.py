@@ -39,11 +39,9 @@ from launcher.schedulers.topology import hosts_of
 # - A task's output would go to the terminal or the job's file even if stdout of pbsdsh is a pipe, so the task writes to
 #   `N.out`, which is copied to stdout here. Each file has one writer, because appending to a shared file loses lines on
 #   NFS.
-# - On SIGTERM, pbsdsh exits at once and no longer reports the task's end, so it runs in its own session, without
-#   signals.
+# - On SIGTERM, pbsdsh exits at once and reports no end of the task, so it runs in its own session, without signals.
 # - PBS sends signals only to the first node of a job, and starts no task in a job that it is deleting. So all tasks
-#   poll
-#   the file `signal`, and send the signal that it names to themselves.
+#   poll the file `signal`, and send the signal that it names to themselves.
 
 
 SETTLE_TIME = 5.0  # maximum seconds between the end of pbsdsh and the appearance of its task's exit status

@@ -198,11 +198,7 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
     wanted = set(own.split(",")) if own else set()
     rows = []
     for each in queues:
-        marks = [
-            word
-            for word, is_so in (("this profile's", each.name in wanted), ("for some only", each.restricted))
-            if is_so
-        ]
+        marks = (("this profile's", each.name in wanted), ("for some only", each.restricted))
         time = "any time" if each.time is None else format_hours(each.time)
         rows.append(
             (each.name, marks, f"up to {time}; parallel environments: {', '.join(each.environments) or 'none'}")

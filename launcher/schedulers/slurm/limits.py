@@ -244,8 +244,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
     # Returns why a partition could never start the plan's job, with the fix, or None if it could
     where = f"partition {partition.name}" + (f" with QOS {partition.lifted_by}" if partition.lifted_by else "")
-    total = sum(group.nodes for group in partition.groups)
-    most = total if partition.max_nodes is None else min(total, partition.max_nodes)
+    most = most_nodes(partition)
     if most == 0:
         return f"cluster.partition={partition.name}: {where} gives nobody any nodes: choose another"
     if plan.nodes > most:
@@ -328,10 +327,10 @@ def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
 
 def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
     """Returns a line for each partition with its limits. Marks the default, and the profile's own (`own`)."""
-    rows = []
-    for each in found:
-        marks = (("default", each.default), ("this profile's", each.name in own))
-        rows.append((each.name, [word for word, is_so in marks if is_so], _stated_limits(each)))
+    rows = [
+        (each.name, (("default", each.default), ("this profile's", each.name in own)), _stated_limits(each))
+        for each in found
+    ]
     return listed(rows, "sinfo")
 
 
