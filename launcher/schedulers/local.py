@@ -28,6 +28,8 @@ class LocalSettings(SchedulerSettings):
 
 @dataclass
 class AllocationSettings(SchedulerSettings):
+    """The additional keys of a profile of an allocation."""
+
     IGNORES_OTHERS = True
 
     srun_args: list[str] = field(default_factory=list)  # extra arguments of srun, which starts the tasks on Slurm
