@@ -11,8 +11,6 @@ from __future__ import annotations
 import importlib
 import socket
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +28,6 @@ __all__ = [
     "DTensor", "FSDPModule", "MixedPrecisionPolicy", "Replicate", "Shard", "all_gather_single",
     "compute_local_shape_and_global_offset", "destroy_without_gil", "distribute_tensor", "fsdp_computes_on",
     "fully_shard", "is_device_error", "local_part", "reduce_scatter_single", "store_on", "with_local",
-    "without_crc32",
 ]  # fmt: skip
 
 # The modules that may have each name, the newest first: DTensor became public in 2.5, FSDP2 in 2.6. They are imported
@@ -138,20 +135,3 @@ def destroy_without_gil(group: object) -> None:
 
 def _keep_until_gone(owner: object, kept: object) -> None:
     weakref.finalize(owner, lambda _: None, kept).atexit = False
-
-
-# -- torch.save
-
-
-@contextmanager
-def without_crc32() -> Iterator[None]:
-    """Turns off the checksums of torch.save inside the `with` block, for the whole process; no effect before 2.6."""
-    if not hasattr(torch.serialization, "set_crc32_options"):
-        yield
-        return
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)

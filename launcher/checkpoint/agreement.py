@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -14,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from launcher.checkpoint.files import combined_error, one_line
-from launcher.checkpoint.format import CheckpointError
+from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Misfit
 from launcher.errors import RESUME
+from launcher.formatting import name_ranks
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import process_group
 
@@ -34,14 +33,6 @@ class SavesFail(CheckpointError):
     code = "saves_failed"
 
 
-@dataclass(frozen=True)
-class SaveResult:
-    """How a save ended on all ranks."""
-
-    published: bool  # whether the checkpoint was published
-    broken: int  # number of ranks on which the process group failed
-
-
 class Peers:
     """Collective calls of all ranks through a process group for checkpoints; an error on one rank is raised on all.
 
@@ -57,7 +48,7 @@ class Peers:
         self.group: dist.ProcessGroup | None = None
         self._timeout = timeout
         self._saves = self._settled = 0
-        self._last: SaveResult | None = None
+        self._published = False  # whether this rank has published the last save
         self._store: dist.Store | None = None
         if own_group:
             store = distributed_c10d._get_default_store()
@@ -79,14 +70,14 @@ class Peers:
     def record_end(self, *, published: bool, broken: bool) -> None:
         """Records how a save ended on this rank, for the others: published or not; whether the group failed."""
         self._saves += 1
-        self._last = SaveResult(published, int(broken))
+        self._published = published
         if self._store is not None:
             counted = published and self.rank == 0
             with contextlib.suppress(RuntimeError):  # if the store is gone, `last_result` raises the error
                 self._store.add(f"ended/{self._saves}", 1 + _RANKS * broken + _RANKS**2 * counted)
 
-    def last_result(self) -> SaveResult | None:
-        """Waits until the last save has ended on all ranks (None: there was none since the last call).
+    def last_result(self) -> bool | None:
+        """Waits until the last save has ended on all ranks; returns whether it was published (None: no new save).
 
         All ranks call it before the next save. If the group failed in that save, it makes a new one.
         Raises SavesFail: some ranks have not finished that save within the timeout.
@@ -95,7 +86,7 @@ class Peers:
             return None
         self._settled = self._saves
         if self._store is None:
-            return self._last
+            return self._published
         key, pause = f"ended/{self._saves}", 1e-4
         deadline = time.monotonic() + self._timeout
         while (counts := self._store.add(key, 0)) % _RANKS < self.world_size:
@@ -106,11 +97,10 @@ class Peers:
                 )
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        result = SaveResult(bool(counts // _RANKS**2), counts // _RANKS % _RANKS)
-        if result.broken:
+        if counts // _RANKS % _RANKS:  # ranks on which the group failed
             self.close()
             self._make_group()
-        return result
+        return bool(counts // _RANKS**2)
 
     # -- collective calls
 
@@ -129,42 +119,62 @@ class Peers:
     def on_each(self, function: Callable[[], T]) -> list[T]:
         """Calls the function on each rank; returns the results of all ranks on rank 0, or raises their errors as one on
         all. On other ranks the list is empty."""
-        outcomes: list[Any] = self.gather(_attempt(function))
-        self.on_first(lambda: _require_no_error(outcomes))
+        outcomes: list[Any] = self.gather(_told(_attempt(function)))
+        self.on_first(lambda: _require_no_error(outcomes, None))
         return [value for value, _ in outcomes]
 
     def on_first(self, function: Callable[[], T]) -> T:
         """Calls the function on rank 0; returns its result, or raises its error as a CheckpointError, on all ranks."""
-        outcome = _attempt(function) if self.rank == 0 else (None, None)
-        return cast(T, _result(process_group.broadcast(outcome, self.group) if self.many else outcome))
+        outcome = _told(_attempt(function)) if self.rank == 0 else (None, None)
+        value, error = process_group.broadcast(outcome, self.group) if self.many else outcome
+        if error is not None:
+            raise error if isinstance(error, CheckpointError) else CheckpointError(error)
+        return cast(T, value)
 
     def on_all(self, function: Callable[[], T]) -> list[T]:
         """Calls the function on each rank; returns the results of all ranks on all, or raises their errors as one."""
         mine = _attempt(function)
-        outcomes: list[Any] = process_group.all_gather(mine, self.group) if self.many else [mine]
-        _require_no_error(outcomes)
+        outcomes: list[Any] = process_group.all_gather(_told(mine), self.group) if self.many else [_told(mine)]
+        _require_no_error(outcomes, mine[1])
         return [value for value, _ in outcomes]
 
 
-def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str | None]:
+def _attempt(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
     try:
         return function(), None
-    except CheckpointError as error:
-        return None, error
     except Exception as error:  # any error, or the other ranks would wait for this one
-        return None, one_line(error)
+        return None, error
 
 
-def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None]]) -> None:
+def _told(outcome: tuple[T | None, Exception | None]) -> tuple[T | None, CheckpointError | str | None]:
+    value, error = outcome
+    return value, error if error is None or isinstance(error, CheckpointError) else one_line(error)
+
+
+def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None]], cause: Exception | None) -> None:
     errors = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
     if errors:
-        raise combined_error(errors, len(outcomes))
+        raise combined_error(errors, len(outcomes)) from cause
 
 
-def _result(outcome: tuple[T, CheckpointError | str | None]) -> T:
-    value, error = outcome
+def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
+    """Returns one error, of the first of `kinds` that there is, for the errors of several ranks, which it names."""
+    kinds = (Misfit, Damaged, CannotRead)
+    kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
+    chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}
+    ranks: dict[str, list[int]] = {}
+    for rank, error in sorted(chosen.items()):
+        ranks.setdefault(error if isinstance(error, str) else one_line(error), []).append(rank)
+    on_all = len(chosen) == world_size and all(isinstance(error, CheckpointError) for error in chosen.values())
+    if len(ranks) == 1 and (on_all or kind is not CheckpointError):  # no need to name the ranks
+        return kind(next(iter(ranks)))
+    return kind("; ".join(f"{name_ranks(who)}: {text}" for text, who in ranks.items()))
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's text for the user, in one line."""
     if isinstance(error, CheckpointError):
-        raise error
-    if error is not None:
-        raise CheckpointError(error)
-    return value
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"

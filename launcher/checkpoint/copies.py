@@ -16,7 +16,6 @@ is half written does not exist.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import math
@@ -31,9 +30,9 @@ import torch
 from torch import Tensor
 
 from launcher import torch_compat_dcp
-from launcher.checkpoint.files import one_line
+from launcher.checkpoint.agreement import one_line
 from launcher.checkpoint.format import Damaged
-from launcher.checkpoint.state import local_part, offset_of, size_of
+from launcher.checkpoint.state import bytes_of, local_part, offset_of, size_of
 from launcher.formatting import long_size
 
 AREA = 1 << 46  # bytes of the file for each slot; pages that nobody writes take no memory
@@ -116,13 +115,18 @@ class MemorySlot:
             self._memory = self._mapped(HEADER + size + min(size, BLOCK))
         return self._memory[HEADER : HEADER + size]
 
+    @property
+    def head(self) -> Tensor:
+        """The bytes of the header, as uint8 [HEADER]."""
+        return self._memory[:HEADER]
+
     def header(self) -> Header | None:
         """Returns the header; None: the slot is empty, or was being written; raises Damaged."""
-        return Header.of(bytes(buffer(self._memory[:HEADER])))
+        return Header.of(bytes(bytes_of(self.head)))
 
     def write_header(self, data: bytes) -> None:
         """Completes the slot."""
-        buffer(self._memory[:HEADER])[:] = data
+        bytes_of(self.head)[:] = data
 
     def erase(self) -> None:
         """Makes the slot empty."""
@@ -134,8 +138,8 @@ class MemorySlot:
         body = self.body(end)
         return {name: _view(body, offsets[name], local_part(tensor)) for name, tensor in tensors.items()}
 
-    def seal(self, header: Header, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> Header:
-        """Completes a slot whose `buffers` are filled: adds the index with `rest`, and the header, which it returns."""
+    def seal(self, header: Header, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
+        """Completes a slot whose `buffers` are filled: adds the index with `rest`, and the header."""
         offsets, end = _offsets(tensors)
         where = {
             name: (offsets[name], tensor.dtype, tuple(local_part(tensor).shape), tuple(tensor.shape), offset_of(tensor))
@@ -144,15 +148,13 @@ class MemorySlot:
         blob = io.BytesIO()
         torch.save({**rest, "about": header.about, "where": where, "blocks": _checksums(self.body(end))}, blob)
         index = blob.getvalue()
-        buffer(self.body(end + len(index))[end:])[:] = index
-        header = replace(header, size=end + len(index), index=end, crc32=zlib.crc32(index))
-        self.write_header(header.data())
-        return header
+        bytes_of(self.body(end + len(index))[end:])[:] = index
+        self.write_header(replace(header, size=end + len(index), index=end, crc32=zlib.crc32(index)).data())
 
 
 def index_of(body: Tensor, header: Header) -> dict[str, Any]:
     """Returns the index of a copy, without a look at its tensors. body: uint8 [header.size]; raises Damaged."""
-    index = bytes(buffer(body[header.index :]))
+    index = bytes(bytes_of(body[header.index :]))
     if zlib.crc32(index) != header.crc32:
         raise Damaged("its index has changed since it was written")
     try:
@@ -192,36 +194,26 @@ def _view(body: Tensor, offset: int, like: Tensor) -> Tensor:
     return body[offset : offset + size_of(like)].view(like.dtype).view(like.shape)
 
 
-def buffer(memory: Tensor) -> memoryview:
-    """Returns the bytes of a tensor (uint8 [n], contiguous, in CPU memory), to be read and written."""
-    size = len(memory)
-    return memoryview((ctypes.c_ubyte * size).from_address(memory.data_ptr()) if size else bytearray()).cast("B")
-
-
 def _checksums(body: Tensor) -> list[int]:
-    return [zlib.crc32(buffer(piece)) for piece in body.split(BLOCK)] if len(body) else []
+    return [zlib.crc32(bytes_of(piece)) for piece in body.split(BLOCK)] if len(body) else []
 
 
-@dataclass
 class Pair:
-    """The two slots that take copies of the same thing in turn."""
+    """The slot `number` and the next one, which take copies of the same thing in turn."""
 
-    slots: tuple[MemorySlot, MemorySlot]
-    last: int = 0  # the slot that was written last
+    def __init__(self, file: int, number: int) -> None:
+        self.slots = (MemorySlot(file, number), MemorySlot(file, number + 1))
+        self.last = int(age_of(self.slots[1]) > age_of(self.slots[0]))  # the slot that was written last
 
-    @classmethod
-    def of(cls, file: int, number: int) -> Pair:
-        """Returns the pair of slots that begins with slot `number`; the one with the newer copy was written last."""
-        pair = cls((MemorySlot(file, number), MemorySlot(file, number + 1)))
-        ages = [age_of(slot) for slot in pair.slots]
-        pair.last = int(ages[1] > ages[0])
-        return pair
+    @property
+    def newest(self) -> MemorySlot:
+        return self.slots[self.last]
 
     def turn(self) -> MemorySlot:
         """Returns the slot for the next copy, which is empty now."""
         self.last = 1 - self.last
-        self.slots[self.last].erase()
-        return self.slots[self.last]
+        self.newest.erase()
+        return self.newest
 
     def find(self, header: Header) -> MemorySlot:
         """Returns the slot with a copy; raises Damaged: it is not there."""
@@ -361,10 +353,8 @@ def _spread(replicas: Mapping[int, Held], agents: Sequence[int]) -> list[Transfe
 def interval(blocked: float, whole: float, step: float) -> int:
     """Returns the smallest number of steps between two copies that cost at most SHARE of the time.
 
-    Args:
-        blocked: seconds for which a copy blocks training, without the wait for the one before it.
-        whole: seconds from the start of a copy until it is complete on all ranks; the next one waits for that.
-        step: seconds of a step, without the time for which copies block it.
+    blocked, whole: seconds for which a copy blocks training, and until it is complete on all ranks; the next one waits
+    for that. step: seconds of a step without copies.
     """
     return max(1, math.ceil(blocked / (SHARE * step)), math.ceil(whole / step)) if step > 0 else 1
 

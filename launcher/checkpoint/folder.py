@@ -13,14 +13,12 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import reading
-from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest
+from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, retry, unless_removed
 from launcher.files import run_files
 from launcher.files.shared_files import TRANSIENT
 from launcher.runs.directory import RunError, require_private
@@ -31,66 +29,40 @@ def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
     return sorted(manifests, key=lambda manifest: manifest.age, reverse=True)
 
 
-def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
+def best_of(known: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
     """Returns the newest checkpoint with the best finite value of a metric; None: there is none."""
-    if best is None:
-        return None
     sign = 1 if best_is == "max" else -1
     rated = [
-        (sign * value, each.age, each) for each in manifests if (value := _number(each.metrics.get(best))) is not None
+        (sign * value, each.age, each)
+        for each in known
+        if isinstance(value := each.metrics.get(best or ""), int | float) and math.isfinite(value)
     ]
-    return max(rated, key=lambda entry: entry[:2])[2] if rated else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def kept_checkpoints(
-    manifests: Iterable[Manifest], keep: int, best: str | None = None, best_is: str = "max"
-) -> set[int]:
-    """Returns the steps of the checkpoints to keep: the newest `keep`, and the best.
-
-    keep, best, best_is: see `Retention`.
-    """
-    known = newest_first(manifests)
-    champion = best_of(known, best, best_is)
-    return {manifest.step for manifest in known[:keep]} | ({champion.step} if champion else set())
-
-
-def surplus_checkpoints(
-    known: Mapping[Path, Manifest], published: Manifest, keep: int, best: str | None = None, best_is: str = "max"
-) -> set[Path]:
-    """Returns the checkpoints to remove after one was published.
-
-    | the checkpoint | result |
-    |---|---|
-    | could not be read, or is not sound | stays: it is not in `known` |
-    | is of another lineage | stays |
-    | was just published | stays |
-    | is one of the newest `keep` of its lineage, or its best | stays |
-    | any other | is removed |
-    """
-    own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
-    stay = kept_checkpoints(own.values(), keep, best, best_is) | {published.step}
-    return {path for path, manifest in own.items() if manifest.step not in stay}
-
-
-# -- A run's checkpoint folder, for use on rank 0: lists, publishes and removes checkpoints. Works without torch
+    return max(rated, key=lambda entry: entry[:2])[2] if best is not None and rated else None
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of a lineage to keep; see above."""
+    """Which checkpoints of a lineage to keep."""
 
     keep: int = 2  # number of the newest checkpoints to keep
     # name of a metric; the checkpoint with its best value is kept as well. None: no metric counts
     best: str | None = None
     best_is: str = "max"  # which value of the metric is the best: `max` or `min`
 
+    def surplus(self, known: Mapping[Path, Manifest], published: Manifest) -> set[Path]:
+        """Returns the checkpoints to remove after one was published: of its lineage, all but the newest and the best.
+
+        What could not be read, or is not sound, is not in `known`, and stays.
+        """
+        own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
+        champion = best_of(own.values(), self.best, self.best_is)
+        stay = [*newest_first(own.values())[: self.keep], published, *([champion] if champion else [])]
+        steps = {manifest.step for manifest in stay}
+        return {path for path, manifest in own.items() if manifest.step not in steps}
+
 
 class CheckpointFolder:
-    """A folder of checkpoints, as one attempt (from 0) uses it."""
+    """A folder of checkpoints, as rank 0 of one attempt (from 0) uses it; works without torch."""
 
     def __init__(self, path: Path, attempt: int, stays: Retention, read_timeout: float) -> None:
         self.path, self.attempt, self._stays, self._timeout = path, attempt, stays, read_timeout
@@ -112,21 +84,18 @@ class CheckpointFolder:
                 raise PermissionError("it cannot be written to")
 
         try:
-            reading.retry(make, self.path, self._timeout, only=TRANSIENT)
+            retry(make, self.path, self._timeout, only=TRANSIENT)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint.dir={self.path}: checkpoints cannot be saved there ({error.strerror or error}): "
                 "set it to a folder that you can write to and that all nodes share"
             ) from None
         self.require_private(self.path)
-        if remove_leftovers:
-            self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        there = reading.entries(self.path, self._timeout)
-        for path in checkpoints.leftovers(self.path, self.attempt):
+        if not remove_leftovers:
+            return
+        there = checkpoints.entries(self.path, self._timeout)
+        for path, step in checkpoints.leftovers(self.path, self.attempt).items():
             # If a save was killed between two renames, the replaced checkpoint is the only one of its step: restore it.
-            step = checkpoints.replaced_step(path.name)
             if step is None or checkpoints.name_of(step) in there:
                 shutil.rmtree(path, ignore_errors=True)
                 continue
@@ -137,10 +106,10 @@ class CheckpointFolder:
         """Raises CheckpointError if others could have put files into it, Damaged if it has been removed."""
 
         def check() -> None:
-            reading.found(lambda: require_private(path), path) if path.parent == self.path else require_private(path)
+            unless_removed(lambda: require_private(path), path) if path.parent == self.path else require_private(path)
 
         try:
-            reading.retry(check, path, self._timeout)
+            retry(check, path, self._timeout)
         except CheckpointError:
             raise
         except RunError as error:
@@ -164,7 +133,7 @@ class CheckpointFolder:
             except Damaged as error:
                 wrong[path] = str(error)
         if wrong:  # leave out what a training has removed meanwhile
-            there = reading.entries(self.path, self._timeout)
+            there = checkpoints.entries(self.path, self._timeout)
             wrong = {path: why for path, why in wrong.items() if path.name in there}
         known.sort(key=lambda each: each[1].age, reverse=True)
         self._sequence = max((manifest.sequence for _, manifest in known), default=0)
@@ -174,18 +143,19 @@ class CheckpointFolder:
         """Makes the checkpoints that are published after this call successors of a given one, in its lineage."""
         self._lineage, self._parent = manifest.lineage, manifest.step
 
-    def quarantine(self, path: Path, why: Sequence[str], judged: Manifest | None = None) -> str:
-        """Renames a damaged checkpoint, so that nothing loads or removes it, if its manifest is still `judged`."""
+    def quarantine(self, path: Path, why: Iterable[str], judged: Manifest | None = None) -> str:
+        """Renames a checkpoint that cannot be used, so that nothing loads or removes it, if its manifest is still
+        `judged`; returns what was done. why: lines about what is wrong with it."""
+        aside = self.path / checkpoints.temporary(checkpoints.step_of(path.name) or 0, self.attempt, "aside")
         try:
             if judged is not None and checkpoints.read(path, self._timeout) != judged:
                 return "another one has taken its place"
-            return f"kept as {checkpoints.quarantine(path, self.attempt, why).name}"
+            path.rename(aside)
         except (OSError, CheckpointError) as error:  # for example, the folder is read-only
             return f"it stays where it is ({error})"
-
-    def quarantined(self) -> list[str]:
-        """Returns the names of the quarantined checkpoints."""
-        return [path.name for path in reading.retry(lambda: checkpoints.quarantined(self.path), self.path)]
+        with contextlib.suppress(OSError):
+            (aside / checkpoints.WHY).write_text("".join(f"{line}\n" for line in why))
+        return f"kept as {aside.name}"
 
     # -- publishing
 
@@ -197,7 +167,7 @@ class CheckpointFolder:
             self._lineage = os.urandom(8).hex()
         return replace(manifest, lineage=self._lineage, sequence=self._sequence + 1, parent=self._parent)
 
-    def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None = None) -> Path:
+    def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None) -> Path:
         """Renames a complete checkpoint to its final name, and starts to remove old checkpoints in a thread.
 
         Replaces an existing checkpoint of this step, which is removed if it has the same lineage, and otherwise kept
@@ -207,52 +177,40 @@ class CheckpointFolder:
         Raises OSError: the folder could not be renamed; an existing checkpoint of this step is unchanged.
         """
         path = self.path / checkpoints.name_of(manifest.step)
-        old = None
-        try:
-            _rename(temporary, path)
-        except OSError:
-            if path.name not in reading.entries(self.path):
-                raise
+        old, ours = None, False
+        if path.name in checkpoints.entries(self.path):
             self.wait()  # else the thread could remove what gets the name of a checkpoint that it is about to remove
-            what = "old" if self._is_ours(path, manifest) else "aside"
-            old = self.path / checkpoints.temporary(manifest.step, self.attempt, what)
+            with contextlib.suppress(CheckpointError):
+                ours = checkpoints.read(path).lineage == manifest.lineage
+            old = self.path / checkpoints.temporary(manifest.step, self.attempt, "old" if ours else "aside")
             path.rename(old)
-            try:
-                _rename(temporary, path)
-            except OSError:
+        try:
+            temporary.rename(path)
+        except OSError:
+            if old is not None:
                 old.rename(path)
-                raise
+            raise
         self._sequence, self._parent = manifest.sequence, manifest.step  # published, even if fsync fails
         fsync_folder(self.path)
         self.wait()  # for what the save before has left: not before this one, as a stop may leave little time
-        removed = old if old is not None and checkpoints.replaced_step(old.name) is not None else None
-        remover = threading.Thread(
-            target=self._remove_surplus, args=(manifest, removed, fence), name="checkpoint-retention"
-        )
+        arguments = manifest, old if ours else None, fence
+        remover = threading.Thread(target=self._remove_surplus, args=arguments, name="checkpoint-retention")
         try:
             remover.start()
             self._remover = remover
         except RuntimeError:  # Python 3.12.0 and 3.12.1 start no thread once the main thread has ended
-            self._remove_surplus(manifest, removed, fence)
+            self._remove_surplus(*arguments)
         return path
-
-    def _is_ours(self, path: Path, manifest: Manifest) -> bool:
-        try:
-            return checkpoints.read(path).lineage == manifest.lineage
-        except CheckpointError:
-            return False
 
     def _remove_surplus(self, published: Manifest, old: Path | None, fence: Callable[[], None] | None) -> None:
         # Runs in a thread, since freeing many blocks takes the file system a while.
         # Checkpoints that cannot be read are neither counted nor removed. The next save repeats failed removals.
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(OSError, CannotRead):
-            known = checkpoints.sound(self.path)
-            stays = self._stays
-            for path in surplus_checkpoints(known, published, stays.keep, stays.best, stays.best_is):
-                if not _owns_run(fence):
-                    return
+        with contextlib.suppress(Exception):  # for example, another attempt owns the run: the next save reports that
+            for path in self._stays.surplus(checkpoints.sound(self.path), published):
+                if fence is not None:
+                    fence()
                 hidden = self.path / checkpoints.temporary(0, self.attempt, "gone")  # nobody finds half a checkpoint
                 path.rename(hidden)
                 shutil.rmtree(hidden, ignore_errors=True)
@@ -262,22 +220,6 @@ class CheckpointFolder:
         if self._remover is not None:
             self._remover.join()
             self._remover = None
-
-
-def _owns_run(fence: Callable[[], None] | None) -> bool:
-    # If not, the next save reports the error
-    try:
-        if fence is not None:
-            fence()
-    except Exception:  # it does not, or the check failed
-        return False
-    return True
-
-
-def _rename(source: Path, target: Path) -> None:
-    if target.name in reading.entries(target.parent):
-        raise FileExistsError(target)
-    source.rename(target)
 
 
 def fsync_folder(path: Path) -> None:

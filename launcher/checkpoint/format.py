@@ -1,4 +1,4 @@
-"""The format of checkpoints on disk: names, manifest, checksums. Works without torch.
+"""The format of checkpoints on disk: names, manifest, checksums; reads with retries. Works without torch.
 
     FOLDER/                        0700, files 0600
       step-000001200/              complete: renamed to this name when everything was on disk
@@ -13,30 +13,40 @@
         why.txt                    what is wrong with it
 
 Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
+`path` is the folder of one checkpoint, and `folder` the one that contains the checkpoints. A read is retried for
+`timeout` seconds, and has three outcomes:
 
-In the functions below `path` is the folder of one checkpoint, and `folder` the one that contains the checkpoints.
-Functions that read retry a failing read for `timeout` seconds.
+| outcome | what happened | what follows |
+|---|---|---|
+| right | the file was read, and is valid | the checkpoint is used |
+| wrong (`Damaged`) | the file was read in full and is not valid, or it is missing | the checkpoint is passed over |
+| unavailable (`CannotRead`) | the file system returned an error | the attempt ends with exit code 75 |
+
+NFS clients may show an old listing for a while. So a file counts as missing only when its folder was listed in full,
+and the listing has not contained the file for LAG seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import heapq
+import io
 import json
 import os
 import re
+import stat
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher import __version__, bounds
-from launcher.checkpoint import reading
-from launcher.checkpoint.reading import CannotRead, CheckpointError, Damaged, RetryingFile
+from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
+from launcher.files.shared_files import backoff
 
 FORMAT = 2  # version of the format; version 1 had no lineage
 BLOCK = 1 << 26  # bytes that share a checksum
@@ -50,6 +60,23 @@ _ASIDE = re.compile(r"\.aside-step-(\d+)-attempt-\d+-[0-9a-f]+")
 _SHARDS = re.compile(r"__(\d+)_\d+\.distcp")
 WHY = "why.txt"
 _BUFFER = 1 << 20  # bytes read at once, few enough to be in the processor's cache when their checksum is computed
+LAG = 30.0  # seconds for which an NFS client may show an old listing by default (mount option acdirmin)
+
+T = TypeVar("T")
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be used or written. Base class of the errors of checkpoints."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint was read, and is torn, truncated, changed or not one of ours. An older one can be used instead."""
+
+
+class CannotRead(CheckpointError, UnavailableError):
+    """A checkpoint cannot be read now, and may be sound. The attempt ends, and a later attempt tries again."""
+
+    exit_code = RESUME
 
 
 class Misfit(CheckpointError):
@@ -58,6 +85,159 @@ class Misfit(CheckpointError):
 
 class SaveFailed(CheckpointError):
     """A checkpoint could not be written; earlier checkpoints are untouched."""
+
+
+class _NotListed(Exception):
+    """It was listed in full, and the file is not in it."""
+
+
+# -- reading
+
+
+def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only: Collection[int] | None = None) -> T:
+    """Calls an operation, and repeats it with growing pauses while it raises an OSError.
+
+    only: errno values of transient errors; other errors are raised at once. None: all errors are transient.
+    Raises CannotRead: the operation has failed for `timeout` seconds.
+    Raises Damaged: the file has not been in its folder's listing for LAG seconds, or for `timeout` if that is less.
+    """
+    why = ""
+    for elapsed in backoff(timeout):
+        try:
+            return operation()
+        except _NotListed:
+            last = "it is missing"
+            if elapsed >= min(timeout, LAG):
+                raise Damaged(f"{path} is missing") from None
+        except OSError as error:
+            last = error.strerror or str(error)
+            if only is not None and error.errno not in only:
+                raise
+        if timeout > 0 and not why:
+            print(f"launcher: {path}: {last}; trying again for up to {timeout:g} s", flush=True)
+        why = last
+    tried = f" for {timeout:g} s (checkpoint.read_timeout)" if timeout > 0 else ""
+    raise CannotRead(f"{path} could not be read{tried}: {why}")
+
+
+# The system calls, as functions that tests can replace.
+def _open(path: Path) -> io.FileIO:
+    return run_files.open_regular(path).detach()  # type: ignore[attr-defined]
+
+
+def _stat(path: Path) -> os.stat_result:
+    return os.stat(path, follow_symlinks=False)
+
+
+def _entries(folder: Path) -> dict[str, bool]:
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+
+
+def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> dict[str, bool]:
+    """Returns for each name in a folder whether it is a folder (False for links); raises CannotRead."""
+
+    def look() -> dict[str, bool]:
+        try:
+            return _entries(folder)
+        except FileNotFoundError:
+            if missing_ok:
+                return {}
+            raise
+
+    return retry(look, folder, timeout)
+
+
+def unless_removed(operation: Callable[[], T], path: Path) -> T:
+    """Calls an operation for `retry`, which takes a missing file for Damaged if the listings lack it or its folder."""
+    try:
+        return operation()
+    except FileNotFoundError:
+        if _removed(path):
+            raise _NotListed from None
+        raise
+
+
+def _removed(path: Path) -> bool:
+    try:
+        return path.name not in _entries(path.parent)
+    except FileNotFoundError:
+        return path.parent.name not in _entries(path.parent.parent)
+
+
+def size_of_file(path: Path, timeout: float = 0.0) -> int:
+    """Returns a file's size in bytes; raises Damaged (missing, or not regular) or CannotRead."""
+    status = retry(lambda: unless_removed(lambda: _stat(path), path), path, timeout)
+    if not stat.S_ISREG(status.st_mode):
+        raise Damaged(f"{path} is not a file")
+    return status.st_size
+
+
+class RetryingFile(io.RawIOBase):
+    """A file for reading. Failing reads are retried after opening it anew, since the old handle may be stale.
+
+    failure: error of the last read that failed for good, since a library may replace it; None: none failed.
+    """
+
+    def __init__(self, path: Path, timeout: float = 0.0) -> None:
+        self._path, self._timeout = path, timeout
+        self._file: io.FileIO | None = None
+        self._position = 0
+        self.failure: CheckpointError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
+        if start is None:
+            start = self._retried(lambda file: os.fstat(file.fileno()).st_size)
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        def read(file: io.FileIO) -> int:
+            file.seek(self._position)
+            return file.readinto(buffer) or 0
+
+        count = self._retried(read)
+        self._position += count
+        return count
+
+    def _retried(self, use: Callable[[io.FileIO], int]) -> int:
+        def attempt() -> int:
+            fresh = self._file is None
+            try:
+                if self._file is None:
+                    self._file = _open(self._path)
+                return use(self._file)
+            except OSError:
+                self._forget()
+                if fresh:
+                    raise
+            return attempt()
+
+        try:
+            return retry(lambda: unless_removed(attempt, self._path), self._path, self._timeout)
+        except CheckpointError as error:
+            self.failure = error
+            raise
+
+    def _forget(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # a stale handle cannot even be closed
+                file.close()
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
 
 
 @dataclass(frozen=True)
@@ -134,7 +314,7 @@ def rank_file(rank: int) -> str:
 
 
 def writer_of(name: str) -> int | None:
-    """Returns the rank that has written a file of torch.distributed.checkpoint with this name; None: no rank has."""
+    """Returns the rank that has written a file `__R_K.distcp`; None for other names."""
     match = _SHARDS.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -147,23 +327,14 @@ def temporary(step: int, attempt: int, what: str = "saving") -> str:
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
     """Returns the folders named like complete checkpoints, highest step first; raises CannotRead."""
 
-    found = reading.entries(folder, timeout, missing_ok=missing_ok)
+    found = entries(folder, timeout, missing_ok=missing_ok)
     steps = ((step, name) for name, is_dir in found.items() if is_dir and (step := step_of(name)) is not None)
     return [folder / name for _, name in sorted(steps, reverse=True)]
 
 
-def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
-    """Renames a checkpoint that cannot be used (`why`: lines for why.txt), so that nothing loads or removes it."""
-    aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
-    path.rename(aside)
-    with contextlib.suppress(OSError):
-        (aside / WHY).write_text("".join(f"{line}\n" for line in why))
-    return aside
-
-
 def quarantined(folder: Path) -> dict[Path, int]:
     """Returns the quarantined checkpoints in a folder, each with its step."""
-    found = ((entry, _ASIDE.fullmatch(entry)) for entry in sorted(reading.entries(folder)))
+    found = ((entry, _ASIDE.fullmatch(entry)) for entry in sorted(entries(folder)))
     return {folder / entry: int(match[1]) for entry, match in found if match}
 
 
@@ -175,17 +346,15 @@ def quarantine_reasons(path: Path) -> list[str]:
         return []
 
 
-def leftovers(folder: Path, attempt: int) -> list[Path]:
-    """Returns the temporary folders that saves of this attempt and earlier ones have left (saving, old and gone)."""
-    found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in reading.entries(folder))
-    return [folder / entry for entry, match in found if match and int(match[3]) <= attempt]
-
-
-def replaced_step(name: str) -> int | None:
-    """Returns the step of a checkpoint that a save has moved aside, to replace it, from its name `.old-...`; None for
-    any other name."""
-    match = _TEMPORARY.fullmatch(name)
-    return int(match[2]) if match and match[1] == "old" else None
+def leftovers(folder: Path, attempt: int) -> dict[Path, int | None]:
+    """Returns the temporary folders that saves of this attempt and earlier ones have left (saving, old and gone), each
+    with the step of a checkpoint that a save has moved there to replace it (old), or None."""
+    found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in entries(folder))
+    return {
+        folder / entry: int(match[2]) if match[1] == "old" else None
+        for entry, match in found
+        if match and int(match[3]) <= attempt
+    }
 
 
 # -- the manifest
@@ -197,14 +366,18 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
     Raises Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
     """
     try:
-        data = reading.read_bytes(path / MANIFEST, timeout)
+        size = size_of_file(path / MANIFEST, timeout)
     except Damaged:
-        if METADATA_FILE in reading.entries(path, timeout, missing_ok=True):
+        if METADATA_FILE in entries(path, timeout, missing_ok=True):
             raise Misfit(
-                f"{path} was written by torch.distributed.checkpoint alone: `launcher checkpoint adopt {path}` makes "
-                "it a checkpoint that can be resumed from; or move it elsewhere"
+                f"{path} was written by torch.distributed.checkpoint alone, so it has no checksums: load it with "
+                "dcp.load before the first step, and move it elsewhere"
             ) from None
         raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
+    if size > bounds.MANIFEST_BYTES:
+        raise Damaged(f"{path / MANIFEST} has {size} bytes, more than the {bounds.MANIFEST_BYTES} that are read of it")
+    with RetryingFile(path / MANIFEST, timeout) as file:
+        data = file.readall()
     try:
         values = run_files.parse_json(data)
     except ValueError as error:
@@ -282,7 +455,7 @@ def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[st
     problems = []
     for name, file in manifest.files.items():
         try:
-            size = reading.size_of_file(path / name, timeout)
+            size = size_of_file(path / name, timeout)
         except Damaged as error:
             problems.append(str(error).replace(str(path / name), name))
             continue
@@ -339,52 +512,25 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
     from concurrent.futures import ThreadPoolExecutor
 
     def look(block: Block) -> str | None:
-        right = _checksum(path / block.name, block.offset, block.size, timeout) == block.crc32
+        crc32, left = 0, block.size
+        buffer = memoryview(bytearray(min(_BUFFER, left)))
+        with RetryingFile(path / block.name, timeout) as file:
+            file.seek(block.offset)
+            while left and (count := file.readinto(buffer[: min(left, len(buffer))])):
+                crc32 = zlib.crc32(buffer[:count], crc32)
+                left -= count
         where = f" (bytes {block.offset} to {block.offset + block.size - 1})" if block.offset else ""
-        return None if right else f"{block.name} has changed since it was written: its checksum is wrong{where}"
+        changed = f"{block.name} has changed since it was written: its checksum is wrong{where}"
+        return None if crc32 == block.crc32 else changed
 
-    found = list(found)
-    if threads > 1 and len(found) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            found_problems = list(pool.map(look, found))
-    else:
-        found_problems = [look(block) for block in found]
-    return [problem for problem in found_problems if problem]
+    with ThreadPoolExecutor(threads) as pool:
+        return [problem for problem in pool.map(look, found) if problem]
 
 
 def require_none(path: Path, problems: Sequence[str]) -> None:
     """Raises Damaged if there are lines about what is wrong with a checkpoint."""
     if problems:
         raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
-
-
-def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
-    buffer = memoryview(bytearray(min(_BUFFER, size)))
-    crc32 = 0
-    with RetryingFile(path, timeout) as file:
-        file.seek(offset)
-        while size:
-            count = file.readinto(buffer[: min(size, len(buffer))])
-            if not count:
-                break
-            crc32 = zlib.crc32(buffer[:count], crc32)
-            size -= count
-    return crc32
-
-
-def file_of(path: Path) -> File:
-    """Reads a file, and returns its size and checksums."""
-    size = path.stat().st_size
-    return File(size, tuple(_checksum(path, offset, min(BLOCK, size - offset)) for offset in range(0, size, BLOCK)))
-
-
-def verify(path: Path) -> list[str]:
-    """Returns lines on what is wrong with a checkpoint; empty: it is sound. Reads all of it; raises like `read`."""
-    try:
-        manifest = read(path)
-        return wrong_sizes(path, manifest) or wrong_checksums(path, blocks(manifest), threads=2)
-    except Damaged as error:
-        return [str(error)]
 
 
 # -- listing

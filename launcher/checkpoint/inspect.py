@@ -6,31 +6,23 @@ when it is read. Writing one takes a few lines, so the package safetensors is no
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from launcher.checkpoint import files
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.format import (
-    METADATA_FILE,
-    RANKS_FILE,
-    SINGLE,
-    CheckpointError,
-    Damaged,
-    Manifest,
-)
-from launcher.checkpoint.reading import RetryingFile
-from launcher.checkpoint.state import fill_all, is_named, named_part, nested
+from launcher.checkpoint import storage
+from launcher.checkpoint.format import METADATA_FILE, SINGLE, CheckpointError, Damaged, Manifest, RetryingFile
+from launcher.checkpoint.loading import Contents, rank_state_of, read_contents
+from launcher.checkpoint.state import Content, bytes_of, is_named, named_part, nested, size_of
 from launcher.errors import near
 from launcher.torch_compat_dcp import load_saved
 
@@ -42,54 +34,42 @@ _TYPES = {
 _ALIGNMENT = 8  # bytes; alignment of the first tensor, so that the file can be mapped into memory
 
 
-def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes CPU tensors, and text for the header, into a new safetensors file; an incomplete file is removed.
-
-    Raises CheckpointError: a tensor has a type that the format does not know, or the file cannot be written.
-    """
+def save_safetensors(path: Path, state: Mapping[Any, Any], metadata: Mapping[str, str]) -> int:
+    """Writes a state's tensors, by dotted name, and text for the header into a new safetensors file; returns their
+    number. Raises CheckpointError: the format does not know a tensor's type; or like `new_file`."""
+    tensors = Content.of(state).tensors
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     place = 0
     for name, tensor in tensors.items():
-        kind = _TYPES.get(str(tensor.dtype).removeprefix("torch."))
+        kind = _TYPES.get(_dtype(tensor.dtype))
         if kind is None:
             raise CheckpointError(
                 f"{name} is a {tensor.dtype}, which safetensors does not know: extract it as torch.save"
             )
-        size = tensor.numel() * tensor.element_size()
+        size = size_of(tensor)
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, place + size]}
         place += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     if sys.byteorder != "little":
         raise CheckpointError("safetensors has little-endian numbers, and this machine is big-endian: use torch.save")
+    with new_file(path), storage.hashed_file(path, {}) as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            stream.write(bytes_of(tensor))
+    return len(tensors)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[None]:
+    """Context manager that writes a new private file; after an error no part of it is left. Raises CheckpointError."""
     try:
-        try:
-            with files.hashed_file(path, {}) as stream:
-                stream.write(len(text).to_bytes(8, "little") + text)
-                for tensor in tensors.values():
-                    if tensor.numel():
-                        stream.write(_bytes_of(tensor.contiguous()))
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error}") from None
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
-
-
-def flat_tensors(tree: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
-    """Returns the tensors in the nested dicts `tree`, by dotted name with `prefix`; other values are left out."""
-    found: dict[str, Tensor] = {}
-    for key, value in tree.items():
-        if isinstance(value, Tensor):
-            found[f"{prefix}{key}"] = value
-        elif isinstance(value, Mapping):
-            found |= flat_tensors(value, f"{prefix}{key}.")
-    return found
+        yield
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError | RuntimeError):
+            raise CheckpointError(f"{path} cannot be written: {error}") from None
+        raise
 
 
 # -- Reads a checkpoint without a process group: lists its tensors, returns the whole state, or one rank's shard of it
@@ -98,78 +78,51 @@ def flat_tensors(tree: Mapping[object, object], prefix: str = "") -> dict[str, T
 # read, or prefixes of them (`model`); empty: everything.
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A part of a tensor: the rank that wrote the part, its offset in the whole tensor, and its shape."""
-
-    rank: int
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """A tensor in a checkpoint: dotted name, type (`float32`), shape, and the shards that it consists of."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    shards: tuple[Shard, ...]
-
-
-def entries(path: Path, manifest: Manifest) -> list[TensorEntry]:
-    """Returns a checkpoint's tensors without their data, by name; executes nothing; raises Damaged or CannotRead."""
-    if manifest.kind == SINGLE:
-        kinds = files.read_contents(path, manifest).kinds
-        return [
-            TensorEntry(name, _dtype(dtype), shape, (Shard(0, (0,) * len(shape), shape),))
-            for name, (dtype, shape) in sorted(kinds.items())
-        ]
-    metadata = files.read_metadata(path)
-    writers = {
-        (index.fqn, tuple(index.offset or ())): _rank_of(info.relative_path)
-        for index, info in metadata.storage_data.items()
-    }
-    return [
-        TensorEntry(
-            name,
-            _dtype(entry.properties.dtype),
-            tuple(entry.size),
-            tuple(
-                Shard(writers[name, tuple(chunk.offsets)], tuple(chunk.offsets), tuple(chunk.sizes))
-                for chunk in entry.chunks
-            ),
-        )
-        for name, entry in sorted(metadata.state_dict_metadata.items())
-        if isinstance(entry, TensorStorageMetadata)
-    ]
+def entries(contents: Contents) -> list[dict[str, Any]]:
+    """Returns the tensors of a checkpoint by name, with `dtype` (`float32`), `shape`, and `shards`, of which each has
+    the `rank` that wrote it, its `offset` in the whole tensor, and its `shape`. Raises Damaged."""
+    metadata, found = contents.metadata, []
+    writers: dict[tuple[str, tuple[int, ...]], int] = {}
+    for index, info in () if metadata is None else metadata.storage_data.items():
+        if (rank := checkpoints.writer_of(info.relative_path)) is None:
+            raise Damaged(f"the metadata names a file that no rank writes: {info.relative_path!r}")
+        writers[index.fqn, tuple(index.offset or ())] = rank
+    for name, (dtype, shape) in sorted(contents.kinds.items()):
+        shards = [{"rank": 0, "offset": (0,) * len(shape), "shape": shape}]
+        if metadata is not None:
+            chunks = cast(TensorStorageMetadata, metadata.state_dict_metadata[name]).chunks
+            shards = [
+                {"rank": writers[name, tuple(chunk.offsets)], "offset": (*chunk.offsets,), "shape": (*chunk.sizes,)}
+                for chunk in chunks
+            ]
+        found.append({"name": name, "dtype": _dtype(dtype), "shape": shape, "shards": shards})
+    return found
 
 
 def verify(path: Path) -> list[str]:
-    """Like `format.verify`; also reads all but the shards of tensors, as a load does, and checks the shards' places."""
-    if problems := checkpoints.verify(path):
-        return problems
-    manifest = checkpoints.read(path)
+    """Returns what is wrong with a checkpoint; empty: it is sound. Reads all of it but the shards of tensors as a load
+    does, and compares all checksums. Raises Misfit or CannotRead."""
     try:
-        contents = files.read_contents(path, manifest)
+        manifest = checkpoints.read(path)
+        found = checkpoints.blocks(manifest)
+        if problems := checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, 2):
+            return problems
+        metadata = read_contents(path, manifest).metadata
+        needed: dict[str, int] = {}
+        for info in () if metadata is None else metadata.storage_data.values():
+            needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
         sizes = {name: file.size for name, file in manifest.files.items()}
-        needed = {} if contents.metadata is None else files.needed_bytes(contents.metadata)
         problems = [
             f"{METADATA_FILE} asks for {least} bytes of {name}, which has {sizes.get(name, 0)}"
             for name, least in needed.items()
             if sizes.get(name, 0) < least
         ]
         for name in manifest.files:
-            if name == RANKS_FILE or name.startswith("rank-"):
-                files.load_file(path / name)
+            if name == checkpoints.RANKS_FILE or name.startswith("rank-"):
+                storage.load_file(path / name)
     except Damaged as error:
         return [str(error)]
     return problems
-
-
-def values(path: Path, manifest: Manifest) -> dict[Any, Any]:
-    """Returns the values of the state that are not tensors; none for a checkpoint of torch.distributed.checkpoint."""
-    return files.read_contents(path, manifest).values
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
@@ -178,18 +131,15 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
     Raises Damaged (it has changed), CannotRead, or CheckpointError (there is nothing under one of the keys).
     """
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
-    contents = files.read_contents(path, manifest)
+    contents = read_contents(path, manifest)
     wanted = {name: kind for name, kind in contents.kinds.items() if is_named(name, keys)}
     for key in keys:
         if not any(is_named(name, [key]) for name in wanted) and not named_part(contents.values, [key]):
             guess = near(key, sorted(contents.kinds))
             raise CheckpointError(f"{path.name} has no {key!r}.{guess} `checkpoint inspect` lists what it has")
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in wanted.items()}
-    if contents.tensors is not None:
-        fill_all(tensors, contents.tensors)
-    elif contents.metadata is not None and tensors:
-        files.load_tensors(path, contents.metadata, tensors)
-    return nested(tensors, contents.paths, named_part(contents.values, keys))
+    contents.fill(path, tensors)
+    return nested(tensors, contents.paths, named_part(contents.values, keys), {})
 
 
 def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -204,7 +154,7 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
         raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
     if manifest.kind == SINGLE:
         _require_sound(path, manifest, list(manifest.files))
-        tensors = files.read_contents(path, manifest).tensors or {}
+        tensors = read_contents(path, manifest).tensors or {}
         parts = [
             _part(name, tensor.shape, (0,) * tensor.ndim, tensor.clone())
             for name, tensor in tensors.items()
@@ -214,13 +164,13 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
         kept = (checkpoints.rank_file(rank), METADATA_FILE)
         names = [name for name in manifest.files if name in kept or checkpoints.writer_of(name) == rank]
         _require_sound(path, manifest, names)
-        parts = list(_parts(path, files.read_metadata(path), rank, keys))
+        parts = list(_parts(path, storage.read_metadata(path), rank, keys))
     return {
         "shard": rank,
         "world_size": manifest.world_size,
         "step": manifest.step,
         "parts": parts,
-        "rank_state": files.rank_state_of(path, manifest, rank),
+        "rank_state": rank_state_of(path, manifest, rank),
     }
 
 
@@ -247,24 +197,11 @@ def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None
     )
 
 
-def _rank_of(name: str) -> int:
-    rank = checkpoints.writer_of(name)
-    if rank is None:
-        raise Damaged(f"the metadata names a file that no rank writes: {name!r}")
-    return rank
-
-
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def save_plain(path: Path, value: Any) -> None:
-    """Writes a value into a new private file by torch.save; raises CheckpointError, and leaves no part of it."""
-    try:
-        try:
-            files.save_file(path, value, {})
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path} cannot be written: {error}") from None
+    """Writes a value by torch.save; raises like `new_file`."""
+    with new_file(path):
+        storage.save_file(path, value, {})

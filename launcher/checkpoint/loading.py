@@ -17,22 +17,21 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.checkpoint import files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import storage
 from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.format import (
-    MEMORY,
-    CheckpointError,
-    Manifest,
-)
+from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit
 from launcher.checkpoint.state import (
     Content,
     Keys,
@@ -48,6 +47,13 @@ from launcher.checkpoint.state import (
 from launcher.torch_compat import DTensor, with_local
 
 ABSENT = "not in the checkpoint"
+NOT_IN_STATE = "in the checkpoint, not in the state"
+PICKLED = "a pickle in the checkpoint, which is not executed"
+ADVICE = (
+    "a load restores all that was saved: give the same names, and for a model or an optimizer made anew "
+    'give the object itself ({"optimizer": optimizer}) instead of its state_dict(), which may lack tensors to fill; or '
+    "name what is to be loaded: load(only=[...])\n"
+)
 
 
 @runtime_checkable
@@ -59,31 +65,27 @@ class Stateful(Protocol):
 
 
 class Generator:
-    """The state of a generator of random numbers: torch's, Python's or numpy's."""
+    """The state of a generator of random numbers."""
 
-    def __init__(self, of: Any) -> None:
-        self._of = of
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        self._get, self._put = get, put
 
     def state_dict(self) -> dict[str, Any]:
-        if isinstance(self._of, torch.Generator):
-            return {"state": self._of.get_state()}
-        return {"state": self._of.getstate() if isinstance(self._of, random.Random) else self._of.bit_generator.state}
+        return {"state": self._get()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = state_dict["state"]
-        if isinstance(self._of, torch.Generator):
-            self._of.set_state(state)
-        elif isinstance(self._of, random.Random):
-            self._of.setstate(state)
-        else:
-            self._of.bit_generator.state = state
+        self._put(state_dict["state"])
 
 
 def stateful(value: Any) -> Stateful | None:
     """Returns the object with a value's state, out of DDP's and torch.compile's wrappers; None: a plain value."""
-    numpy = sys.modules.get("numpy")
-    if isinstance(value, torch.Generator | random.Random) or (numpy and isinstance(value, numpy.random.Generator)):
-        return Generator(value)
+    if isinstance(value, torch.Generator):
+        return Generator(value.get_state, value.set_state)
+    if isinstance(value, random.Random):
+        return Generator(value.getstate, value.setstate)
+    if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.random.Generator):
+        source = value.bit_generator
+        return Generator(lambda: source.state, partial(setattr, source, "state"))
     if isinstance(value, DistributedDataParallel):
         return stateful(value.module)
     if isinstance(value, Mapping | Tensor | type) or not isinstance(value, Stateful):
@@ -118,10 +120,7 @@ def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Keys, State
 def give(path: Keys, item: Stateful, state: dict[str, Any]) -> None:
     """Calls load_state_dict of the object at `path`; raises CheckpointError if it does not take the state."""
     try:
-        if isinstance(item, nn.Module) and (own := _own_state(item, state)) is not None:
-            item.load_state_dict(own, assign=True)
-        else:
-            item.load_state_dict(state)
+        item.load_state_dict(state)
     except Exception as error:
         raise CheckpointError(
             f"{dotted(path)} ({type(item).__name__}) does not take the state that was saved for it: "
@@ -129,35 +128,6 @@ def give(path: Keys, item: Stateful, state: dict[str, Any]) -> None:
         ) from error
     if isinstance(item, torch.optim.Optimizer):
         _keep_types(item, state)
-
-
-def _own_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    # The state of a module whose tensors are filled already, made of the module's own parameters and buffers; None if
-    # it is not, or something might replace them before they are assigned to the module. Without this, load_state_dict
-    # copies each tensor to itself; with a DTensor that takes milliseconds for each shape.
-    if (
-        type(module).load_state_dict is not nn.Module.load_state_dict
-        or torch.__future__.get_swap_module_params_on_conversion()
-    ):
-        return None
-    for part in module.modules():
-        hooks = [getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values()]
-        code = [type(part)._load_from_state_dict.__module__, *(getattr(hook, "__module__", "") for hook in hooks)]
-        if not all(name.startswith(("torch.nn.", "torch.distributed.")) for name in code):
-            return None
-    own: dict[str, Any] = {**dict(module.named_parameters(remove_duplicate=False))}
-    own |= dict(module.named_buffers(remove_duplicate=False))
-    for name, value in state.items():
-        if isinstance(value, Tensor) and not (name in own and _is_same(own[name], value)):
-            return None
-    found = OrderedDict((name, own.get(name, value)) for name, value in state.items())
-    found._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
-    return found
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    here, there = local_part(one), local_part(other)
-    return one.shape == other.shape and here.data_ptr() == there.data_ptr() and here.dtype == there.dtype
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -173,9 +143,15 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
 
 
 class LoadTarget:
-    """The state that a checkpoint is loaded into: chooses the tensors to fill, and gives objects their state."""
+    """The state that a load fills, and what the load has found so far."""
 
-    def __init__(self, state: Mapping[Any, Any], only: Sequence[str] = ()) -> None:
+    def __init__(
+        self, state: Mapping[Any, Any], only: Sequence[str] = (), accept: Callable[[Loaded], None] = lambda _: None
+    ) -> None:
+        self.accept = accept  # as of `Checkpointer.load`
+        self.everyone: Collection[str] = ()  # names of the tensors of all ranks' states
+        self.passed_over: list[str] = []  # a line for each newer checkpoint that could not be used
+        self.changed = False  # whether tensors of the state may have changed
         self._state, objects = expanded(state)
         content = Content.of(self._state)
         self.tensors = {name: tensor for name, tensor in content.tensors.items() if is_named(name, only)}
@@ -193,14 +169,12 @@ class LoadTarget:
             return owner if str(path[-1]).endswith("_extra_state") else None
         return owner
 
-    def to_fill(
-        self, saved: Mapping[str, Kind], paths: Mapping[str, Keys], everyone: Collection[str]
-    ) -> dict[str, Tensor]:
-        """Returns the tensors to fill, by name. saved: type and shape of the checkpoint's tensors, by name."""
+    def to_fill(self, kinds: Mapping[str, Kind], paths: Mapping[str, Keys]) -> dict[str, Tensor]:
+        """Returns the tensors to fill, by name. paths: keys to the checkpoint's tensors that are wanted, by name."""
         own = self.tensors
         chosen = {name: tensor for name, tensor in own.items() if self._owner(self.paths[name]) is None}
-        for name, (dtype, shape) in saved.items():
-            path = paths[name]
+        for name, path in paths.items():
+            dtype, shape = kinds[name]
             owner = self._owner(path)
             if owner is None:
                 continue
@@ -213,7 +187,7 @@ class LoadTarget:
             if parameters is not None and isinstance(index, int) and path[len(owner)] == "state":
                 if index < len(parameters):  # else of another stage of a pipeline, or of nobody
                     chosen[name] = _like(parameters[index], dtype, shape)
-            elif mine is not None or name not in everyone:
+            elif mine is not None or name not in self.everyone:
                 chosen[name] = torch.empty(shape, dtype=dtype)
         return chosen
 
@@ -257,7 +231,81 @@ def _counts(groups: list[int]) -> str:
     return " and ".join(map(str, groups)) or "no"
 
 
-# -- Reading, on all ranks
+# -- what a checkpoint contains
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All of a checkpoint but what single ranks have, and the tensors in files of torch.distributed.checkpoint."""
+
+    paths: Mapping[str, Keys]  # paths, values, lists: as in `state.Content`
+    values: dict[Any, Any]
+    lists: Mapping[Keys, str]
+    kinds: Mapping[str, Kind]  # type and shape of each tensor, by name
+    tensors: Mapping[str, Tensor] | None = None  # of a checkpoint in a single file; None: of another kind
+    metadata: Metadata | None = None  # of the other kinds
+    pickled: tuple[str, ...] = ()  # names of what torch.distributed.checkpoint has pickled, which is not executed
+
+    def fill(self, path: Path, tensors: Mapping[str, Tensor], timeout: float = 0.0) -> None:
+        """Fills tensors from the checkpoint in `path`; raises Damaged (they don't match) or CannotRead."""
+        if self.metadata is not None:
+            storage.load_tensors(path, self.metadata, tensors, timeout)
+        elif self.tensors is not None:
+            fill_all(tensors, self.tensors)
+
+
+def read_contents(path: Path, manifest: Manifest, timeout: float = 0.0) -> Contents:
+    """Reads a checkpoint, executing nothing in it; raises Damaged or CannotRead."""
+    tensors, metadata, pickled = None, None, list[str]()
+    try:
+        if manifest.kind == checkpoints.SINGLE:
+            rest = storage.load_file(path / checkpoints.STATE_FILE, timeout)
+            tensors = rest["tensors"]
+            kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        else:
+            metadata = storage.read_metadata(path, timeout)
+            kinds = {
+                name: (entry.properties.dtype, tuple(entry.size))
+                for name, entry in metadata.state_dict_metadata.items()
+                if isinstance(entry, TensorStorageMetadata)
+            }
+            if manifest.kind == checkpoints.DCP:
+                known = metadata.planner_data or {}
+                rest = {"values": {}, "paths": {name: known.get(name, (name,)) for name in kinds}}
+                pickled = [name for name in metadata.state_dict_metadata if name not in kinds]
+            else:
+                rest = storage.load_file(path / checkpoints.VALUES_FILE, timeout)
+        paths = {name: rest["paths"][name] for name in kinds}
+        return Contents(paths, rest["values"], rest.get("lists", {}), kinds, tensors, metadata, tuple(pickled))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} holds no state: {error}") from None
+
+
+def rank_state_of(path: Path, manifest: Manifest, rank: int, timeout: float = 0.0) -> dict[str, Any] | None:
+    """Reads what a rank has saved for itself; None: nothing. Raises Damaged or CannotRead."""
+    own, of_all = checkpoints.rank_file(rank), checkpoints.RANKS_FILE
+    if own in manifest.files:
+        return cast(dict[str, Any], storage.load_file(path / own, timeout))
+    states = storage.load_file(path / of_all, timeout) if of_all in manifest.files else None
+    return states[rank] if states else None
+
+
+# -- does a checkpoint fit the state?
+
+
+def refuse(path: Path, lines: list[str]) -> None:
+    """Raises Misfit if there are lines about differences from the checkpoint; its text contains the first 20."""
+    if lines:
+        more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
+        shown = "".join(f"\n  {line}" for line in lines[:20])
+        advice = ADVICE if any(line.endswith((NOT_IN_STATE, PICKLED)) for line in lines) else ""
+        raise Misfit(
+            f"{path} does not fit what is trained now:{shown}{more}\n{advice}"
+            "continue with the settings it was made with, or start another run (or set another checkpoint.dir)"
+        )
+
+
+# -- reading, on all ranks
 
 
 @dataclass(frozen=True)
@@ -282,42 +330,32 @@ class Opened:
     rank_state: None: another number of ranks saved the checkpoint.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        manifest: Manifest,
-        wanted: LoadTarget,
-        everyone: Collection[str],
-        peers: Peers,
-        timeout: float,
-    ) -> None:
+    def __init__(self, path: Path, manifest: Manifest, wanted: LoadTarget, peers: Peers, timeout: float) -> None:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
-        self._everyone = everyone  # names of the tensors of all ranks' states
         self._timeout = timeout
-        self._contents = files.Contents({}, {}, {}, {})
-        self._saved: dict[str, Kind] = {}  # of what is wanted, by name: type and shape,
-        self._paths: dict[str, Keys] = {}  # and keys from the root of the state
+        self._contents = Contents({}, {}, {}, {})
+        self._paths: dict[str, Keys] = {}  # keys from the root of the state to each tensor that is wanted
         self.tensors: dict[str, torch.Tensor] = {}
         self.rank_state: dict[str, Any] | None = None
 
     def open(self) -> None:
         """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged or CannotRead."""
         if self._manifest.world_size == self._peers.world_size:
-            self.rank_state = files.rank_state_of(self._path, self._manifest, self._peers.rank, self._timeout)
-        self._choose(files.read_contents(self._path, self._manifest, self._timeout))
+            self.rank_state = rank_state_of(self._path, self._manifest, self._peers.rank, self._timeout)
+        self._choose(read_contents(self._path, self._manifest, self._timeout))
 
-    def _choose(self, contents: files.Contents) -> None:
+    def _choose(self, contents: Contents) -> None:
         self._contents = contents
         self._paths = {name: path for name, path in contents.paths.items() if is_named(name, self._wanted.only)}
-        self._saved = {name: contents.kinds[name] for name in self._paths}
-        self.tensors = self._wanted.to_fill(self._saved, self._paths, self._everyone)
+        self.tensors = self._wanted.to_fill(contents.kinds, self._paths)
 
-    def loaded(self, passed_over: Sequence[str]) -> Loaded:
+    def loaded(self) -> Loaded:
         """Returns what `Checkpointer.load` returns, after `open`."""
         manifest, values = self._manifest, named_part(self._contents.values, self._wanted.only)
+        path = None if manifest.kind == checkpoints.MEMORY else self._path
         return Loaded(
-            manifest.step, None if manifest.kind == MEMORY else self._path, manifest.extra, manifest.metrics,
-            self.rank_state, manifest.world_size, values, tuple(passed_over),
+            manifest.step, path, manifest.extra, manifest.metrics, self.rank_state, manifest.world_size, values,
+            tuple(self._wanted.passed_over),
         )  # fmt: skip
 
     def require_fit(self, everyone: Collection[str]) -> None:
@@ -325,25 +363,28 @@ class Opened:
 
         everyone: names of the tensors that all ranks fill, and the top-level keys of all ranks' states.
         """
-        only = self._wanted.only
+        values, only = self._contents.values, self._wanted.only
         roots = {name: str(path[0]) for name, path in self._paths.items()}
-        roots |= {str(key): str(key) for key in named_part(self._contents.values, only)}
-        pickled = [name for name in self._contents.pickled if is_named(name, only)]
-        files.refuse(
-            self._path,
-            [
-                *files.misfits(self._saved, self.tensors, roots, everyone),
-                *self._wanted.misfits(self._contents.values, self._paths),
-                *(f"{name}: {files.PICKLED}" for name in pickled),
-            ],
-        )
+        roots |= {str(key): str(key) for key in named_part(values, only)}
+        absent = [root for root in dict.fromkeys(roots.values()) if root not in everyone]
+        absent += [name for name, root in roots.items() if root in everyone and name not in everyone]
+        lines = [f"{name}: {NOT_IN_STATE}" for name in absent]
+        for name, tensor in self.tensors.items():
+            if name not in self._paths:
+                lines.append(f"{name}: {ABSENT}")
+                continue
+            dtype, shape = self._contents.kinds[name]
+            if dtype != tensor.dtype:
+                lines.append(f"{name}: {dtype} in the checkpoint, {tensor.dtype} now")
+            if shape != tuple(tensor.shape):
+                lines.append(f"{name}: shape {shape} in the checkpoint, {tuple(tensor.shape)} now")
+        lines += self._wanted.misfits(values, self._paths)
+        lines += [f"{name}: {PICKLED}" for name in self._contents.pickled if is_named(name, only)]
+        refuse(self._path, lines)
 
     def read(self) -> list[str]:
         """Fills the tensors, after `require_fit`; returns []; raises Damaged (they don't match) or CannotRead."""
-        if self._contents.metadata is not None:
-            files.load_tensors(self._path, self._contents.metadata, self.tensors, self._timeout)
-        elif self._contents.tensors is not None:
-            fill_all(self.tensors, self._contents.tensors)
+        self._contents.fill(self._path, self.tensors, self._timeout)
         return []
 
     def restore(self) -> None:

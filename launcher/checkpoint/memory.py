@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,11 @@ from torch import Tensor
 
 from launcher.binding import hardware
 from launcher.checkpoint import copies
-from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.files import Contents, one_line
+from launcher.checkpoint.agreement import Peers, one_line
 from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
-from launcher.checkpoint.loading import LoadTarget, Opened
-from launcher.checkpoint.staging import Snapshot, Staging
-from launcher.checkpoint.state import ReplicaTable, fill_all, local_part, nested, offset_of, size_of
+from launcher.checkpoint.loading import Contents, LoadTarget, Opened
+from launcher.checkpoint.saving import Snapshot, Staging
+from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested, offset_of, size_of
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
@@ -55,12 +54,11 @@ class _Copy(Snapshot):
 class _Needs:
     # What a rank needs for its copies, before the first one
 
-    fault: str | None  # why it cannot make one
     node: int  # index of its node
     free: int | None  # bytes that its node can give it
     held: int  # bytes that the agent's file has already; 0: another rank tells them
-    size: int = 0  # bytes of its tensors
-    sharded: bool = False  # whether a tensor is sharded
+    size: int  # bytes of its tensors
+    sharded: bool  # whether a tensor is sharded
     difference: int = 0  # the sum over all ranks is 0 if none has other tensors than others under one name
 
 
@@ -79,28 +77,13 @@ _in_use = False  # whether an object of this process has the memory
 
 
 class MemoryCheckpoints:
-    """The checkpoints in memory of one training. All ranks make one, and call its methods in the same order.
-
-    Attributes:
-        every: steps between two copies; 0: no more copies are made.
-        group: the ranks, for copies alone.
-        leads: whether this rank is the first of its agent.
-        first_rank: the first rank of this agent.
-    """
+    """The checkpoints in memory of one training. All ranks make one, and call its methods in the same order."""
 
     def __init__(self, env: Env, lineage: str, every: int | None, *, peers: bool, timeout: float, check: bool) -> None:
-        """
-        Args:
-            env: this rank's position in the job.
-            lineage: digest of what must be equal for a copy to fit.
-            every: steps between two copies, 1 or more; None: as few as their cost allows.
-            peers: whether each rank sends what only it has to a rank of the next node.
-            timeout: seconds to wait for the slowest rank.
-            check: whether to look, at the first copy, whether ranks have the same tensors under the same names.
-        """
+        # lineage: digest of what must be equal for a copy to fit. check: whether to compare the ranks' tensors at first
         global _in_use
         self._env, self._lineage, self._auto = env, lineage, every is None
-        self.every = every or 1
+        self.every = every or 1  # steps between two copies; 0: no more copies are made
         self.group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1)
         self._events = Events(current_attempt() if env.rank == 0 else None, "checkpoint")
         self._round = int(os.environ.get("LAUNCHER_ROUND", "0"))
@@ -134,7 +117,7 @@ class MemoryCheckpoints:
         of_nodes = Counter(env.node_ranks)
         self._peer = max(of_nodes.values()) if peers and len(of_nodes) > 1 else 0
         numbers = {copies.REPLICA: 0, copies.OWN: 2 + 4 * place, copies.PEER: 4 + 4 * place}
-        self._pairs = {kind: copies.Pair.of(self._file, number) for kind, number in numbers.items()}
+        self._pairs = {kind: copies.Pair(self._file, number) for kind, number in numbers.items()}
 
     # -- making a copy
 
@@ -169,7 +152,7 @@ class MemoryCheckpoints:
                     pair, kept = self._pairs[copies.REPLICA], content.tensors if self.leads else {}
                     if self.leads:
                         pair.turn()
-                buffers = pair.slots[pair.last].buffers(kept) if kept else {}
+                buffers = pair.newest.buffers(kept) if kept else {}
                 copy.copying = Staging(buffers).start(kept)
         self._copy = copy
         copy.run(partial(self._run, copy), "memory-checkpoint")
@@ -177,27 +160,26 @@ class MemoryCheckpoints:
     def _begins(self, copy: _Copy) -> bool:
         # Before the first copy: how the tensors are divided over ranks, and whether there is memory for the copies
         self._first = False
-        content = copy.content
-        mine = _Needs(copy.fault, self._env.node_rank, free=self._free(), held=self._held_bytes() if self.leads else 0)
+
+        def needs() -> _Needs:
+            if copy.content is None or copy.fault is not None:
+                raise CheckpointError(copy.fault)
+            tensors, held = copy.content.tensors, self._held_bytes() if self.leads else 0
+            size = sum(size_of(local_part(tensor)) for tensor in tensors.values())
+            mine = _Needs(self._env.node_rank, self._free(), held, size, copy.content.sharded)
+            if self._check and self.group.many and self._mode != copies.SINGLE:
+                table = ReplicaTable.of(tensors, {})
+                mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
+            return mine
+
         try:
-            if content is not None and copy.fault is None:
-                mine.sharded = content.sharded
-                mine.size = sum(size_of(local_part(tensor)) for tensor in content.tensors.values())
-                if self._check and self.group.many and self._mode != copies.SINGLE:
-                    table = ReplicaTable.of(content.tensors, {})
-                    mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
-        except Exception as error:
-            mine.fault = one_line(error)
-        try:
-            ranks = self.group.on_all(lambda: mine)
-        except Exception as error:  # the group failed: a rank is gone, and the round ends
+            ranks = self.group.on_all(needs)
+        except Exception as error:  # of some ranks; or a rank is gone, and the round ends
             self._end(one_line(error))
             return False
         single = self._mode == copies.SINGLE or sum(each.difference for each in ranks) % (1 << 64)
         sharded = any(each.sharded for each in ranks)
         self._mode = copies.SINGLE if single else copies.SHARDS if sharded else copies.WHOLE
-        faults = {rank: each.fault for rank, each in enumerate(ranks) if each.fault is not None}
-        why = "; ".join(f"rank {rank}: {fault}" for rank, fault in list(faults.items())[:4])
         nodes: dict[int, list[_Needs]] = {}
         for rank, each in enumerate(ranks):
             if self._mode != copies.WHOLE:
@@ -205,6 +187,7 @@ class MemoryCheckpoints:
             elif self._first_ranks[rank] != rank:
                 each.size = 0
             nodes.setdefault(each.node, []).append(each)
+        why = ""
         for on_node in nodes.values():
             free = min((each.free for each in on_node if each.free is not None), default=None)
             held = sum(each.held for each in on_node)
@@ -264,32 +247,23 @@ class MemoryCheckpoints:
         rest = {**content.rest, "extra": copy.extra, "metrics": copy.metrics}
         own = {"rank_state": copy.rank_state}
         if mode != copies.WHOLE:
-            self._newest(copies.OWN).seal(header, tensors, {**rest, **own})
+            self._pairs[copies.OWN].newest.seal(header, tensors, {**rest, **own})
             return
         if self.leads:
-            self._newest(copies.REPLICA).seal(header, tensors, rest)
-        self._newest(copies.OWN).seal(header, {}, own)
-
-    def _newest(self, kind: str) -> copies.MemorySlot:
-        pair = self._pairs[kind]
-        return pair.slots[pair.last]
+            self._pairs[copies.REPLICA].newest.seal(header, tensors, rest)
+        self._pairs[copies.OWN].newest.seal(header, {}, own)
 
     def _exchange(self) -> None:
         # Sends this rank's own copy to a rank of the next node, and receives one from the node before
-        own, slot = self._newest(copies.OWN), self._pairs[copies.PEER].turn()
+        own, slot = self._pairs[copies.OWN].newest, self._pairs[copies.PEER].turn()
         rank, size = self._env.rank, self._env.world_size
         to, source = (rank + self._peer) % size, (rank - self._peer) % size
-        header = own.header()
-        mine, others = torch.zeros(2, copies.HEADER, dtype=torch.uint8, device="cpu")
-        if header is not None:
-            copies.buffer(mine)[:] = header.data()
-        self._pass(mine, to, others, source)
-        data = bytes(copies.buffer(others))
+        header, others = own.header(), torch.zeros(copies.HEADER, dtype=torch.uint8, device="cpu")
+        self._pass(own.head, to, others, source)
+        data = bytes(bytes_of(others))
         received = copies.Header.of(data)
-        self._pass(
-            own.body(0 if header is None else header.size), to,
-            slot.body(0 if received is None else received.size), source,
-        )  # fmt: skip
+        room = slot.body(0 if received is None else received.size)
+        self._pass(own.body(0 if header is None else header.size), to, room, source)
         slot.write_header(data)
 
     def _pass(self, mine: Tensor, to: int, others: Tensor, source: int) -> None:
@@ -372,7 +346,7 @@ class MemoryCheckpoints:
                 continue
             opened: list[tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]] = []
             try:
-                self.group.on_all(partial(_append, opened, partial(self.opened, source)))
+                self.group.on_all(lambda source=source, to=opened: to.append(self.opened(source)))  # type: ignore[misc]
             except CheckpointError as error:
                 self.report([str(error)], source.step)
                 self.reject(source)
@@ -422,25 +396,33 @@ class MemoryCheckpoints:
     def fetch(self, source: copies.Source) -> list[str]:
         """Brings what each rank needs to its own agent; returns a line for each damaged copy."""
         rank = self._env.rank
-        mine = {each.held for each in source.transfers if each.held.holder == rank}
-        if lines := self._reject(lambda: [(each, why) for each in mine if (why := self._damage(each.kind, each))]):
+        mine = {(each.held.kind, each.held) for each in source.transfers if each.held.holder == rank}
+        if lines := self._damaged(mine):
             return lines
         if source.mode != copies.WHOLE and source.world_size != self._env.world_size:
             return []
-        sent = {each.held.header for each in source.transfers if each.moves and each.sender == rank}
-        received = []
-        for each in source.transfers:
-            if each.moves and rank in (each.sender, each.to):
+        moves = [each for each in source.transfers if each.moves]
+        sent = {each.held.header for each in moves if each.sender == rank}
+        for each in moves:
+            if rank in (each.sender, each.to):
                 self._move(each, sent)
-                received += [each] if each.to == rank else []
-        wrong = [(each.held, why) for each in received if (why := self._damage(each.kind, each.held))]
-        return self._reject(lambda: wrong) if any(each.moves for each in source.transfers) else []
+        return self._damaged([(each.kind, each.held) for each in moves if each.to == rank]) if moves else []
 
     def reject(self, source: copies.Source) -> None:
         """Makes a source count no more, on all ranks."""
         self._bad |= {each.held for each in source.transfers}
 
-    def _reject(self, look: Callable[[], list[tuple[copies.Held, str]]]) -> list[str]:
+    def _damaged(self, there: Iterable[tuple[str, copies.Held]]) -> list[str]:
+        # Returns a line for each damaged copy, which counts no more. there: this rank's, with the pair that has each
+        def look() -> list[tuple[copies.Held, str]]:
+            wrong = []
+            for kind, held in there:
+                try:
+                    self._indices[held.header] = copies.sound_index(self._body(kind, held.header), held.header)
+                except Damaged as error:
+                    wrong.append((held, str(error)))
+            return wrong
+
         wrong = [each for found in self.group.on_all(look) for each in found]
         self._bad |= {held for held, _ in wrong}
         return [
@@ -449,13 +431,8 @@ class MemoryCheckpoints:
             for held, why in wrong
         ]
 
-    def _damage(self, kind: str, held: copies.Held) -> str:
-        try:
-            body = self._pairs[kind].find(held.header).body(held.header.size)
-            self._indices[held.header] = copies.sound_index(body, held.header)
-        except Damaged as error:
-            return str(error)
-        return ""
+    def _body(self, kind: str, header: copies.Header) -> Tensor:
+        return self._pairs[kind].find(header).body(header.size)
 
     def _move(self, transfer: copies.Transfer, sent: Collection[copies.Header]) -> None:
         # sent: the copies that other ranks get from this one, which stay where they are
@@ -463,8 +440,7 @@ class MemoryCheckpoints:
         header, pair = held.header, self._pairs[transfer.kind]
         body = torch.empty(0, device="cpu")
         if transfer.sender == rank:
-            kind = held.kind if held.holder == rank else transfer.kind
-            body = self._pairs[kind].find(header).body(header.size)
+            body = self._body(held.kind if held.holder == rank else transfer.kind, header)
         if transfer.to != rank:
             for piece in body.split(PIECE):
                 dist.send(piece, transfer.to, self.group.group)
@@ -519,7 +495,7 @@ class MemoryCheckpoints:
         def index() -> dict[str, Any] | None:
             if held.holder != self._env.rank:
                 return None
-            return copies.index_of(self._pairs[held.kind].find(held.header).body(held.header.size), held.header)
+            return copies.index_of(self._body(held.kind, held.header), held.header)
 
         return next(each for each in self.group.on_all(index) if each is not None)
 
@@ -532,7 +508,7 @@ class MemoryCheckpoints:
             header = each.held.header
             body = rooms[0][: header.size]
             if each.held.holder == self._env.rank:
-                body = self._pairs[each.held.kind].find(header).body(header.size)
+                body = self._body(each.held.kind, header)
             for piece in body.split(PIECE) if self.group.many else ():
                 dist.broadcast(piece, each.held.holder, self.group.group)
             yield body, header
@@ -541,11 +517,9 @@ class MemoryCheckpoints:
 class InMemory(Opened):
     """What `MemoryCheckpoints.fetch` has brought, while it is loaded."""
 
-    def __init__(
-        self, memory: MemoryCheckpoints, source: copies.Source, wanted: LoadTarget, everyone: Collection[str]
-    ) -> None:
+    def __init__(self, memory: MemoryCheckpoints, source: copies.Source, wanted: LoadTarget) -> None:
         manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
-        super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, everyone, memory.group, 0.0)
+        super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, memory.group, 0.0)
         self._memory, self._source = memory, source
         self._index: dict[str, Any] = {}
         self._there: dict[str, Tensor] = {}  # the tensors of the copy in this agent's memory
@@ -564,9 +538,6 @@ class InMemory(Opened):
 
     def read(self) -> list[str]:
         source = self._source
-        if source.mode == copies.WHOLE:
-            fill_all(self.tensors, self._there)
-            return []
         with torch.no_grad():
             error: Exception | None = None
             filled: dict[str, set[tuple[int, ...]]] = {name: set() for name in self.tensors}
@@ -578,7 +549,7 @@ class InMemory(Opened):
                         filled[name].add(offset)
                         left[name] -= fill_overlap(self.tensors[name], tensors[name], offset)
 
-            if source.world_size == self._peers.world_size:
+            if source.mode == copies.WHOLE or source.world_size == self._peers.world_size:
                 take(self._index, self._there)
             else:
                 for body, header in self._memory.pieces(source):
@@ -590,10 +561,6 @@ class InMemory(Opened):
             if error is not None:
                 raise error
         return [f"{name} is incomplete" for name, count in left.items() if count]
-
-
-def _append(results: list[Any], function: Callable[[], Any]) -> None:
-    results.append(function())
 
 
 def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:

@@ -38,6 +38,7 @@ from launcher.worker.stop import Settings, StopFlag, settings
 FIRST = 30.0  # seconds until the first save, by which the cost of a save is measured
 LEAST, MOST = 10.0, 600.0  # least and most seconds between two saves
 SHARE = 0.02  # largest share of the training time that saves may take
+SAME_BITS = "the weights stay bitwise equal (train.invariant=true)"
 BACKGROUND = 0.1  # seconds by which one second of writing in the background delays training
 
 
@@ -48,20 +49,13 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0, between: f
     interruptions (`between`) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
     checkpoint interval for restart dumps", 2006, equation 20 without its last, negligible term).
 
-    | a save | interval |
+    | a save | interval, at least twice `whole` |
     |---|---|
     | has not been measured | FIRST |
     | costs little | the formula's, from LEAST to MOST |
     | costs more than SHARE of MOST | so long that saves take SHARE of the time |
 
-    The interval is at least twice `whole`.
-
-    Args:
-        blocked: seconds for which a save blocks training.
-        whole: seconds from the start of a save until the checkpoint is published. Of these, a second after the first
-            `blocked` ones costs only BACKGROUND seconds.
-        restart: seconds from an interruption to the next step.
-        between: seconds between two interruptions that are expected.
+    blocked, whole: seconds for which a save blocks training, and until its checkpoint is published.
     """
     if whole <= 0:
         return FIRST
@@ -71,18 +65,9 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0, between: f
 
 
 def better(value: float, best: float | None, best_is: str) -> bool:
-    """Returns whether a metric is better than the best one so far.
-
-    | value | best | result |
-    |---|---|---|
-    | not finite | any | False: no later value would be better than NaN |
-    | finite | None, or not finite | True |
-    | finite | finite | whether the value is greater (best_is=max) or less (best_is=min) |
-    """
-    if not math.isfinite(value):
-        return False
-    if best is None or not math.isfinite(best):
-        return True
+    """Returns whether a metric is better than the best one so far; what is not finite never is, else NaN would stay."""
+    if best is None or not math.isfinite(best) or not math.isfinite(value):
+        return math.isfinite(value)
     return value > best if best_is == "max" else value < best
 
 
@@ -138,10 +123,20 @@ def conditions(env: Env) -> dict[str, Any]:
     return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
 
 
-def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a text such as `threads 1 -> 2` for each value that differs between two dicts."""
-    names = dict.fromkeys([*saved, *now])
-    return [f"{name} {saved.get(name)} -> {now.get(name)}" for name in names if saved.get(name) != now.get(name)]
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, invariant: bool) -> dict[str, str]:
+    """Returns what differs between two dicts of conditions, such as `threads 1 -> 2`, each with what follows."""
+    found = {}
+    for name in dict.fromkeys([*saved, *now]):
+        follows = "weights may differ in the last bits from those of an undisturbed run"
+        if name == "world size":
+            follows = (
+                "sums are taken in another order, so weights may differ in the last bits, and ranks draw other random "
+                "numbers"
+            )
+            follows = SAME_BITS if invariant else follows
+        if saved.get(name) != now.get(name):
+            found[f"{name} {saved.get(name)} -> {now.get(name)}"] = follows
+    return found
 
 
 class Resumable:
@@ -177,10 +172,8 @@ class Resumable:
             unlike: facts that may change the last bits of a result, in addition to those of `conditions`.
             run: settings of the run; None: those of the run that this process belongs to.
 
-        Raises:
-            CheckpointError: the checkpoint directory cannot be used.
-            ConfigError: there are several ranks, and no process group yet.
-            TypeError: an object of `rank_state` has no state.
+        Raises CheckpointError (the folder cannot be used), ConfigError (there are several ranks, and no process group
+        yet) or TypeError (an object of `rank_state` has no state).
         """
         self.run = settings() if run is None else run
         if folder is not None and self.run.run_dir is None:
@@ -230,11 +223,8 @@ class Resumable:
 
         Objects get all of their state; in dicts, tensors are filled and other values replaced.
 
-        Args:
-            only: names in `state` and `rank_state` of what is restored; empty: everything. What is left out is logged.
-
-        Returns:
-            The number of steps that are done; 0: there is no checkpoint, and the training starts from the beginning.
+        Returns the number of steps that are done; 0: there is no checkpoint, and the training starts anew.
+        only: names in `state` and `rank_state` of what is restored; empty: everything. What is left out is logged.
 
         Raises:
             Misfit: the checkpoint is of another training, or not all of it can be restored; the text lists the
@@ -254,7 +244,8 @@ class Resumable:
         if loaded is None:
             return 0
         _update(self._state, merge(self._state, loaded.values))
-        self._say_where_it_continues(loaded)
+        if self._env.rank == 0:
+            self._say_where_it_continues(loaded)
         self._checkpointer.on_all(lambda: self._restore_rank(loaded, of_rank, whole=not only))
         self._best = loaded.extra.get("best")
         self._saved_step = loaded.step
@@ -262,7 +253,7 @@ class Resumable:
         return loaded.step
 
     def _require_fit(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
-        _, changed = self._changes(loaded)
+        changed = [change for change, follows in self._changes(loaded).items() if follows != SAME_BITS]
         if changed and self.run.resume.strict:
             raise Misfit(
                 f"resume.strict=true refuses {_where(loaded)}: the result could differ from that of an undisturbed "
@@ -304,36 +295,26 @@ class Resumable:
     def boundary(self, step: int) -> None:
         """Saves if a save is due or requested; saves and exits if a stop is requested. All ranks must call it.
 
-        Args:
-            step: number of steps of the run that are done.
-
-        Raises:
-            SystemExit: with code 75: a stop was requested, and the state is saved.
-            CheckpointError: another attempt owns the run now.
+        step: number of steps of the run that are done.
+        Raises SystemExit with code 75 (a stop was requested, and the state is saved) or CheckpointError (another
+        attempt owns the run now).
         """
         if self._reports_steps and self._env.rank == 0:
             process_group.report_step(step)
-        self._boundary(step)
+        if self._checkpointer is not None and self._stop is not None:
+            verdict = self._stop.boundary(step, save_due=self._is_due(self._checkpointer, self._stop))
+            if verdict.stop is not None:
+                self._leave(step, verdict.stop)
+            steps = self.run.checkpoint.every_steps  # ranks need no agreement on this
+            if (verdict.save or (steps is not None and step % steps == 0)) and step != self._saved_step:
+                self._save(step)
+            if self._checkpointer.keeps(step):
+                self._checkpointer.keep(step, self._state, **self._own(step))
         self.pace.begin()
-
-    def _boundary(self, step: int) -> None:
-        if self._checkpointer is None or self._stop is None:
-            return
-        verdict = self._stop.boundary(step, save_due=self._is_due(self._checkpointer, self._stop))
-        if verdict.stop is not None:
-            self._leave(step, verdict.stop)
-        steps = self.run.checkpoint.every_steps  # ranks need no agreement on this
-        if (verdict.save or (steps is not None and step % steps == 0)) and step != self._saved_step:
-            self._save(step)
-        if self._checkpointer.keeps(step):
-            self._checkpointer.keep(step, self._state, **self._own(step))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the model after `step` steps. If the metric that checkpoint.best names is better than
-        ever before, saves a checkpoint. All ranks must call it with equal metrics.
-
-        Raises:
-            ConfigError: checkpoint.best is not one of the metrics.
+        ever before, saves a checkpoint. All ranks must call it with equal metrics. Raises ConfigError without it.
         """
         name = self.run.checkpoint.best
         self._metrics = step, dict(metrics)
@@ -347,11 +328,7 @@ class Resumable:
             self._save(step)
 
     def finish(self, step: int) -> None:
-        """Saves the final state, waits until it is on disk, and calls `close`. All ranks must call it.
-
-        Raises:
-            SaveFailed: the state could not be saved.
-        """
+        """Saves the final state, waits until it is on disk, and calls `close`; raises SaveFailed. All ranks call it."""
         if self._checkpointer is not None:
             self._save(step, wait=True)
         self.close()
@@ -375,7 +352,7 @@ class Resumable:
             wanted = save_interval(self._blocked, checkpointer.cost, self._restart, between)
             if checkpointer.cost and not self._told:
                 self._told = True
-                _say(self._assumption(wanted, between, checkpointer.cost))
+                print(self._assumption(wanted, between, checkpointer.cost), flush=True)
         return time.monotonic() - self._last_save >= wanted
 
     def _assumption(self, interval: float, between: float, cost: float) -> str:
@@ -408,37 +385,23 @@ class Resumable:
         except SaveFailed:  # logged already; an earlier checkpoint is better than none
             how = "not saved"
         if self._env.rank == 0:
-            _say(f"stopped after step {step}: {cause}; {how}")
+            print(f"stopped after step {step}: {cause}; {how}", flush=True)
         self.close()
         sys.exit(RESUME)
 
-    def _changes(self, loaded: Loaded) -> tuple[list[str], list[str]]:
-        now = dict(self._conditions)
-        saved = dict(loaded.extra.get("conditions", now))
-        same_bits: list[str] = []
-        if self.run.train.invariant:
-            same_bits = changes({"world size": saved.pop("world size")}, {"world size": now.pop("world size")})
-        return same_bits, changes(saved, now)
+    def _changes(self, loaded: Loaded) -> dict[str, str]:
+        saved = loaded.extra.get("conditions", self._conditions)
+        return changes(saved, self._conditions, invariant=self.run.train.invariant)
 
     def _say_where_it_continues(self, loaded: Loaded) -> None:
-        if self._env.rank != 0:
-            return
-        same_bits, changed = self._changes(loaded)
         where = _where(loaded).rpartition("/")[2]
-        _say(f"continues after step {loaded.step} ({where}, saved by {plural(loaded.world_size, 'rank')})")
-        for change in same_bits:
-            _say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
-        for change in changed:
-            _say(f"{change}: {_consequence(change)}")
+        lines = [f"continues after step {loaded.step} ({where}, saved by {plural(loaded.world_size, 'rank')})"]
+        lines += [f"{change}: {follows}" for change, follows in self._changes(loaded).items()]
+        print("\n".join(lines), flush=True)
 
 
 def _where(loaded: Loaded) -> str:
     return "copies in memory" if loaded.path is None else str(loaded.path)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
@@ -449,11 +412,3 @@ def _update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
             _update(into[key], value)
         else:
             into[key] = value
-
-
-def _consequence(change: str) -> str:
-    if not change.startswith("world size"):
-        return "weights may differ in the last bits from those of an undisturbed run"
-    return (
-        "sums are taken in another order, so weights may differ in the last bits, and ranks draw other random numbers"
-    )

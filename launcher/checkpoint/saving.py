@@ -1,61 +1,228 @@
-"""The steps of one save, local and collective, from copies of the state to the published checkpoint."""
+"""Saves: takes a rank's state, and brings it by local and collective steps to a published checkpoint.
+
+Each step of `Writer.write` is either local or collective. If a local step fails on one rank, all ranks get its error
+before the next collective step. So no rank waits in a collective for a rank that has failed.
+
+| step | on | what it does |
+|---|---|---|
+| offer | each rank | describes to rank 0 what the rank would save, and what is wrong with it |
+| agree | rank 0 | compares the offers, chooses the kind of checkpoint, checks space, makes a temporary folder |
+| compare | all ranks together | at the first save of a process: refuse different tensors of ranks under one name |
+| write | each rank | copies its tensors (then training may change the state), writes them and its rank_state |
+| publish | rank 0 | writes metadata and manifest, calls the fence, renames the folder |
+
+With pipeline parallelism ranks have different tensors. Ranks that would save the same are a group, which has the
+number of its lowest rank; that rank tells rank 0 what the group has, so that what is sent grows with the groups.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from launcher import __version__
-from launcher.checkpoint import files, state
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.folder import CheckpointFolder, fsync_folder
-from launcher.checkpoint.format import (
-    RANKS_FILE,
-    SHARDED,
-    SINGLE,
-    STATE_FILE,
-    VALUES_FILE,
-    CheckpointError,
-    File,
-    Manifest,
-    SaveFailed,
-)
-from launcher.checkpoint.staging import Snapshot
-from launcher.checkpoint.state import Content, owned
+from launcher.checkpoint import state, storage
+from launcher.checkpoint.agreement import Peers, combined_error, one_line
+from launcher.checkpoint.folder import CheckpointFolder
+from launcher.checkpoint.format import CheckpointError, File, Manifest
+from launcher.checkpoint.loading import expanded
+from launcher.checkpoint.state import Content, facts, local_part, owned, plain, size_of
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Saved
-from launcher.torch_compat import DTensor
-
-# -- One save, from each rank's state to a published checkpoint; runs in a thread
-#
-# Each step is either local or collective. If a local step fails on one rank, all ranks get its error before the next
-# collective step. So no rank waits in a collective for a rank that has failed.
-#
-# | step | on | what it does |
-# |---|---|---|
-# | offer | each rank | describes to rank 0 what the rank would save, and what is wrong with it |
-# | agree | rank 0 | compares the offers, chooses the kind of checkpoint, checks space, makes a temporary folder |
-# | compare | all ranks together | at the first save of a process: refuse different tensors of ranks under one name |
-# | prepare | each rank | copies what the rank writes (then training may change the state) |
-# | write | each rank | writes its tensors, its rank_state, and rank 0 the values that are not tensors |
-# | publish | rank 0 | writes metadata and manifest, calls the fence, renames the folder |
-#
-# With pipeline parallelism ranks have different tensors. Ranks that would save the same are a group, which has the
-# number of its lowest rank; that rank tells rank 0 what the group has, so that what is sent grows with the groups.
-
+from launcher.torch_compat import DTensor, with_local
+from launcher.worker import heartbeat
 
 SMALL = 50_000_000  # bytes; a state of at most this size that is the same on all ranks is one file, written by rank 0
 SLACK = 1 << 20  # bytes of free space required beyond the tensors
+AT_ONCE = 1 << 20  # bytes; tensors of at most this size are copied before `start` returns,
+AT_ONCE_ALL = 1 << 24  # bytes; but not more than this in total
+
+
+class Staging:
+    """Buffers in CPU memory for copies of tensors. The next save reuses them, so the kernel need not find new pages."""
+
+    def __init__(self, buffers: Mapping[str, Tensor] | None = None) -> None:
+        self._copies: dict[str, Tensor] = dict(buffers or {})
+
+    def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
+        """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
+
+        On a GPU the copies have the values that the tensors have at this point of the current stream.
+        still: nothing changes the tensors until they are written: those contiguous in CPU memory are not copied.
+        """
+        copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
+        total = 0
+        for name, tensor in tensors.items():
+            size = size_of(local_part(tensor))
+            if name not in copied and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
+                total += size
+                copied[name] = self.copy(name, tensor)
+        ready = {}
+        for device in {local_part(tensor).device for tensor in tensors.values()}:
+            if (module := _streams_of(device)) is not None:
+                with module.device(device):
+                    ready[device] = module.Event()
+                    ready[device].record(module.current_stream(device))
+        for event in ready.values():
+            event.synchronize()  # so that the small tensors may change
+        return Copying(self, dict(tensors), copied, ready)
+
+    def copy(self, name: str, tensor: Tensor) -> Tensor:
+        """Returns a copy of a tensor, or of a DTensor's shard, in this name's buffer in contiguous CPU memory.
+
+        A copy from a GPU is queued on the current stream of the tensor's device, and may still be running on return.
+        """
+        here = local_part(tensor)
+        known = self._copies.get(name)
+        if known is None or known.shape != here.shape or known.dtype != here.dtype:
+            known = torch.empty(here.shape, dtype=here.dtype, pin_memory=_pins(here.device))
+            self._copies[name] = known
+        known.copy_(here, non_blocking=_streams_of(here.device) is not None)
+        # The constructor is used since from_local() would move the copy to the mesh's device.
+        return with_local(known, tensor) if isinstance(tensor, DTensor) else known
+
+    def forget_all_but(self, names: Iterable[str]) -> None:
+        """Frees the buffers of all names that are not given."""
+        for name in set(self._copies) - set(names):
+            del self._copies[name]
+
+
+@dataclass
+class Copying:
+    """The copies of one save, partly still to be made."""
+
+    staging: Staging  # owner of the buffers
+    tensors: dict[str, Tensor]  # the tensors to copy, by name
+    copied: dict[str, Tensor]  # copies that are complete, by name
+    ready: dict[torch.device, Any]  # for each device the event after which its tensors have the values to save
+
+    def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Completes the copies of the tensors with these names; then training may change all. Called once, by any
+        thread."""
+        # A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream
+        # is made for each device, and made current on that device.
+        self.staging.forget_all_but(names)
+        streams: dict[torch.device, Any] = {}
+        with contextlib.ExitStack() as stack:
+            for device, event in self.ready.items():
+                module = _streams_of(device)
+                stack.enter_context(module.device(device))
+                streams[device] = module.Stream(device)
+                streams[device].wait_event(event)
+            copies = {}
+            for name in names:
+                device = local_part(self.tensors[name]).device
+                if name in self.copied:
+                    copies[name] = self.copied[name]
+                    continue
+                with _streams_of(device).stream(streams[device]) if device in streams else contextlib.nullcontext():
+                    copies[name] = self.staging.copy(name, self.tensors[name])
+            for stream in streams.values():
+                stream.synchronize()
+        return copies
+
+
+def _pins(device: torch.device) -> bool:
+    return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
+
+
+def _streams_of(device: torch.device) -> Any:
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if all(hasattr(module, name) for name in ("Stream", "Event", "device", "current_stream")) else None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    here = local_part(tensor)
+    return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == size_of(here)
+
+
+# -- The state of one rank, on its way to a checkpoint or to memory
+
+
+@dataclass
+class Snapshot:
+    """A rank's state after a step, while it is saved. An error is kept, since the other ranks wait for this one."""
+
+    step: int  # steps of the run that are done
+    extra: dict[str, Any] = field(default_factory=dict)  # extra, metrics, rank_state: as given to `Checkpointer.save`
+    metrics: dict[str, float] = field(default_factory=dict)
+    rank_state: dict[str, Any] | None = None
+    content: Content | None = None  # the state; None if this rank has a `fault`
+    copying: Copying | None = None  # the copies of its tensors, or of those that this rank saves; None like `content`
+    fault: str | None = None  # why this rank's state cannot be saved; None: it can
+    final: bool = False  # whether the fault will also be there at the next step
+    began: float = field(default_factory=time.perf_counter)  # by time.perf_counter()
+    blocked: float = 0.0  # seconds for which training was blocked so far
+    _staged: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None  # None: the training's own
+
+    @contextlib.contextmanager
+    def keeps_faults(self) -> Iterator[None]:
+        """Context manager: an error becomes this rank's fault."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            self.fault, self.final = str(error), True
+        except RecursionError:
+            self.fault, self.final = "the state is nested too deeply to be saved", True
+        except Exception as error:  # out of memory, for example
+            self.fault = one_line(error)
+
+    def take(
+        self, state: Mapping[str, Any], rank_state: Mapping[str, Any] | None, extra: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> Content:  # fmt: skip
+        """Copies all but the tensors of the state, which the returned content has; arguments: as of `save`."""
+        self.extra, self.metrics = facts(extra, "extra"), facts(metrics, "metrics")
+        self.content = Content.of(expanded(state)[0])
+        self.rank_state = None if rank_state is None else plain(expanded(rank_state)[0], "rank_state")
+        return self.content
+
+    def run(self, function: Callable[[], object], name: str) -> None:
+        """Calls a function in a thread, for which a process that ends waits."""
+        self.thread = threading.Thread(target=function, name=name)
+        self.thread.start()
+        self.blocked += time.perf_counter() - self.began
+
+    def copied(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Returns the copies of the tensors with these names (None: all); from then on the state may change."""
+        assert self.copying is not None
+        copies = self.copying.finish(list(self.copying.tensors) if names is None else names)
+        self.release()
+        return copies
+
+    def release(self) -> None:
+        """Lets training change the state."""
+        self._staged.set()
+
+    def staged(self) -> float:
+        """Waits until the state may change; returns the seconds waited."""
+        if self._staged.is_set():
+            return 0.0
+        began = time.perf_counter()
+        self._staged.wait()
+        waited = time.perf_counter() - began
+        self.blocked += waited
+        return waited
+
+    def join(self) -> None:
+        """Waits for the end of the thread."""
+        if self.thread is not None and self.thread.is_alive():
+            with heartbeat.alive():
+                self.thread.join()
+
+
+# -- one save, in a thread
 
 
 class Final(CheckpointError):
@@ -67,20 +234,7 @@ class Save(Snapshot):
     """One save on this rank, from the call to its end."""
 
     compare: bool = False  # whether ranks compare the tensors that they have under equal names
-    check_values: bool = True  # whether values that are not tensors must be the same under equal names
     published: bool = False  # whether the checkpoint was published; known on rank 0 only
-    failure: SaveFailed | None = None  # the error, if the save has failed
-
-
-@dataclass(frozen=True)
-class SaveOutcome:
-    """The result of a save; the same on all ranks."""
-
-    seconds: float = 0.0  # from the call of the save until the checkpoint was published
-    size: int = 0  # size of the checkpoint in bytes
-    failure: str | None = None  # why the save failed, as text; None if it succeeded
-    exception: str = ""  # name of the error's class, if the save failed
-    final: bool = False  # whether all later saves would fail, too
 
 
 @dataclass(frozen=True)
@@ -92,7 +246,7 @@ class _Offer:
     sharded: bool = False  # whether a tensor is sharded over ranks
     names: str = ""  # digest of names, types and shapes of all tensors
     values: str = ""  # digest of the values that are not tensors
-    # the sum over all ranks is 0 if none has other bytes than others under one name; see `replicas.Table.differences`
+    # the sum over all ranks is 0 if none has other bytes than others under one name; see `ReplicaTable.differences`
     difference: int = 0
     rank_state: dict[str, Any] | None = None  # this rank's own state, if the rest is small. fault, final: as in `Save`
     fault: str | None = None
@@ -105,144 +259,110 @@ class _Agreement:
 
     kind: str  # kind of checkpoint: SINGLE or SHARDED
     temporary: str  # name of the temporary folder
-    same: bool  # whether the tensors of all ranks have the same names, types and shapes
     compare: bool  # whether ranks find out which of their tensors differ, since some do
     groups: tuple[int, ...] = ()  # the group of each rank, if there is more than one: names or values differ
 
 
+@dataclass
 class Writer:
     """Writes the saves of one Checkpointer."""
 
-    def __init__(
-        self,
-        folder: CheckpointFolder,
-        peers: Peers,
-        identity: Mapping[str, Any],
-        fence: Callable[[], None] | None,
-        events: Events,
-    ) -> None:
-        self._folder, self._peers, self._identity = folder, peers, identity
-        self._fence, self._events = fence, events
-        self._first = peers.rank == 0
+    folder: CheckpointFolder
+    peers: Peers
+    identity: dict[str, Any]
+    check_values: bool  # whether values that are not tensors must be the same under equal names
+    fence: Callable[[], None] | None
+    events: Events
 
-    def write(self, save: Save) -> SaveOutcome:
-        """Writes and publishes a checkpoint, on all ranks; the result has the ranks' errors.
+    def write(self, save: Save) -> float:
+        """Writes and publishes a checkpoint, on all ranks; returns the seconds from the call of the save.
 
+        Raises CheckpointError: it is not published; the same on all ranks.
         Raises Exception: the process group failed; the save may have succeeded on some ranks only.
         """
-        temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's is used
-        early: files.SmallFile | None = None
-        table: state.ReplicaTable | None = None
+        temporary = self.folder.path / checkpoints.temporary(save.step, self.folder.attempt)  # rank 0's is used
         try:
-            offer, table, early = self._offer(save, temporary)
-            offers = self._peers.gather(offer)
-            agreement = self._peers.on_first(lambda: self._agree(offers, temporary, early))
-            temporary = self._folder.path / agreement.temporary
+            offer, table = self._offer(save)
+            offers = self.peers.gather(offer)
+            agreement = self.peers.on_first(lambda: self._agree(offers, temporary))
+            temporary = self.folder.path / agreement.temporary
             content = save.content
             assert content is not None
             rest = content.rest
             elsewhere: dict[str, int] = {}
             if groups := agreement.groups:
-                contents = self._peers.gather(rest if groups[self._peers.rank] == self._peers.rank else None)
+                contents = self.peers.gather(rest if groups[self.peers.rank] == self.peers.rank else None)
                 firsts = {rank: each for rank, each in enumerate(contents) if each is not None}
-                elsewhere = self._peers.on_first(lambda: _common(firsts))
-                self._peers.on_first(lambda: rest.update(_united(firsts, groups, save.check_values)))
+                elsewhere = self.peers.on_first(lambda: _common(firsts))
+                self.peers.on_first(lambda: rest.update(_united(firsts, groups, self.check_values)))
             if agreement.compare:
                 self._compare(table or state.ReplicaTable({}, {}), groups, elsewhere)
-            if agreement.kind == SINGLE:
-                if not self._first:
+            if agreement.kind == checkpoints.SINGLE:
+                if self.peers.rank != 0:
                     save.release()
-                return self._peers.on_first(lambda: self._publish_single(save, temporary, offers, early))
-            written = self._peers.on_each(lambda: self._write(save, content, groups, elsewhere, rest, temporary))
-            return self._peers.on_first(lambda: self._publish_sharded(save, temporary, written))
-        except CheckpointError as error:
-            return SaveOutcome(failure=str(error), exception=type(error).__name__, final=isinstance(error, Final))
+                return self.peers.on_first(lambda: self._publish_single(save, rest, temporary, offers))
+            written = self.peers.on_each(lambda: self._write(save, content, groups, elsewhere, rest, temporary))
+            return self.peers.on_first(lambda: self._publish_sharded(save, temporary, written))
         finally:
-            if early is not None:
-                with contextlib.suppress(Exception):  # _publish_single has raised it
-                    early.close()
-            if self._first:
+            if self.peers.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
 
     # -- this rank's offer
 
-    def _offer(self, save: Save, temporary: Path) -> tuple[_Offer, state.ReplicaTable | None, files.SmallFile | None]:
+    def _offer(self, save: Save) -> tuple[_Offer, state.ReplicaTable | None]:
         # Raises nothing, since rank 0 waits for the offer
-        content, copying, early = save.content, save.copying, None
+        content, copying = save.content, save.copying
         if content is None or copying is None or save.fault is not None:
-            return _Offer(save.step, fault=save.fault or "it has nothing to save", final=save.final), None, None
+            return _Offer(save.step, fault=save.fault or "it has nothing to save", final=save.final), None
         try:
             table, sums = None, dict[int, int]()
-            if save.compare and self._peers.many:
+            if save.compare and self.peers.many:
                 table = state.ReplicaTable.of(content.tensors, copying.copied)
-                sums = table.differences(self._peers.rank, self._peers.world_size)
+                sums = table.differences(self.peers.rank, self.peers.world_size)
             small = not content.sharded and content.size <= SMALL
-            if self._first and small:
-                early = self._begin(save, content, temporary)
-            return (
-                _Offer(
-                    save.step, content.size, content.sharded, content.digest(),
-                    hashlib.sha256(repr(content.values).encode()).hexdigest(), sum(sums.values()),
-                    save.rank_state if small else None,
-                ),
-                table,
-                early,
+            offer = _Offer(
+                save.step, content.size, content.sharded, content.digest(),
+                hashlib.sha256(repr(content.values).encode()).hexdigest(), sum(sums.values()),
+                save.rank_state if small else None,
             )  # fmt: skip
+            return offer, table
         except Exception as error:
-            return _Offer(save.step, fault=files.one_line(error)), None, early
-
-    def _begin(self, save: Save, content: Content, temporary: Path) -> files.SmallFile:
-        # The ranks will nearly always agree on a single file
-        def make() -> dict[str, Any]:
-            self._require_space(content.size + SLACK)
-            temporary.mkdir(mode=0o700)
-            return {"tensors": save.copied(), **content.rest}
-
-        return files.SmallFile(temporary / STATE_FILE, make, alone=save.thread is None)
+            return _Offer(save.step, fault=one_line(error)), None
 
     def _like(self, groups: Sequence[int]) -> tuple[int, Sequence[int]]:
         # This rank's group, and the ranks in it.
-        group = groups[self._peers.rank] if groups else 0
-        return group, [rank for rank, known in enumerate(groups) if known == group] or range(self._peers.world_size)
+        group = groups[self.peers.rank] if groups else 0
+        return group, [rank for rank, known in enumerate(groups) if known == group] or range(self.peers.world_size)
 
     def _compare(self, table: state.ReplicaTable, groups: Sequence[int], elsewhere: Collection[str]) -> None:
         # The ranks of a group compare by sums, and for some of those that differ by hashes; the groups compare what
         # several of them have (`elsewhere`) by hashes.
-        rank, (group, like) = self._peers.rank, self._like(groups)
-        buckets = state.unequal_buckets(table.differences(like.index(rank), len(like)), self._peers.total)
-        tables = self._peers.gather(table.only(buckets, elsewhere if rank == group else ()))
-        self._peers.on_first(lambda: _refuse(state.replica_conflicts(tables)))
+        rank, (group, like) = self.peers.rank, self._like(groups)
+        buckets = state.unequal_buckets(table.differences(like.index(rank), len(like)), self.peers.total)
+        tables = self.peers.gather(table.only(buckets, elsewhere if rank == group else ()))
+        self.peers.on_first(lambda: _refuse(state.replica_conflicts(tables)))
 
     # -- agreement
 
-    def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
-        # If the checkpoint is not to be a single file, the file `early` that `_begin` has started is removed
+    def _agree(self, offers: list[_Offer], temporary: Path) -> _Agreement:
         faults = {rank: offer.fault for rank, offer in enumerate(offers) if offer.fault is not None}
         if faults:
             kind = Final if all(offers[rank].final for rank in faults) else CheckpointError
-            raise kind(str(files.combined_error(faults, 0)))
+            raise kind(str(combined_error(faults, 0)))
         steps = {offer.step for offer in offers}
         if len(steps) > 1:
             shown = ", ".join(f"rank {rank} saves step {offer.step}" for rank, offer in enumerate(offers[:8]))
             raise CheckpointError(f"ranks save different steps: {shown}")
-        same = len({offer.names for offer in offers}) == 1
-        values = len({offer.values for offer in offers}) == 1
-        groups = () if same and values else _groups([(offer.names, offer.values) for offer in offers])
+        groups = _groups([(offer.names, offer.values) for offer in offers])
+        if not any(groups):
+            groups = ()
         compare = sum(offer.difference for offer in offers) % (1 << 64) != 0
-        if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers) and not groups:
-            return _Agreement(SINGLE, temporary.name, same, compare)
-        self._require_space((offers[0].size if same else sum(offer.size for offer in offers)) + SLACK)
-        if early is not None:  # not needed, since the checkpoint is not a single file
-            with contextlib.suppress(Exception):
-                early.close()
-        temporary.mkdir(mode=0o700, exist_ok=True)
-        (temporary / STATE_FILE).unlink(missing_ok=True)
-        return _Agreement(SHARDED, temporary.name, same, compare, groups)
-
-    def _require_space(self, needed: int) -> None:
-        free = _free(self._folder.path)
-        if free < needed:
-            raise CheckpointError(f"no space in {self._folder.path}: {needed} bytes are needed, and {free} are free")
+        needed = SLACK + sum({offer.names: offer.size for offer in offers}.values())
+        if (free := shutil.disk_usage(self.folder.path).free) < needed:
+            raise CheckpointError(f"no space in {self.folder.path}: {needed} bytes are needed, and {free} are free")
+        temporary.mkdir(mode=0o700)
+        single = offers[0].size <= SMALL and not groups and not any(offer.sharded for offer in offers)
+        return _Agreement(checkpoints.SINGLE if single else checkpoints.SHARDED, temporary.name, compare, groups)
 
     # -- large or sharded state: all ranks
 
@@ -254,8 +374,8 @@ class Writer:
         elsewhere: Mapping[str, int],
         rest: dict[str, Any],
         temporary: Path,
-    ) -> tuple[dict[str, File], list[files.Part]]:
-        rank, written = self._peers.rank, dict[str, File]()
+    ) -> tuple[dict[str, File], list[storage.Part]]:
+        rank, written = self.peers.rank, dict[str, File]()
         group, like = self._like(groups)
         mine = {
             name: tensor
@@ -264,61 +384,52 @@ class Writer:
         }
         copies = save.copied(owned(mine, like.index(rank), len(like)))
         if save.rank_state is not None:
-            files.save_file(temporary / checkpoints.rank_file(rank), save.rank_state, written)
-        if self._first:
-            files.save_file(temporary / VALUES_FILE, rest, written)
-        return written, files.write_tensors(temporary, copies, rank, written)
+            storage.save_file(temporary / checkpoints.rank_file(rank), save.rank_state, written)
+        if self.peers.rank == 0:
+            storage.save_file(temporary / checkpoints.VALUES_FILE, rest, written)
+        return written, storage.write_tensors(temporary, copies, rank, written)
 
     # -- rank 0
 
-    def _publish_single(
-        self, save: Save, temporary: Path, offers: list[_Offer], early: files.SmallFile | None
-    ) -> SaveOutcome:
-        assert early is not None
-        written = {STATE_FILE: early.file()}
+    def _publish_single(self, save: Save, rest: dict[str, Any], temporary: Path, offers: list[_Offer]) -> float:
+        written: dict[str, File] = {}
+        storage.save_file(temporary / checkpoints.STATE_FILE, {"tensors": save.copied(), **rest}, written)
         if any(offer.rank_state is not None for offer in offers):
-            files.save_file(temporary / RANKS_FILE, [offer.rank_state for offer in offers], written)
-        return self._publish(save, temporary, SINGLE, written, early)
+            storage.save_file(temporary / checkpoints.RANKS_FILE, [offer.rank_state for offer in offers], written)
+        return self._publish(save, temporary, checkpoints.SINGLE, written)
 
     def _publish_sharded(
-        self, save: Save, temporary: Path, written: list[tuple[dict[str, File], list[files.Part]]]
-    ) -> SaveOutcome:
+        self, save: Save, temporary: Path, written: list[tuple[dict[str, File], list[storage.Part]]]
+    ) -> float:
         joined = {name: file for each, _ in written for name, file in each.items()}
-        files.write_metadata(temporary, (part for _, parts in written for part in parts), joined)
-        return self._publish(save, temporary, SHARDED, joined)
+        storage.write_metadata(temporary, (part for _, parts in written for part in parts), joined)
+        return self._publish(save, temporary, checkpoints.SHARDED, joined)
 
-    def _publish(
-        self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
-    ) -> SaveOutcome:
-        manifest = self._folder.describe(
-            Manifest(
-                step=save.step, kind=kind, world_size=self._peers.world_size, attempt=self._folder.attempt,
-                identity=dict(self._identity), extra=save.extra, metrics=save.metrics, files=written,
-                torch=torch.__version__, launcher=__version__,
-            )
+    def _publish(self, save: Save, temporary: Path, kind: str, written: dict[str, File]) -> float:
+        described = Manifest(
+            save.step, kind, self.peers.world_size, self.folder.attempt, self.identity, save.extra,
+            save.metrics, written,
         )  # fmt: skip
-        files.write_manifest(temporary, manifest)
-        if early is not None:
-            early.close()
-        fsync_folder(temporary)
-        if self._fence is not None:
-            try:
-                self._fence()
-            except OSError:  # transient: the next save may work
-                raise
-            except Exception as error:
-                raise Final(str(error)) from None
-        path = self._folder.publish(temporary, manifest, self._fence)
+        path, manifest = storage.publish(self.folder, temporary, described, self._require_run)
         save.published = True
         seconds = time.perf_counter() - save.began
         blocked = save.blocked if save.thread is not None else seconds
-        self._events(
+        self.events(
             Saved(
                 step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
                 checkpoint=str(path),
             )
         )  # fmt: skip
-        return SaveOutcome(seconds, manifest.size)
+        return seconds
+
+    def _require_run(self) -> None:
+        try:
+            if self.fence is not None:
+                self.fence()
+        except OSError:  # transient: the next save may work
+            raise
+        except Exception as error:
+            raise Final(str(error)) from None
 
 
 def _groups(digests: Sequence[Any]) -> tuple[int, ...]:
@@ -349,8 +460,3 @@ def _united(contents: Mapping[int, dict[str, Any]], groups: Sequence[int], check
 def _refuse(lines: list[str]) -> None:
     if lines:
         raise Final(state.conflict_error(lines))
-
-
-def _free(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize

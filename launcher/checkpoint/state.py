@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import io
@@ -37,7 +38,7 @@ def has_tensors(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(has_tensors, value))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Content:
     """A state, split into tensors and other values."""
 
@@ -55,11 +56,29 @@ class Content:
         Raises TypeError: a tensor has no plain bytes (sparse, quantized), or only pickle could restore a value.
         Raises ValueError: two tensors have the same dotted name.
         """
-        tensors: dict[str, Tensor] = {}
-        paths: dict[str, Keys] = {}
-        lists: dict[Keys, str] = {}
-        values = _take_apart(state, (), tensors, paths, lists)
-        return cls(tensors, paths, {} if values is _NOTHING else plain(values, "state"), lists)
+        content = cls({}, {}, {}, {})
+        values = content._take_apart(state, ())
+        content.values = {} if values is _NOTHING else plain(values, "state")
+        return content
+
+    def _take_apart(self, value: Any, path: Keys) -> Any:
+        if isinstance(value, Tensor):
+            name = dotted(path)
+            if value.layout != torch.strided or value.is_quantized:
+                raise TypeError(f"{name} is a {value.layout} tensor ({value.dtype}), which has no plain bytes to save")
+            if name in self.tensors:
+                raise ValueError(f"two tensors of the state have the name {name}: rename one of them")
+            self.tensors[name], self.paths[name] = value.detach(), path
+            return _NOTHING
+        if isinstance(value, Mapping):
+            items = [(_plain_key(key, "state", dotted(path)), item) for key, item in value.items()]  # go into `paths`
+            parts = {key: self._take_apart(item, (*path, key)) for key, item in items}
+            rest = {key: part for key, part in parts.items() if part is not _NOTHING}
+            return rest if rest or not value else _NOTHING
+        if has_tensors(value):  # a list or a tuple: as a dict by index, since its tensors are removed
+            self.lists[path] = "tuple" if isinstance(value, tuple) else "list"
+            return self._take_apart(dict(enumerate(value)), path)
+        return value
 
     @property
     def rest(self) -> dict[str, Any]:
@@ -68,7 +87,6 @@ class Content:
 
     @property
     def sharded(self) -> bool:
-        """Whether a tensor is sharded over ranks."""
         return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
 
     @property
@@ -103,7 +121,7 @@ def step_number(step: Any) -> int:
 
 
 def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Returns facts for a manifest as they will be read again; `what`: `extra`, `identity` or `metrics`.
+    """Returns facts for a manifest as they will be read again. what: `extra`, `identity` or `metrics`.
 
     Raises TypeError (not JSON's types; metrics: not numbers) or ValueError (too large, nested too deeply).
     """
@@ -115,21 +133,14 @@ def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{what} could not be read again: {error}. Put what is large into the state") from None
     if what == "metrics" and not are_metrics(found):
-        raise TypeError(f"metrics must be numbers by name: {_shown(found)}")
+        wrong = [f"{name} is a {type(each).__name__}" for name, each in found.items() if not are_metrics({name: each})]
+        raise TypeError(f"metrics must be numbers by name: {', '.join(wrong)}")
     return dict(found)
 
 
-def _shown(found: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} is a {type(each).__name__}" for name, each in found.items() if not are_metrics({name: each})
-    )
-
-
 def plain(value: Any, what: str, path: str = "") -> Any:
-    """Returns a copy of a value that torch.load(weights_only=True) can restore, with tensors in CPU memory.
-
-    Raises TypeError: only pickle could restore a value; the text contains its type, `what` and `path`.
-    """
+    """Returns a copy of a value that torch.load(weights_only=True) can restore, with tensors in CPU memory; raises
+    TypeError, which names `what` and `path`, if only pickle could."""
     if type(value) is int and not -bounds.JSON_INTEGERS < value < bounds.JSON_INTEGERS:
         raise TypeError(f"{what} contains an integer of more than 300 digits: {path.lstrip('.')}")
     if type(value) in _PLAIN:
@@ -142,12 +153,12 @@ def plain(value: Any, what: str, path: str = "") -> Any:
         )
     if type(value) in (list, tuple):
         return type(value)(plain(item, what, f"{path}[{index}]") for index, item in enumerate(value))
-    try:
+    with contextlib.suppress(TypeError):
         return python_number(value)
-    except TypeError:
-        pass
+    buffer = io.BytesIO()
     try:
-        return _reread(value)
+        torch.save(value, buffer)
+        return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(
@@ -159,34 +170,6 @@ def plain(value: Any, what: str, path: str = "") -> Any:
 
 def _plain_key(key: Any, what: str, path: str) -> Any:
     return key if type(key) is str else plain(key, what, f"a key of {path.lstrip('.') or 'it'}")
-
-
-def _reread(value: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-
-
-def _take_apart(
-    value: Any, path: Keys, tensors: dict[str, Tensor], paths: dict[str, Keys], lists: dict[Keys, str]
-) -> Any:
-    if isinstance(value, Tensor):
-        name = dotted(path)
-        if value.layout != torch.strided or value.is_quantized:
-            raise TypeError(f"{name} is a {value.layout} tensor ({value.dtype}), which has no plain bytes to save")
-        if name in tensors:
-            raise ValueError(f"two tensors of the state have the name {name}: rename one of them")
-        tensors[name], paths[name] = value.detach(), path
-        return _NOTHING
-    if isinstance(value, Mapping):
-        items = [(_plain_key(key, "state", dotted(path)), item) for key, item in value.items()]  # keys go into `paths`
-        parts = {key: _take_apart(item, (*path, key), tensors, paths, lists) for key, item in items}
-        rest = {key: part for key, part in parts.items() if part is not _NOTHING}
-        return rest if rest or not value else _NOTHING
-    if has_tensors(value):  # a list or a tuple: as a dict by index, since its tensors are removed
-        lists[path] = "tuple" if isinstance(value, tuple) else "list"
-        return _take_apart(dict(enumerate(value)), path, tensors, paths, lists)
-    return value
 
 
 def merge(state: Any, values: Any) -> Any:
@@ -204,24 +187,21 @@ def merge(state: Any, values: Any) -> Any:
 
 
 def nested(
-    tensors: Mapping[str, Tensor],
-    paths: Mapping[str, Keys],
-    values: Any = None,
-    lists: Mapping[Keys, str] | None = None,
+    tensors: Mapping[str, Tensor], paths: Mapping[str, Keys], values: Any, lists: Mapping[Keys, str]
 ) -> dict[Any, Any]:
-    """Returns the state in the fields of a `Content`; without `lists`, lists that contained tensors are dicts."""
-    tree: dict[Any, Any] = _copied(values) if values else {}
+    """Returns the state in the fields of a `Content`; lists of tensors that `lists` does not have are dicts."""
+    tree: dict[Any, Any] = _copied(values)
     for name, tensor in tensors.items():
         *above, last = paths[name]
         inner = tree
         for key in above:
             inner = inner.setdefault(key, {})
         inner[last] = tensor
-    for path in sorted(lists or {}, key=len, reverse=True):  # the innermost first
+    for path in sorted(lists, key=len, reverse=True):  # the innermost first
         above = found_in(tree, path[:-1])
         if above is not None and path[-1] in above:
             items = (above[path[-1]][index] for index in range(len(above[path[-1]])))
-            above[path[-1]] = tuple(items) if lists and lists[path] == "tuple" else list(items)
+            above[path[-1]] = tuple(items) if lists[path] == "tuple" else list(items)
     return tree
 
 
@@ -277,6 +257,12 @@ def size_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Returns the bytes of a contiguous tensor in CPU memory, to be read and written."""
+    size = size_of(tensor)
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else bytearray()).cast("B")
+
+
 def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
     """Returns the names of the tensors that this rank (`index` of `count` with the same) writes, or its parts.
 
@@ -292,7 +278,9 @@ def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
     mine = set()
     for sharing, some in sizes.items():
         here, holders = (index, count) if sharing is None else replica(*sharing)
-        mine |= {name for name, owner in owners(some, holders).items() if owner == here}
+        largest_first = sorted(some, key=lambda name: (-some[name], name))
+        owners = spread((some[name] for name in largest_first), holders)
+        mine |= {name for name, owner in zip(largest_first, owners, strict=True) if owner == here}
     return [name for name in tensors if name in mine]
 
 
@@ -311,18 +299,12 @@ def replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
     return index if here else -1, count
 
 
-def owners(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Returns the index of the owner of each tensor, so that all have about the same number of bytes."""
-    largest_first = sorted(sizes, key=lambda name: (-sizes[name], name))
-    return dict(zip(largest_first, spread((sizes[name] for name in largest_first), count), strict=True))
-
-
 def local_part(tensor: Tensor) -> Tensor:
     """Returns this rank's shard of a DTensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-# -- Checks that tensors of one name are the same on all ranks that have the name, since only one rank saves its tensor
+# -- Tensors of one name must be the same on all ranks that have it, since only one of them saves its tensor
 #
 # A tensor that is not a DTensor counts as a replica of the tensors of its name on other ranks. Where that is wrong
 # (manual tensor parallelism, experts, a sharded optimizer), the tensors of all ranks but one would be lost. So the
@@ -347,9 +329,9 @@ class ReplicaTable:
     """A rank's tensors, described so that ranks can compare them."""
 
     kinds: dict[str, str]  # type and shape of each tensor, by name
-    # for each name a hash of this rank's part of the tensor, by the part's offset in the whole tensor. Parts that no
-    # other rank can have are left out
-    parts: dict[str, dict[Offset, int]]
+    # for each name the offset of this rank's part in the whole tensor, and a hash of it. Parts that no other rank can
+    # have are left out
+    parts: dict[str, tuple[Offset, int]]
     # for each DTensor in `parts` this rank's index among those with the same part, and their number
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -365,7 +347,7 @@ class ReplicaTable:
                     continue
                 places[name] = index, count
             if name.rpartition(".")[2] not in STATISTICS:
-                parts[name] = {offset_of(tensor): hash_of(local_part(copies.get(name, tensor)))}
+                parts[name] = offset_of(tensor), hash_of(local_part(copies.get(name, tensor)))
         return cls(kinds, parts, places)
 
     def differences(self, index: int, count: int) -> dict[int, int]:
@@ -375,13 +357,12 @@ class ReplicaTable:
         So ranks compare by one sum, but for chance. index, count: this rank among those with the same whole tensors.
         """
         sums: dict[int, int] = {}
-        for name, parts in self.parts.items():
+        for name, part in self.parts.items():
             here, holders = self.places.get(name, (index, count))
-            for part in parts.items():
-                what = f"{name} {self.kinds[name]} {part}"
-                change = _number(f"{what} {here}") - _number(f"{what} {(here + 1) % holders}")
-                bucket = _number(name) % BUCKETS
-                sums[bucket] = (sums.get(bucket, 0) + change) % (1 << 64)
+            what = f"{name} {self.kinds[name]} {part}"
+            change = _number(f"{what} {here}") - _number(f"{what} {(here + 1) % holders}")
+            bucket = _number(name) % BUCKETS
+            sums[bucket] = (sums.get(bucket, 0) + change) % (1 << 64)
         return sums
 
     def only(self, buckets: Collection[int], names: Collection[str]) -> ReplicaTable:
@@ -418,8 +399,7 @@ def hash_of(tensor: Tensor) -> int:
     """
     data = tensor.detach().contiguous()
     if data.is_cpu:
-        size = data.numel() * data.element_size()
-        return zlib.crc32((ctypes.c_char * size).from_address(data.data_ptr())) if size else 0
+        return zlib.crc32(bytes_of(data))
     words = data.view(torch.uint8).flatten() if data.ndim else data.reshape(1).view(torch.uint8)
     words = torch.nn.functional.pad(words, (0, -len(words) % 4)).view(torch.int32)
     total = 0
@@ -431,25 +411,17 @@ def hash_of(tensor: Tensor) -> int:
 
 
 def replica_conflicts(tables: Sequence[ReplicaTable]) -> list[str]:
-    """Returns a line for each name under which ranks have different tensors.
-
-    | ranks that have the name | result |
-    |---|---|
-    | one | fine: a pipeline stage |
-    | several, with the same type and shape, and equal parts at each offset | fine: a replica, or parts of a DTensor |
-    | several, with different types or shapes | described, with the type and shape on each rank |
-    | several, with different bytes at the same offset | described, with the groups of ranks that agree |
-    """
+    """Returns a line for each name under which several ranks have different types, shapes, or bytes at one offset."""
     lines = []
     for name in dict.fromkeys(name for table in tables for name in table.kinds):
         kinds = _grouped({rank: table.kinds[name] for rank, table in enumerate(tables) if name in table.kinds})
         if len(kinds) > 1:
             lines.append(f"{name}: " + ", ".join(f"{kind} on {name_ranks(who)}" for kind, who in kinds.items()))
             continue
-        parts = {rank: table.parts.get(name, {}) for rank, table in enumerate(tables)}
-        for offset in dict.fromkeys(offset for known in parts.values() for offset in known):
-            hashes = {rank: known[offset] for rank, known in parts.items() if offset in known}
-            if len(groups := _grouped(hashes)) > 1:
+        parts = {rank: table.parts[name] for rank, table in enumerate(tables) if name in table.parts}
+        for offset in dict.fromkeys(offset for offset, _ in parts.values()):
+            groups = _grouped({rank: hashed for rank, (here, hashed) in parts.items() if here == offset})
+            if len(groups) > 1:
                 lines.append(f"{name}: other values on each of " + " / ".join(map(name_ranks, groups.values())))
                 break
     return lines

@@ -1,53 +1,345 @@
-"""Our checkpoints for code that calls torch.distributed.checkpoint; folders that it wrote become our own.
+"""Files of checkpoints: written with checksums and published, read without executing anything; DCP's storage classes.
 
-dcp.save(state, storage_writer=LauncherWriter(folder, step))
+    dcp.save(state, storage_writer=LauncherWriter(folder, step))
     dcp.load(state, storage_reader=LauncherReader(folder))         # the newest checkpoint; or one checkpoint's folder
 
-As with `Checkpointer`, checkpoints are published atomically and with checksums, old checkpoints are removed, and each
-rank compares its share of the checksums when loading. The caller's planner decides which values are pickled, and how
-they are loaded.
+Such checkpoints, too, are published atomically and with checksums, old ones are removed, and each rank compares its
+share of the checksums when loading. The caller's planner decides which values are pickled, and how they are loaded.
+
+Functions that write add size and checksums of each new file, by its name, to their argument `files`. Functions that
+read retry a failing read for `timeout` seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import gc
+import io
+import math
 import os
-import re
-import stat
-from collections.abc import Callable, Mapping
+import pickle
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeAlias, cast
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, TensorWriteData
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from launcher import __version__
-from launcher.checkpoint import files, reading
+from launcher import __version__, torch_compat, torch_compat_dcp
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.files import HashedFiles, Reader
 from launcher.checkpoint.folder import CheckpointFolder, Retention, fsync_folder
-from launcher.checkpoint.format import DCP, MANIFEST, METADATA_FILE, SINGLE, CheckpointError, File, Manifest
+from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, File, Manifest, RetryingFile
 from launcher.checkpoint.state import facts, step_number
 from launcher.runs import lease
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Saved
 
-_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+warnings.filterwarnings(
+    "ignore", message="torch.distributed is disabled", category=UserWarning
+)  # checkpoints may be read without a process group
+
+_PIECE = 1 << 18  # most bytes that are hashed and written at once
+
+# Module and name of all types that a .metadata of torch.distributed.checkpoint contains.
+_ALLOWED = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size"},
+    "torch._C": {"_VariableFunctions"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "collections": {"OrderedDict"},
+}  # fmt: skip
+
+
+class HashedFile:
+    """A new file of mode 0600, written sequentially, whose checksums are computed while the data is in the processor's
+    cache. Small writes are collected: torch.save makes some forty for a tensor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.error: OSError | None = None
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._size = self._crc32 = 0
+        self._done: list[int] = []
+        self._collected = bytearray()
+
+    def write(self, data: Any) -> int:
+        """Writes all of the data, perhaps only later; returns its size in bytes."""
+        view = memoryview(data).cast("B")
+        if len(self._collected) + len(view) < _PIECE:
+            self._collected += view
+            return len(view)
+        self._drain()
+        self._write(view)
+        return len(view)
+
+    def _drain(self) -> None:
+        collected, self._collected = self._collected, bytearray()
+        self._write(memoryview(collected))
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            part = data[: min(_PIECE, checkpoints.BLOCK - self._size % checkpoints.BLOCK)]
+            try:
+                count = os.write(self.descriptor, part)
+            except OSError as error:
+                self.error = OSError(error.errno, error.strerror, str(self._path))
+                raise self.error from None
+            self._crc32 = zlib.crc32(part[:count], self._crc32)
+            self._size += count
+            if self._size % checkpoints.BLOCK == 0:
+                self._done.append(self._crc32)
+                self._crc32 = 0
+            data = data[count:]
+
+    def tell(self) -> int:
+        return self._size + len(self._collected)
+
+    def flush(self) -> None:
+        """Does nothing: torch.save calls it, and torch.distributed.checkpoint calls torch.save for each tensor."""
+
+    close = flush  # torch.distributed.checkpoint calls it; `hashed_file` closes the file
+
+    def finish(self) -> File:
+        """Waits until the file is on disk; returns its size and checksums."""
+        self._drain()
+        os.fsync(self.descriptor)
+        return File(self._size, (*self._done, *([self._crc32] if self._size % checkpoints.BLOCK else [])))
+
+
+@contextlib.contextmanager
+def hashed_file(path: Path, files: dict[str, File]) -> Iterator[HashedFile]:
+    """Context manager for a new file. At its end the file is on disk, and `files` gets its size and checksums."""
+    stream = HashedFile(path)
+    try:
+        try:
+            yield stream
+        except RuntimeError:  # by which torch's writer hides the file system's error
+            if stream.error is not None:
+                raise stream.error from None
+            raise
+        files[path.name] = stream.finish()
+    finally:
+        os.close(stream.descriptor)
+
+
+def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
+    """Writes a value like torch.save; returns when the file is on disk, and its size and checksums are in `files`."""
+    with hashed_file(path, files) as stream:
+        torch.save(value, cast(IO[bytes], stream))
+
+
+def publish(
+    folder: CheckpointFolder, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None
+) -> tuple[Path, Manifest]:
+    """Completes and publishes the checkpoint in `temporary`; returns its place, and the manifest as it was written.
+
+    manifest: all but what the folder and the versions say. fence: raises if another attempt owns the run now.
+    Raises CheckpointError if a file has another size than in the manifest.
+    """
+    manifest = folder.describe(dataclasses.replace(manifest, torch=torch.__version__, launcher=__version__))
+    if problems := checkpoints.wrong_sizes(temporary, manifest):
+        raise CheckpointError("; ".join(problems))
+    with hashed_file(temporary / checkpoints.MANIFEST, {}) as stream:
+        stream.write(manifest.text().encode())
+    fsync_folder(temporary)
+    if fence is not None:
+        fence()
+    return folder.publish(temporary, manifest, fence), manifest
+
+
+def load_file(path: Path, timeout: float = 0.0) -> Any:
+    """Returns what `save_file` has written, in CPU memory, executing nothing in it; raises Damaged or CannotRead."""
+    with _opened(path, timeout, "is not what torch.save writes") as stream:
+        return torch_compat_dcp.load_saved(cast(IO[bytes], stream))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader]:
+    # Arbitrary bytes can raise anything
+    checkpoints.size_of_file(path, timeout)  # it is there, and a file
+    with RetryingFile(path, timeout) as file:
+        try:
+            yield io.BufferedReader(file, _PIECE)
+        except Exception as error:
+            if file.failure is not None:  # torch may have replaced it by another error
+                raise file.failure from None
+            if isinstance(error, CheckpointError):
+                raise
+            if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error):
+                raise CannotRead(f"{path} cannot be read now: there is no memory for it") from None
+            if torch_compat.is_device_error(error):  # tensors on it are filled while the file is open
+                raise CheckpointError(f"{path} cannot be loaded: {_first_line(error)}") from None
+            raise Damaged(f"{path} {what}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# -- torch.distributed.checkpoint
+
+# A part of a tensor, as written by one rank: where it is, and the type and shape of the part and of the whole.
+Part: TypeAlias = tuple[WriteResult, TensorWriteData]
+
+
+class CheckpointFiles(FileSystem):
+    """A file system for torch.distributed.checkpoint: writes each file as a `HashedFile`, retries failing reads."""
+
+    def __init__(self, files: dict[str, File] | None = None, timeout: float = 0.0) -> None:
+        self._files, self._timeout = {} if files is None else files, timeout
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        if mode == "wb":
+            with hashed_file(Path(path), self._files) as stream:
+                yield cast(io.IOBase, stream)
+        else:
+            with _opened(Path(path), self._timeout, "does not match its metadata") as file:
+                yield file
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self._files[Path(new_path).name] = self._files.pop(Path(path).name)
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], rank: int, files: dict[str, File]) -> list[Part]:
+    """Writes tensors, and parts of DTensors, into a file of torch.distributed.checkpoint; returns what it contains.
+
+    dcp.save is not used: it sends the description of each part to rank 0 twice and back, as pickles without a MAC,
+    sends all of them to all ranks, and in torch 2.4 compares each part of a tensor with each other one.
+    """
+    if not tensors:
+        return []
+    writer = _writer(folder, files)
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors), is_coordinator=False)
+    plan = planner.create_local_plan()
+    kinds = {item.index: item.tensor_data for item in plan.items}
+    plan = writer.prepare_global_plan([*[SavePlan([])] * rank, plan])[rank]  # the place in the list names the file
+    return [(result, cast(TensorWriteData, kinds[result.index])) for result in writer.write_data(plan, planner).wait()]
+
+
+def write_metadata(folder: Path, parts: Iterable[Part], files: dict[str, File]) -> None:
+    """Writes torch.distributed.checkpoint's `.metadata` for all ranks' parts; CheckpointError: some are missing."""
+    found: dict[str, TensorStorageMetadata] = {}
+    results: dict[MetadataIndex, WriteResult] = {}
+    for result, data in parts:
+        if results.setdefault(result.index, result) is result:  # of two ranks with the same part the lower one counts
+            known = found.setdefault(result.index.fqn, TensorStorageMetadata(data.properties, data.size, []))
+            known.chunks.append(data.chunk)
+    for name, entry in found.items():
+        there = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+        if there != math.prod(entry.size):
+            raise CheckpointError(
+                f"{name}: the ranks have written {there} of its {math.prod(entry.size)} elements. All ranks of a "
+                "DTensor's mesh must save it, and a name must have the same mesh and placements on all of them"
+            )
+    _writer(folder, files).finish(Metadata({**found}, {name: (name,) for name in found}), [list(results.values())])
+
+
+def _writer(folder: Path, files: dict[str, File]) -> FileSystemWriter:
+    writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # hashed files sync when they are closed
+    writer.fs = CheckpointFiles(files)
+    return writer
+
+
+def _encoding(kind: object, name: object) -> _MEM_FORMAT_ENCODING:
+    if kind is _MEM_FORMAT_ENCODING and type(name) is str and name in _MEM_FORMAT_ENCODING.__members__:
+        return _MEM_FORMAT_ENCODING[name]
+    raise pickle.UnpicklingError(
+        "it asks for getattr of something other than a member of an enum, which metadata never needs"
+    )
+
+
+class _Unpickler(pickle.Unpickler):
+    # Only the types of torch.distributed.checkpoint's metadata, whatever Python has pickled them
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _encoding
+        module = module.removesuffix("._local")  # pathlib._local: Python 3.13
+        if name in _ALLOWED.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no metadata needs")
+
+
+def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
+    """Returns the metadata in a checkpoint's `.metadata`, executing nothing in it; raises Damaged or CannotRead."""
+    collects = gc.isenabled()
+    gc.disable()  # it would look at millions of new objects, and find none to free
+    try:
+        with _opened(path / checkpoints.METADATA_FILE, timeout, "is not used") as stream:
+            metadata = _Unpickler(stream).load()
+    finally:
+        if collects:
+            gc.enable()
+    if not isinstance(metadata, Metadata):
+        raise Damaged(f"{path / checkpoints.METADATA_FILE} holds no metadata")
+    return metadata
+
+
+class Reader(torch_compat_dcp.PlainReader):
+    """torch.distributed.checkpoint's reader, which reads `.metadata` by `read_metadata`, and retries failing reads."""
+
+    def __init__(self, path: Path, timeout: float = 0.0) -> None:
+        super().__init__(path)
+        self.fs = CheckpointFiles(timeout=timeout)
+        self._timeout = timeout
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = read_metadata(Path(self.path), self._timeout)
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _Planner(dcp.DefaultLoadPlanner):
+    # Refuses other values than tensors, since torch would unpickle them
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        raise Damaged(f"{read_item.dest_index.fqn} is not a tensor in this checkpoint")
+
+
+def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], timeout: float = 0.0) -> None:
+    """Fills tensors, and this rank's parts of DTensors, from a checkpoint of torch.distributed.checkpoint.
+
+    Each rank reads what it needs, whatever the others do: dcp.load would gather all names and plans on rank 0.
+    Raises Damaged (the files do not match the metadata) or CannotRead.
+    """
+    reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
+    planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+    reader.read_data(plan, planner).wait()
+
+
+# -- for dcp.save and dcp.load
+
 # Folders in which this process has saved before: an incomplete checkpoint there may belong to a running async_save.
 _prepared: set[Path] = set()
 _CHECKSUMS = "launcher_files"  # attribute on a rank's first WriteResult: size and checksums of the rank's files
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    # The temporary folder that the coordinator has made, and torch's file name prefix
-
-    temporary: str
-    prefix: Any
 
 
 class LauncherWriter(FileSystemWriter):
@@ -56,7 +348,7 @@ class LauncherWriter(FileSystemWriter):
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        step: int | None = None,
+        step: int,
         *,
         keep: int = 2,
         extra: Mapping[str, Any] | None = None,
@@ -66,7 +358,7 @@ class LauncherWriter(FileSystemWriter):
         """
         Args:
             folder: directory for the checkpoints; nobody else may be able to write to it.
-            step: steps of the run that are done; None: the last number in the checkpoint_id.
+            step: steps of the run that are done.
             keep: how many of the newest checkpoints of this lineage to keep.
             extra, metrics: facts for the manifest, and metrics at this step (JSON types).
             fence: function that is called before the checkpoint is published. It must raise if another attempt owns the
@@ -76,24 +368,16 @@ class LauncherWriter(FileSystemWriter):
         attempt = current_attempt()
         self._folder = CheckpointFolder(Path(folder), attempt.number if attempt else 0, Retention(keep), 0.0)
         self._events = Events(attempt, "checkpoint")
-        self._step, self._fence = None if step is None else step_number(step), fence
+        self._step, self._fence = step_number(step), fence
         self._extra, self._metrics = facts(extra or {}, "extra"), facts(metrics or {}, "metrics")
         self._temporary = ""
         self._ranks = 0
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        super().reset(None)
-        if checkpoint_id is not None and (match := _LAST_NUMBER.search(Path(checkpoint_id).name)):
-            self._step = int(match[1])
-
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        if self._step is None:
-            raise CheckpointError("LauncherWriter needs the step: LauncherWriter(folder, step)")
-        return plan
+        return plan  # the base class makes a folder, which the coordinator does here
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On torch's coordinator (default: rank 0): makes the temporary folder, and adds its name to all plans."""
-        assert self._step is not None
         self._folder.prepare(remove_leftovers=self._folder.path not in _prepared)
         _prepared.add(self._folder.path)
         known, _ = self._folder.known()
@@ -103,15 +387,15 @@ class LauncherWriter(FileSystemWriter):
         (self._folder.path / self._temporary).mkdir(mode=0o700)
         self._ranks = len(plans)
         return [
-            dataclasses.replace(plan, storage_data=_Place(self._temporary, plan.storage_data))
+            dataclasses.replace(plan, storage_data=(self._temporary, plan.storage_data))
             for plan in super().prepare_global_plan(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        place = plan.storage_data
+        temporary, prefix = plan.storage_data
         written: dict[str, File] = {}
-        self.path, self.fs = self._folder.path / place.temporary, HashedFiles(written)
-        results = super().write_data(dataclasses.replace(plan, storage_data=place.prefix), planner).wait()
+        self.path, self.fs = self._folder.path / temporary, CheckpointFiles(written)
+        results = super().write_data(dataclasses.replace(plan, storage_data=prefix), planner).wait()
         if results:
             setattr(results[0].storage_data, _CHECKSUMS, written)
         future: Future[list[WriteResult]] = Future()
@@ -120,25 +404,17 @@ class LauncherWriter(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On torch's coordinator (default: rank 0), after all ranks have written: publishes the checkpoint."""
-        assert self._step is not None
         temporary = self._folder.path / self._temporary
         written: dict[str, File] = {}
         for each in results:
             for result in each:
                 written |= result.storage_data.__dict__.pop(_CHECKSUMS, {})
-        self.path, self.fs = temporary, HashedFiles(written)
+        self.path, self.fs = temporary, CheckpointFiles(written)
         super().finish(metadata, results)
-        manifest = self._folder.describe(
-            Manifest(
-                step=self._step, kind=DCP, world_size=self._ranks, attempt=self._folder.attempt, identity={},
-                extra=self._extra, metrics=self._metrics, files=written, torch=torch.__version__, launcher=__version__,
-            )
+        described = Manifest(
+            self._step, checkpoints.DCP, self._ranks, self._folder.attempt, {}, self._extra, self._metrics, written
         )  # fmt: skip
-        files.write_manifest(temporary, manifest)
-        fsync_folder(temporary)
-        if self._fence is not None:
-            self._fence()
-        path = self._folder.publish(temporary, manifest, self._fence)
+        path, manifest = publish(self._folder, temporary, described, self._fence)
         self._folder.wait()
         self._events(Saved(step=self._step, bytes=manifest.size, checkpoint=str(path)))
 
@@ -146,19 +422,16 @@ class LauncherWriter(FileSystemWriter):
 class LauncherReader(Reader):
     """A StorageReader for the newest checkpoint in a folder, or for one checkpoint."""
 
-    def __init__(
-        self, folder: str | os.PathLike[str], *, verify: bool = True, read_timeout: float = 300.0, threads: int = 2
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, verify: bool = True, read_timeout: float = 300.0) -> None:
         """
         Args:
             folder: directory of checkpoints, or folder of one checkpoint (`step-...`).
             verify: whether to compare checksums. If some are wrong, dcp.load raises on all ranks, and tensors may be
                 filled in part.
             read_timeout: seconds for which a failing read is retried.
-            threads: number of threads that compute checksums.
         """
         super().__init__(self._chosen(Path(folder), read_timeout), read_timeout)
-        self._verify, self._threads = verify, threads
+        self._verify = verify
         self._blocks: list[checkpoints.Block] = []  # to compare; on the coordinator
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -197,66 +470,15 @@ class LauncherReader(Reader):
                 f"{type(planner).__name__}.finish_plan drops storage_data of the plan, which says what to verify: use "
                 "dataclasses.replace there, or LauncherReader(folder, verify=False)"
             )
-        problems = checkpoints.wrong_checksums(path, plan.storage_data or (), self._threads, self._timeout)
+        problems = checkpoints.wrong_checksums(path, plan.storage_data or (), 2, self._timeout)
         checkpoints.require_none(path, problems)
         return super().read_data(plan, planner)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path)
-        if checkpoints.read(path, self._timeout).kind == SINGLE:
+        if checkpoints.read(path, self._timeout).kind == checkpoints.SINGLE:
             raise CheckpointError(
                 f"{path} is one file of small state, which torch.distributed.checkpoint does not read: load it with "
                 "launcher.checkpoint.Checkpointer, or make a plain file of it with `launcher checkpoint extract`"
             )
         return super().read_metadata(*args, **kwargs)
-
-
-# -- Makes a folder that torch.distributed.checkpoint has written one of our checkpoints; executes nothing in it
-
-
-def adopt(path: Path, step: int) -> Path:
-    """Adds checksums and a manifest to a folder of torch.distributed.checkpoint, and renames it to `step-...`.
-
-    The result then counts as the newest checkpoint in its parent folder.
-    step: steps of the run that were done when it was written.
-    Raises CheckpointError: the folder is not a complete checkpoint of torch.distributed.checkpoint, is one of our
-        checkpoints already, others can write to it, or the parent folder has a checkpoint of this step.
-    """
-    folder = CheckpointFolder(path.parent, 0, Retention(), 0.0)
-    folder.require_private(path)
-    names = reading.entries(path)
-    if MANIFEST in names:
-        raise CheckpointError(f"{path} has a {MANIFEST}: it is one of our checkpoints already")
-    if METADATA_FILE not in names:
-        raise CheckpointError(
-            f"{path} has no {METADATA_FILE}: torch.distributed.checkpoint did not write it, or not all"
-        )
-    target = path.parent / checkpoints.name_of(step)
-    if target != path and target.name in reading.entries(path.parent):
-        raise CheckpointError(f"{target} is there already: give another STEP")
-    needed = files.needed_bytes(files.read_metadata(path))
-    for name, least in needed.items():
-        if "/" in name or reading.size_of_file(path / name) < least:
-            raise CheckpointError(f"{path / name} does not match {METADATA_FILE}: it is cut short, or elsewhere")
-    written = {}
-    for name in names:
-        if not stat.S_ISREG((path / name).lstat().st_mode):
-            raise CheckpointError(f"{path / name} is not a file: move it elsewhere")
-        written[name] = checkpoints.file_of(path / name)
-    ranks = [rank for name in needed if (rank := checkpoints.writer_of(name)) is not None]
-    manifest = folder.describe(
-        Manifest(
-            step=step, kind=DCP, world_size=1 + max(ranks, default=0), attempt=0, identity={}, extra={}, metrics={},
-            files=written, torch=torch.__version__, launcher=__version__,
-        )
-    )  # fmt: skip
-    unfinished = path / f"{MANIFEST}.tmp"
-    unfinished.unlink(missing_ok=True)
-    with files.hashed_file(unfinished, {}) as stream:
-        stream.write(manifest.text().encode())
-    unfinished.rename(path / MANIFEST)
-    fsync_folder(path)
-    if target != path:
-        path.rename(target)
-        fsync_folder(target.parent)
-    return target

@@ -1,10 +1,9 @@
-"""`checkpoint`: lists, inspects, verifies and adopts checkpoints, and extracts plain files from them."""
+"""`checkpoint`: lists, inspects and verifies checkpoints, and extracts plain files from them."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +32,6 @@ def run(arguments: Namespace) -> int:
     action = arguments.action
     if action == "list" and arguments.step is not None:
         raise ConfigError("checkpoint list shows all steps; checkpoint inspect shows one")
-    if action == "adopt":
-        return _adopt(arguments.name, arguments.step)
     place = _place(arguments.name, arguments.runs_dir, arguments.step)
     if action == "list":
         return _list(place, arguments.as_json)
@@ -202,13 +199,14 @@ def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
 
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     from launcher.checkpoint import inspect as checkpoint_read
+    from launcher.checkpoint.loading import read_contents
 
     require_private(path.parent)
     require_private(path)
-    entries = checkpoint_read.entries(path, manifest)
-    rest = checkpoint_read.values(path, manifest)
+    contents = read_contents(path, manifest)
+    entries, rest = checkpoint_read.entries(contents), contents.values
     if as_json:
-        shown = {**asdict(manifest), "path": str(path), "tensors": [asdict(entry) for entry in entries]}
+        shown = {**asdict(manifest), "path": str(path), "tensors": entries}
         print(json.dumps({**shown, "values": flat(rest)}, indent=1, default=str))
         return 0
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
@@ -225,7 +223,7 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
             print(cut(f"  {name}: {value}", WIDTH))
     print()
     rows = [
-        (entry.name, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.shards)))
+        (entry["name"], entry["dtype"], "x".join(map(str, entry["shape"])) or "scalar", str(len(entry["shards"])))
         for entry in entries
     ]
     print_columns([("TENSOR", "TYPE", "SHAPE", "SHARDS"), *rows])
@@ -273,30 +271,13 @@ def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments:
     require_private(path.parent)
     require_private(path)
     if plain:
-        tensors = checkpoint_read.flat_tensors(checkpoint_read.whole(path, manifest, arguments.keys))
-        checkpoint_read.save_safetensors(output, tensors, {"format": "pt", "step": str(manifest.step)})
-        print(f"{output}: {long_size(output.stat().st_size)}; {len(tensors)} tensors, by their dotted names")
+        state = checkpoint_read.whole(path, manifest, arguments.keys)
+        count = checkpoint_read.save_safetensors(output, state, {"format": "pt", "step": str(manifest.step)})
+        print(f"{output}: {long_size(output.stat().st_size)}; {count} tensors, by their dotted names")
         return 0
     keys = arguments.keys
     whole = shard is None
     state = checkpoint_read.whole(path, manifest, keys) if whole else checkpoint_read.shard(path, manifest, shard, keys)
     checkpoint_read.save_plain(output, state)
     print(f"{output}: {long_size(output.stat().st_size)}; read it with torch.load({str(output)!r}, weights_only=True)")
-    return 0
-
-
-# -- adopt
-
-
-def _adopt(name: str, step: str | None) -> int:
-    path = Path(name).expanduser().resolve()
-    if not path.is_dir():
-        raise ConfigError(f"{name}: checkpoint adopt takes a folder that torch.distributed.checkpoint has written")
-    number = step or "".join(re.findall(r"(\d+)\D*$", path.name))
-    if not number.isdecimal():
-        raise ConfigError(f"{step or path.name!r} contains no step: checkpoint adopt {name} STEP")
-    from launcher.checkpoint.storage import adopt
-
-    adopted = adopt(path, int(number))
-    print(f"{adopted}: step {int(number)}; load it with launcher.checkpoint.Checkpointer or LauncherReader")
     return 0

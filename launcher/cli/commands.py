@@ -36,7 +36,7 @@ COMMANDS = {
     "why": "Why a run waits, and what would start sooner.",
     "post-mortem": "Why a run ended, which rank failed first, and what to do.",
     "sweep": "Sweeps: status, results, rerun, cancel, throttle, wait.",
-    "checkpoint": "Checkpoints of a run: list, inspect, verify, extract, adopt.",
+    "checkpoint": "Checkpoints of a run: list, inspect, verify, extract.",
     "site": "Profiles of sites: list, show, or write one for this site.",
     "env": "Pack a venv into an archive for the nodes (env.archive).",
     "template": "A template to start your own job scripts from.",

@@ -40,7 +40,6 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
         "inspect": "show the contents of one: metrics, values, tensors",
         "verify": "check sizes and checksums; exit code 1 if one is damaged",
         "extract": "write one as a plain torch.save or safetensors file",
-        "adopt": "turn a folder that torch DCP wrote into a checkpoint: FOLDER [STEP]",
     },
     "site": {
         "list": "list the profiles for cluster=NAME, and their files",

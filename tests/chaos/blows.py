@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint import folder
 from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.folder import Retention
 from launcher.checkpoint.format import Manifest
 from launcher.runs.directory import Run
 from launcher.schedulers.topology import expand
@@ -306,7 +306,7 @@ def missing(before: Mapping[Path, Manifest], after: Mapping[Path, Manifest], dam
         return []
     known = {**before, **after}
     last = max(known.values(), key=lambda manifest: manifest.age)
-    may_go = folder.surplus_checkpoints(known, last, KEEP)
+    may_go = Retention(KEEP).surplus(known, last)
     return sorted(
         path.name
         for path, manifest in before.items()

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.staging import Copying, Staging
+from launcher.checkpoint.saving import Copying, Staging
 from launcher.worker.stop import settings
 from workloads.ddp import Trainer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint import reading
+from launcher.checkpoint import format as checkpoints
 from launcher.files import shared_files
 
 
@@ -66,7 +66,7 @@ class _File(io.FileIO):
 def install(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
     """Makes checkpoints be read through a new fake, with no pauses between retries; returns it."""
     files = FaultyFiles()
-    stat, entries = reading._stat, reading._entries
+    stat, entries = checkpoints._stat, checkpoints._entries
 
     def opened(path: Path) -> io.FileIO:
         files.strike("open", path)
@@ -80,9 +80,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
         files.strike("list", path)
         return entries(path)
 
-    monkeypatch.setattr(reading, "_open", opened)
-    monkeypatch.setattr(reading, "_stat", status)
-    monkeypatch.setattr(reading, "_entries", listed)
+    monkeypatch.setattr(checkpoints, "_open", opened)
+    monkeypatch.setattr(checkpoints, "_stat", status)
+    monkeypatch.setattr(checkpoints, "_entries", listed)
     monkeypatch.setattr(shared_files, "FIRST", 0.001)
     monkeypatch.setattr(shared_files, "LONGEST", 0.001)
     return files

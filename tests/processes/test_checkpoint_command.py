@@ -285,7 +285,7 @@ def test_a_folder_that_others_can_write_to_is_not_looked_into(call: Call, three:
         (
             "lits a",
             2,
-            "there is no checkpoint command 'lits'. Did you mean list? Known: list, inspect, verify, extract, adopt",
+            "there is no checkpoint command 'lits'. Did you mean list? Known: list, inspect, verify, extract",
         ),
         ("list", 2, "required: RUN"),
         ("list a 3", 2, "checkpoint list shows all steps"),

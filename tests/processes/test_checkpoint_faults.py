@@ -15,14 +15,14 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from launcher import Env, errors
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import reading
 from launcher.checkpoint import saving as module
+from launcher.checkpoint.agreement import combined_error
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.checkpoint.files import combined_error
-from launcher.checkpoint.folder import surplus_checkpoints
+from launcher.checkpoint.folder import Retention
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest, Misfit
 from launcher.worker import main as rank
 from tests.fakes import faulty_files
+from tests.fakes.checkpoint_files import changed
 from tests.fakes.faulty_files import Fault, FaultyFiles
 from tests.processes.workload_ranks import run_ranks
 
@@ -130,7 +130,7 @@ def test_an_error_that_stays_ends_with_75_and_nothing_is_removed(
     checkpointer.save(100001, state(100001), wait=True)
     checkpointer.close()
     assert names(tmp_path) == ["step-000100000", "step-000100001"]
-    assert [checkpoints.verify(path) for path in checkpoints.candidates(tmp_path / "checkpoints")] == [[], []]
+    assert [changed(path) for path in checkpoints.candidates(tmp_path / "checkpoints")] == [[], []]
 
 
 def test_a_file_that_appears_late_is_waited_for(
@@ -138,7 +138,7 @@ def test_a_file_that_appears_late_is_waited_for(
 ) -> None:
     save(make, 1)
     hidden = [3]
-    real = reading._entries
+    real = checkpoints._entries
 
     def late(folder: Path) -> dict[str, bool]:
         found = real(folder)
@@ -147,7 +147,7 @@ def test_a_file_that_appears_late_is_waited_for(
             del found["manifest.json"]
         return found
 
-    monkeypatch.setattr(reading, "_entries", late)
+    monkeypatch.setattr(checkpoints, "_entries", late)
     files.faults.append(Fault("stat", "manifest.json", errno.ENOENT, times=3))
     assert load(make(read_timeout=LONG)) == 1
 
@@ -219,7 +219,7 @@ def test_one_that_was_replaced_meanwhile_is_not_put_aside(make: Any, tmp_path: P
     loaded = checkpointer.load(state(0))
     assert loaded is not None and loaded.step == 1
     path = tmp_path / "checkpoints" / "step-000000002"
-    assert path.exists() and checkpoints.verify(path) == []
+    assert path.exists() and changed(path) == []
 
 
 def test_one_whose_replacement_could_not_be_named_is_put_back_or_left_alone(make: Any, tmp_path: Path) -> None:
@@ -304,13 +304,13 @@ def manifest(step: int, sequence: int, lineage: str = "a", **metrics: Any) -> Ma
 def test_what_goes_when_one_is_published(known: list[Any], published: int, keep: int, gone: set[int]) -> None:
     all_of_them = {Path(str(each[0])): manifest(*each) for each in known}
     new = all_of_them[Path(str(published))]
-    assert {int(path.name) for path in surplus_checkpoints(all_of_them, new, keep)} == gone
+    assert {int(path.name) for path in Retention(keep).surplus(all_of_them, new)} == gone
 
 
 def test_a_steady_file_reads_like_any_other(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(100)))
-    with reading.RetryingFile(path) as steady, open(path, "rb") as plain:
+    with checkpoints.RetryingFile(path) as steady, open(path, "rb") as plain:
         for offset, whence in ((10, 0), (0, 2), (-5, 2), (10, 0), (0, 2), (20, 0), (5, 1), (0, 2), (35, 0)):
             assert steady.seek(offset, whence) == plain.seek(offset, whence) == steady.tell()
             assert steady.read(10) == plain.read(10)

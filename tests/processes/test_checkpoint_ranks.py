@@ -20,8 +20,8 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
 from launcher.checkpoint.agreement import SavesFail
 from launcher.checkpoint.format import CheckpointError, SaveFailed
-from launcher.checkpoint.loading import Generator
-from launcher.checkpoint.staging import Staging
+from launcher.checkpoint.loading import read_contents
+from launcher.checkpoint.saving import Staging
 from launcher.checkpoint.state import (
     Content,
     ReplicaTable,
@@ -41,6 +41,7 @@ from launcher.torch_compat import (
     fsdp_computes_on,
     fully_shard,
 )
+from tests.fakes.checkpoint_files import changed
 from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -108,7 +109,7 @@ class Fails:
 
 def fail_in_state_dict(config: dict[str, Any], env: Env) -> dict[str, Any]:
     checkpointer = Checkpointer(Path(config["folder"]), env, identity={}, timeout=20)
-    part = {"part": Fails() if env.rank == 1 else Generator(torch.Generator())}
+    part = {"part": Fails() if env.rank == 1 else torch.Generator()}
     said = []
     for call in (
         lambda: checkpointer.load(part),
@@ -349,13 +350,13 @@ def test_what_several_ranks_have_is_written_once_and_by_all_of_them(tmp_path: Pa
     results = run_ranks(copied_parts, {"folder": str(tmp_path / "checkpoints"), "kind": kind}, 4)
     assert [result.metrics for result in results] == [{"right": True}] * 4
     path = tmp_path / "checkpoints" / "step-000000001"
-    entries = inspection.entries(path, checkpoints.read(path))
-    shards = [shard for entry in entries for shard in entry.shards]
+    entries = inspection.entries(read_contents(path, checkpoints.read(path)))
+    shards = [shard for entry in entries for shard in entry["shards"]]
     parts = 2 if kind == "parts" else 1
     assert len(entries) == tensors and len(shards) == tensors * parts
     found = [len(inspection.shard(path, checkpoints.read(path), rank)["parts"]) for rank in range(4)]
     assert sum(found) == len(shards) and min(found) >= 4
-    assert checkpoints.verify(path) == []
+    assert changed(path) == []
 
 
 def unequal_copies(config: dict[str, Any], env: Env) -> dict[str, Any]:
@@ -428,7 +429,7 @@ def test_they_are_saved_if_the_user_says_that_any_will_do(tmp_path: Path) -> Non
     assert [result.metrics["outcomes"] for result in run_ranks(differing, case, 2)] == [["saved"], ["saved"]]
 
 
-A, B = {(0,): 1}, {(0,): 2}
+A, B = ((0,), 1), ((0,), 2)
 
 
 @pytest.mark.parametrize(
@@ -446,7 +447,7 @@ A, B = {(0,): 1}, {(0,): 2}
         ),
         ([ReplicaTable({"w": "f"}, {"w": A}), ReplicaTable({"w": "i"}, {"w": A})], ["w: f on rank 0, i on rank 1"]),
         (
-            [ReplicaTable({"w": "f"}, {"w": {(0,): 1}}), ReplicaTable({"w": "f"}, {"w": {(4,): 2}})],
+            [ReplicaTable({"w": "f"}, {"w": ((0,), 1)}), ReplicaTable({"w": "f"}, {"w": ((4,), 2)})],
             [],
         ),  # parts of a DTensor
         ([ReplicaTable({"w": "f"}, {}), ReplicaTable({"w": "f"}, {})], []),  # parts that are nowhere twice
@@ -562,7 +563,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import sys, threading, time, torch
+import shutil, sys, threading, time, torch
 from pathlib import Path
 from launcher.checkpoint import Checkpointer, saving
 from launcher import Env
@@ -575,8 +576,8 @@ def fence():
     time.sleep(0.2)  # the program has ended by then
     if sys.argv[3]:
         threading.Thread.start = refuse
-checkpointer._writer._fence = fence
-free, saving._free = saving._free, lambda folder: (fence(), free(folder))[1]
+checkpointer._writer.fence = fence
+usage, shutil.disk_usage = shutil.disk_usage, lambda folder: (fence(), usage(folder))[1]
 checkpointer.save(1, {"model": {"weight": torch.ones(1000)}})
 """
 
@@ -589,4 +590,4 @@ def test_a_save_in_the_background_is_completed_when_the_program_ends(tmp_path: P
         cwd=PACKAGE.parent, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and "not saved" not in done.stdout, done.stdout + done.stderr
-    assert checkpoints.verify(tmp_path / "checkpoints" / "step-000000001") == []
+    assert changed(tmp_path / "checkpoints" / "step-000000001") == []

@@ -19,10 +19,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from launcher import Env
-from launcher.checkpoint import Checkpointer, files
+from launcher.checkpoint import Checkpointer, storage
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
-from launcher.checkpoint.format import SHARDED, SINGLE, Manifest
+from launcher.checkpoint.format import DCP, SHARDED, SINGLE, Manifest
+from launcher.checkpoint.loading import read_contents
 from launcher.checkpoint.saving import SMALL
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -108,11 +109,10 @@ def metadata_of(tensors: int, shards: int) -> Metadata:
 def test_metadata_of_many_shards_is_read(tmp_path: Path, tensors: int, shards: int) -> None:
     with open(tmp_path / ".metadata", "wb") as file:
         pickle.dump(metadata_of(tensors, shards), file)
-    found = files.read_metadata(tmp_path)
+    found = storage.read_metadata(tmp_path)
     assert len(found.storage_data) == tensors * shards
-    assert files.needed_bytes(found) == {f"__{rank}_0.distcp": 32 * tensors for rank in range(shards)}
-    manifest = Manifest(1, SHARDED, shards, 0, {}, {}, {}, {})
-    assert [len(entry.shards) for entry in inspection.entries(tmp_path, manifest)] == [shards] * tensors
+    contents = read_contents(tmp_path, Manifest(1, DCP, shards, 0, {}, {}, {}, {}))
+    assert [len(entry["shards"]) for entry in inspection.entries(contents)] == [shards] * tensors
 
 
 def test_metadata_is_unpickled_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_metadata_is_unpickled_as_a_stream(tmp_path: Path, monkeypatch: pytest.M
             asked.append(len(buffer))
             return super().readinto(buffer)
 
-    monkeypatch.setattr(files.io, "BufferedReader", Stream)
-    files.read_metadata(tmp_path)
+    monkeypatch.setattr(storage.io, "BufferedReader", Stream)
+    storage.read_metadata(tmp_path)
     assert asked and 0 < max(asked) < 1 << 20 < (tmp_path / ".metadata").stat().st_size
     assert min(asked) >= 0

@@ -177,9 +177,9 @@ def test_half_a_copy_and_older_ones_do_not_count(first: Life) -> None:
     # Of step 5 rank 2 has erased its own copy, as if it had died while it was being made
     run_ranks(life, first, 4, 2)
     file = os.open(first.memories[1], os.O_RDWR)
-    own = Pair.of(file, 2)
+    own = Pair(file, 2)
     own.slots[own.last].erase()
-    peer = Pair.of(os.open(first.memories[0], os.O_RDWR), 4)
+    peer = Pair(os.open(first.memories[0], os.O_RDWR), 4)
     peer.slots[peer.last].erase()
     for found in run_ranks(life, replace(first, round=1, last=8), 4, 2):
         assert (found.metrics["start"], found.metrics["memory"]) == (4, True)
@@ -191,7 +191,7 @@ def test_half_a_copy_and_older_ones_do_not_count(first: Life) -> None:
 def test_a_changed_byte_is_named_and_the_next_best_is_taken(first: Life, kind: str) -> None:
     run_ranks(life, first, 4, 2)
     number = {REPLICA: 0, OWN: 2, PEER: 4}[kind]
-    pair = Pair.of(os.open(first.memories[0], os.O_RDWR), number)
+    pair = Pair(os.open(first.memories[0], os.O_RDWR), number)
     slot = pair.slots[pair.last]
     header = slot.header()
     assert header is not None

@@ -24,7 +24,7 @@ from launcher import Env, bounds
 from launcher.agent import output
 from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.reading import Damaged
+from launcher.checkpoint.format import Damaged
 from launcher.config.points import space_of
 from launcher.environment.repository import SENT, Tree, sent_tree
 from launcher.errors import ConfigError, RunError

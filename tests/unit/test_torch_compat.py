@@ -113,16 +113,6 @@ def test_what_is_no_group_is_passed_over() -> None:
         torch_compat.destroy_without_gil(value)
 
 
-def test_torch_save_takes_its_checksums_again_afterwards() -> None:
-    serialization: Any = torch.serialization
-    before = serialization.get_crc32_options() if hasattr(serialization, "get_crc32_options") else None
-    with torch_compat.without_crc32():
-        if before is not None:
-            assert serialization.get_crc32_options() is False
-    if before is not None:
-        assert serialization.get_crc32_options() == before
-
-
 def test_fsdp_on_cpus_is_refused_where_torch_has_it_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "Stream", type("Stream", (), {}))
     cpu = torch.device("cpu")

@@ -17,6 +17,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
 from launcher.checkpoint.format import CheckpointError, Misfit
 from launcher.checkpoint.storage import LauncherWriter
+from tests.fakes.checkpoint_files import changed, file_of
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 INTEGERS = [sign * value for sign in (1, -1) for value in (2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**128, 10**300 - 1)]
@@ -135,8 +136,8 @@ def test_verify_reads_what_a_load_reads(tmp_path: Path) -> None:
     manifest = checkpoints.read(path)
     for name in ("ranks.pt", "state.pt"):
         (path / name).write_bytes(b"not what torch.save writes")
-        manifest.files[name] = checkpoints.file_of(path / name)
+        manifest.files[name] = file_of(path / name)
         (path / "manifest.json").write_text(manifest.text())
-        assert checkpoints.verify(path) == []
+        assert changed(path) == []
         (problem,) = inspection.verify(path)
         assert f"{name} is not what torch.save writes" in problem

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import pickle
+import shutil
 import zlib
 from pathlib import Path, PosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,15 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
 from launcher import Env, bounds
-from launcher.checkpoint import Checkpointer, files, saving
+from launcher.checkpoint import Checkpointer, saving, storage
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
-from launcher.checkpoint.format import Damaged
+from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.folder import CheckpointFolder, Retention
+from launcher.checkpoint.format import CheckpointError, Damaged
+from launcher.checkpoint.loading import read_contents
+from launcher.runs.event_writer import Events
+from tests.fakes.checkpoint_files import changed
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -60,7 +67,7 @@ GOLDEN = {
 @pytest.mark.parametrize("python", GOLDEN)
 def test_metadata_that_any_python_wrote_is_read(python: str, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(zlib.decompress(base64.b64decode(GOLDEN[python])))
-    metadata = files.read_metadata(tmp_path)
+    metadata = storage.read_metadata(tmp_path)
     found = metadata.state_dict_metadata
     assert {name: (entry.properties.dtype, tuple(entry.size)) for name, entry in found.items()} == {
         "model.weight": (torch.bfloat16, (2, 3)), "model.bias": (torch.float32, (3,))
@@ -85,7 +92,7 @@ class Member:
 def test_getattr_is_taken_for_the_members_of_one_enum(name: str, tmp_path: Path) -> None:
     entry = dcp_metadata.Metadata({"encoding": Member(dcp_metadata._MEM_FORMAT_ENCODING, name)})  # type: ignore[dict-item]
     (tmp_path / ".metadata").write_bytes(pickle.dumps(entry))
-    assert files.read_metadata(tmp_path).state_dict_metadata["encoding"] is dcp_metadata._MEM_FORMAT_ENCODING[name]
+    assert storage.read_metadata(tmp_path).state_dict_metadata["encoding"] is dcp_metadata._MEM_FORMAT_ENCODING[name]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,7 @@ def test_getattr_is_taken_for_the_members_of_one_enum(name: str, tmp_path: Path)
 def test_getattr_is_taken_for_nothing_else(of: Any, name: Any, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(dcp_metadata.Metadata({"x": Member(of, name)})))  # type: ignore[dict-item]
     with pytest.raises(Damaged, match="getattr of something other than a member"):
-        files.read_metadata(tmp_path)
+        storage.read_metadata(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +128,7 @@ def test_no_other_builtin_is_taken(call: Any, tmp_path: Path) -> None:
 
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Call()))
     with pytest.raises(Damaged, match="is not used"):
-        files.read_metadata(tmp_path)
+        storage.read_metadata(tmp_path)
 
 
 @pytest.mark.parametrize("small", [0, 1 << 30], ids=["sharded", "single"])
@@ -141,5 +148,20 @@ def test_files_of_tensors_have_no_bound(small: int, tmp_path: Path, monkeypatch:
     checkpointer.close()
     assert loaded is not None and loaded.values["text"] == state["text"] and loaded.rank_state == own
     assert all(torch.equal(into["model"][name], tensor) for name, tensor in tensors.items())
-    assert checkpoints.verify(path) == [] and len(inspection.entries(path, manifest)) == 100
+    assert changed(path) == [] and len(inspection.entries(read_contents(path, manifest))) == 100
     assert inspection.whole(path, manifest)["text"] == state["text"]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_save_needs_space_for_what_each_stage_of_a_pipeline_has_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    folder, peers = CheckpointFolder(tmp_path, 0, Retention(), 0), Peers(0, 1, 1, own_group=False)
+    writer = saving.Writer(folder, peers, {}, True, None, Events(None, "checkpoint"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=300 + saving.SLACK - missing))
+    offers = [saving._Offer(1, 100, names="first"), saving._Offer(1, 200, names="second")] * 4
+    if missing:
+        with pytest.raises(CheckpointError, match="no space"):
+            writer._agree(offers, tmp_path / "saving")
+    else:
+        assert writer._agree(offers, tmp_path / "saving").groups == (0, 1) * 4

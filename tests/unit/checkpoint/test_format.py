@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.folder import CheckpointFolder, Retention, kept_checkpoints
+from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
 from launcher.paths import PACKAGE
+from tests.fakes.checkpoint_files import changed, file_of
 from tests.unit.operations import operations
 
 
@@ -34,7 +35,7 @@ def write(folder: Path, step: int, data: bytes = b"data", **changes: Any) -> Pat
     path = folder / checkpoints.name_of(step)
     path.mkdir(mode=0o700, parents=True)
     (path / "state.pt").write_bytes(data)
-    files = {"state.pt": checkpoints.file_of(path / "state.pt")}
+    files = {"state.pt": file_of(path / "state.pt")}
     (path / "manifest.json").write_text(manifest(step, files=files, **changes).text())
     return path
 
@@ -64,8 +65,8 @@ def test_temporary_names_are_fresh_and_tell_the_attempt(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         assert checkpoints.step_of(name) is None
     assert {path.name for path in checkpoints.leftovers(tmp_path, 3)} == set(names[:3])
-    assert {path.name for path in checkpoints.leftovers(tmp_path, 4)} == set(names)
-    assert [checkpoints.replaced_step(name) for name in names] == [None, 3, None] * 2
+    found = {path.name: step for path, step in checkpoints.leftovers(tmp_path, 4).items()}
+    assert [found[name] for name in names] == [None, 3, None] * 2
 
 
 def test_candidates_are_newest_first_and_no_links(tmp_path: Path) -> None:
@@ -149,24 +150,24 @@ def test_every_byte_is_in_a_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = write(tmp_path, 1, b"0123456789abcdefghijXYZ")
     found = checkpoints.blocks(checkpoints.read(path))
     assert [(block.offset, block.size) for block in found] == [(0, 10), (10, 10), (20, 3)]
-    assert checkpoints.verify(path) == []
+    assert changed(path) == []
     for byte in range(23):
         data = bytearray(b"0123456789abcdefghijXYZ")
         data[byte] ^= 4
         (path / "state.pt").write_bytes(data)
-        (problem,) = checkpoints.verify(path)
+        (problem,) = changed(path)
         assert problem.startswith("state.pt has changed since it was written")
         assert ("(bytes 20 to 22)" in problem) == (byte >= 20)
 
 
 def test_an_empty_file_is_sound(tmp_path: Path) -> None:
-    assert checkpoints.verify(write(tmp_path, 1, b"")) == []
+    assert changed(write(tmp_path, 1, b"")) == []
 
 
 def test_missing_checksums_are_not_right_ones(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
     (path / "manifest.json").write_text(manifest(1, files={"state.pt": File(4, ())}).text())
-    assert checkpoints.verify(path) == ["state.pt has 0 checksums for 4 bytes"]
+    assert changed(path) == ["state.pt has 0 checksums for 4 bytes"]
 
 
 def test_ranks_share_all_blocks_evenly() -> None:
@@ -238,8 +239,9 @@ def test_what_is_kept(keep: int, best: str | None, best_is: str, stay: set[int])
         manifest(step, metrics={"accuracy": accuracy, "ties": tie})
         for step, (accuracy, tie) in enumerate(zip(accuracies, ties, strict=True), 1)
     ]
-    assert kept_checkpoints(known, keep, best, best_is) == stay
-    assert kept_checkpoints([], keep, best, best_is) == set()
+    paths = {Path(str(each.step)): each for each in known}
+    gone = Retention(keep, best, best_is).surplus(paths, known[-1])
+    assert {int(str(path)) for path in paths.keys() - gone} == stay
 
 
 def test_the_newest_step_is_that_of_the_newest_sound_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from launcher import Env
-from launcher.checkpoint import Checkpointer, files, saving
+from launcher.checkpoint import Checkpointer, saving, storage
 from tests.unit.operations import operations
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -49,14 +49,14 @@ def test_small_tensors_are_written_together(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "write", count)
     written: dict[str, Any] = {}
-    files.write_tensors(tmp_path, {f"layer{number}": torch.ones(3) for number in range(300)}, 0, written)
+    storage.write_tensors(tmp_path, {f"layer{number}": torch.ones(3) for number in range(300)}, 0, written)
     ((name, file),) = written.items()
     assert name == "__0_0.distcp" and sum(sizes) == file.size == (tmp_path / name).stat().st_size
-    assert len(sizes) <= 2 + file.size // files._PIECE
+    assert len(sizes) <= 2 + file.size // storage._PIECE
 
 
 def test_a_tensor_of_which_a_part_is_missing_is_refused_by_name(tmp_path: Path) -> None:
     written: dict[str, Any] = {}
-    ((result, data),) = files.write_tensors(tmp_path, {"w": torch.ones(3)}, 0, written)
-    with pytest.raises(files.CheckpointError, match=r"w: the ranks have written 3 of its 6 elements"):
-        files.write_metadata(tmp_path, [(result, replace(data, size=torch.Size([6])))], written)
+    ((result, data),) = storage.write_tensors(tmp_path, {"w": torch.ones(3)}, 0, written)
+    with pytest.raises(storage.CheckpointError, match=r"w: the ranks have written 3 of its 6 elements"):
+        storage.write_metadata(tmp_path, [(result, replace(data, size=torch.Size([6])))], written)

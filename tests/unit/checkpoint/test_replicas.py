@@ -17,7 +17,7 @@ def tables(ranks: int, shards: int, changed: dict[tuple[int, int], int], names: 
     for rank in range(ranks):
         kinds = {f"w{name}": "float32 (4,)" for name in range(names)}
         values = {name: changed.get((rank, number), 7) for number, name in enumerate(kinds)}
-        parts = {name: {(0 if name == "w0" else rank % shards,): value} for name, value in values.items()}
+        parts = {name: ((0 if name == "w0" else rank % shards,), value) for name, value in values.items()}
         places = {name: (rank // shards, copies) for name in kinds if name != "w0"}
         found.append(ReplicaTable(kinds, parts, places))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from launcher import Env
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
-from launcher.checkpoint.format import CheckpointError, Misfit
-from launcher.checkpoint.storage import LauncherReader, LauncherWriter, adopt
-from launcher.cli import commands
+from launcher.checkpoint.format import Misfit
+from launcher.checkpoint.storage import LauncherReader, LauncherWriter
+from tests.fakes.checkpoint_files import changed
 
 # torch 2.4 has no `no_dist`, and newer ones warn without it.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -50,7 +49,7 @@ def test_what_dcp_saves_with_our_writer_is_one_of_our_checkpoints(tmp_path: Path
     save(folder, 1, 2, 3, keep=2, metrics={"loss": 0.5})
     assert names(folder) == ["step-000000002", "step-000000003"]
     path = folder / "step-000000003"
-    assert checkpoints.verify(path) == [] and checkpoints.newest_step(folder) == 3
+    assert changed(path) == [] and checkpoints.newest_step(folder) == 3
     manifest = checkpoints.read(path)
     assert (manifest.kind, manifest.world_size, manifest.metrics, manifest.parent) == ("dcp", 1, {"loss": 0.5}, 2)
     assert load(folder) == 3 and load(folder / "step-000000002") == 2
@@ -62,14 +61,6 @@ def test_what_dcp_saves_with_our_writer_is_one_of_our_checkpoints(tmp_path: Path
     checkpointer.close()
     assert loaded is not None and loaded.step == 3 and (into["model"]["weight"] == 3).all()
     assert torch.equal(inspection.whole(path, manifest)["model"]["bias"], torch.full((3,), 3.0))
-
-
-def test_the_step_may_come_with_the_checkpoint_id(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    writer = LauncherWriter(folder)
-    for step in (10, 20):
-        dcp.save(state(step), checkpoint_id=f"elsewhere/step-{step}", storage_writer=writer)
-    assert names(folder) == ["step-000000010", "step-000000020"] and load(folder) == 20
 
 
 def test_saves_that_overlap_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -112,39 +103,10 @@ def test_what_dcp_wrote_alone_is_not_passed_over(tmp_path: Path) -> None:
     dcp.save(state(9), checkpoint_id=folder / "step-000000009")
     (folder / "step-000000009").chmod(0o700)
     checkpointer = Checkpointer(folder, ALONE, identity={}, read_timeout=0)
-    with pytest.raises(Misfit, match=r"was written by torch.distributed.checkpoint alone: .* checkpoint adopt"):
+    with pytest.raises(Misfit, match=r"was written by torch.distributed.checkpoint alone, .* load it with dcp.load"):
         checkpointer.load({"model": state(0)["model"]})
     checkpointer.close()
     assert names(folder) == ["step-000000001", "step-000000009"]
-
-
-def test_a_folder_that_dcp_wrote_is_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "checkpoints"
-    save(folder, 20)
-    dcp.save(state(9), checkpoint_id=folder / "global_step9")
-    (folder / "global_step9").chmod(0o700)
-    assert commands.main(["checkpoint", "adopt", str(folder / "global_step9")]) == 0
-    assert "step-000000009: step 9" in capsys.readouterr().out
-    assert names(folder) == ["step-000000009", "step-000000020"]
-    assert checkpoints.verify(folder / "step-000000009") == []
-    assert load(folder) == 9  # what was published last
-    with pytest.raises(CheckpointError, match="it is one of our checkpoints already"):
-        adopt(folder / "step-000000009", 9)
-
-
-def test_what_is_not_whole_or_not_plain_is_not_adopted(tmp_path: Path) -> None:
-    path = tmp_path / "x-3"
-    dcp.save(state(9), checkpoint_id=path)
-    path.chmod(0o700)
-    data = (path / "__0_0.distcp").read_bytes()
-    (path / "__0_0.distcp").write_bytes(data[:100])
-    with pytest.raises(CheckpointError, match="cut short"):
-        adopt(path, 3)
-    (path / "__0_0.distcp").write_bytes(data)
-    (path / ".metadata").write_bytes(pickle.dumps(Path("x").touch))
-    with pytest.raises(CheckpointError, match="other than a member of an enum"):
-        adopt(path, 3)
-    assert names(path) == [".metadata", "__0_0.distcp"]
 
 
 def test_a_planner_that_drops_what_is_to_be_compared_is_refused(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 # Large numbers of launcher/ that bound neither what is written nor what is read, by what they are.
 NO_BOUNDS = {
     "how much is read, written, copied or hashed at once; the rest follows": {
-        "agent/output.READ", "agent/output.MOST", "checkpoint/copies.BLOCK", "checkpoint/files._PIECE",
-        "checkpoint/format.BLOCK", "checkpoint/memory.PIECE",
-        "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/staging.AT_ONCE",
-        "checkpoint/staging.AT_ONCE_ALL", "environment/unpack_on_node.PIECE", "files/checksum.PIECE",
+        "agent/output.READ", "agent/output.MOST", "checkpoint/copies.BLOCK", "checkpoint/format.BLOCK",
+        "checkpoint/memory.PIECE",
+        "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
+        "checkpoint/saving.AT_ONCE_ALL", "checkpoint/storage._PIECE", "environment/unpack_on_node.PIECE",
+        "files/checksum.PIECE",
         "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
         "runs/event_file._PIECE_BYTES",
         "runs/output.BLOCK",

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.agent import node_checks as checks
-from launcher.checkpoint import resumable, staging
+from launcher.checkpoint import resumable, saving
 from launcher.failures.codes import CheckCode
 from launcher.runs.events import Observation
 from launcher.schedulers import topology
@@ -140,7 +140,7 @@ def test_the_hosts_memory_is_pinned_where_torch_can(
     monkeypatch: pytest.MonkeyPatch, kind: str, old: bool, pins: bool
 ) -> None:
     xpu.install(monkeypatch, old=old)
-    assert staging._pins(torch.device(kind)) is pins
+    assert saving._pins(torch.device(kind)) is pins
 
 
 def test_what_a_rank_can_allocate_is_its_xpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
