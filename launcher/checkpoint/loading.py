@@ -145,9 +145,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
 class LoadTarget:
     """The state that a load fills, and what the load has found so far."""
 
-    def __init__(
-        self, state: Mapping[Any, Any], only: Sequence[str] = (), accept: Callable[[Loaded], None] = lambda _: None
-    ) -> None:
+    def __init__(self, state: Mapping[Any, Any], only: Sequence[str], accept: Callable[[Loaded], None]) -> None:
         self.accept = accept  # as of `Checkpointer.load`
         self.everyone: Collection[str] = ()  # names of the tensors of all ranks' states
         self.passed_over: list[str] = []  # a line for each newer checkpoint that could not be used

@@ -54,17 +54,15 @@ class Staging:
     def __init__(self, buffers: Mapping[str, Tensor] | None = None) -> None:
         self._copies: dict[str, Tensor] = dict(buffers or {})
 
-    def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
+    def start(self, tensors: Mapping[str, Tensor]) -> Copying:
         """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
 
         On a GPU the copies have the values that the tensors have at this point of the current stream.
-        still: nothing changes the tensors until they are written: those contiguous in CPU memory are not copied.
         """
-        copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
-        total = 0
+        copied, total = {}, 0
         for name, tensor in tensors.items():
             size = size_of(local_part(tensor))
-            if name not in copied and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
+            if size <= AT_ONCE and total + size <= AT_ONCE_ALL:
                 total += size
                 copied[name] = self.copy(name, tensor)
         ready = {}
@@ -139,11 +137,6 @@ def _pins(device: torch.device) -> bool:
 def _streams_of(device: torch.device) -> Any:
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module if all(hasattr(module, name) for name in ("Stream", "Event", "device", "current_stream")) else None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    here = local_part(tensor)
-    return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == size_of(here)
 
 
 # -- The state of one rank, on its way to a checkpoint or to memory
