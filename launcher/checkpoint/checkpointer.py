@@ -100,12 +100,9 @@ class Checkpointer:
         self._final: str | None = None  # why all later saves would fail
         self._memory: MemoryCheckpoints | None = None
         if memory != 0 and env.backend != "mpi":
-            lineage = hashlib.sha256(
-                json.dumps([str(self.folder), self._identity], sort_keys=True).encode()
-            ).hexdigest()
-            self._memory = MemoryCheckpoints(
-                env, lineage[:32], memory, peers=peers, timeout=timeout, check=check_replicas
-            )
+            training = json.dumps([str(self.folder), self._identity], sort_keys=True)
+            lineage = hashlib.sha256(training.encode()).hexdigest()[:32]
+            self._memory = MemoryCheckpoints(env, lineage, memory, peers=peers, timeout=timeout, check=check_replicas)
         self._hook = register_optimizer_step_pre_hook(_before_optimizers(self))
         self._peers.on_first(self._folder.prepare)
 

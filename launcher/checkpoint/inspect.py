@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -51,8 +50,6 @@ def save_safetensors(path: Path, state: Mapping[Any, Any], metadata: Mapping[str
         place += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    if sys.byteorder != "little":
-        raise CheckpointError("safetensors has little-endian numbers, and this machine is big-endian: use torch.save")
     with new_file(path), storage.hashed_file(path, {}) as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():

@@ -117,12 +117,6 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
         numpy.random.set_state((saved["name"], words, saved["position"], saved["has"], saved["gauss"]))
 
 
-def conditions(env: Env) -> dict[str, Any]:
-    """Returns facts about torch and the device that may change only the last bits of a result."""
-    device = accelerator.name(env.device) or f"CPU {torch.backends.cpu.get_cpu_capability()}"
-    return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
-
-
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, invariant: bool) -> dict[str, str]:
     """Returns what differs between two dicts of conditions, such as `threads 1 -> 2`, each with what follows."""
     found = {}
@@ -169,7 +163,7 @@ class Resumable:
             every_steps: steps between two saves outside of a run; None: see docs/checkpoints-and-restarts.md.
             seed: seed for the default generators if another number of ranks has saved the checkpoint.
             env: this rank; None: the position in the process group that exists.
-            unlike: facts that may change the last bits of a result, in addition to those of `conditions`.
+            unlike: facts that may change the last bits of a result, in addition to torch, device and threads.
             run: settings of the run; None: those of the run that this process belongs to.
 
         Raises CheckpointError (the folder cannot be used), ConfigError (there are several ranks, and no process group
@@ -189,7 +183,11 @@ class Resumable:
                     f"rank_state: {name} is a {type(item).__name__}: give an object with state_dict and "
                     "load_state_dict, a generator of random numbers, or a dict"
                 )
-        self._conditions = {"world size": env.world_size, **conditions(env), **(unlike or {})}
+        self._conditions = {  # may change only the last bits of a result
+            "world size": env.world_size, "torch": torch.__version__,
+            "device": accelerator.name(env.device) or f"CPU {torch.backends.cpu.get_cpu_capability()}",
+            "threads": torch.get_num_threads(), **(unlike or {}),
+        }  # fmt: skip
         self._checkpointer: Checkpointer | None = None
         self._stop: StopFlag | None = None
         self._metrics: tuple[int, dict[str, float]] | None = None  # a number of steps, and the metrics after them
