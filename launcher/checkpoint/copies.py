@@ -32,7 +32,7 @@ from torch import Tensor
 from launcher import torch_compat_dcp
 from launcher.checkpoint.agreement import one_line
 from launcher.checkpoint.format import Damaged
-from launcher.checkpoint.state import bytes_of, local_part, offset_of, size_of
+from launcher.checkpoint.state import bytes_of, local_part, offset_of
 from launcher.formatting import long_size
 
 AREA = 1 << 46  # bytes of the file for each slot; pages that nobody writes take no memory
@@ -186,12 +186,12 @@ def _offsets(tensors: Mapping[str, Tensor]) -> tuple[dict[str, int], int]:
     offsets, end = {}, 0
     for name, tensor in tensors.items():
         offsets[name] = end
-        end += -(-size_of(local_part(tensor)) // ALIGN) * ALIGN
+        end += -(-local_part(tensor).nbytes // ALIGN) * ALIGN
     return offsets, end
 
 
 def _view(body: Tensor, offset: int, like: Tensor) -> Tensor:
-    return body[offset : offset + size_of(like)].view(like.dtype).view(like.shape)
+    return body[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
 
 def _checksums(body: Tensor) -> list[int]:

@@ -21,7 +21,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import storage
 from launcher.checkpoint.format import METADATA_FILE, SINGLE, CheckpointError, Damaged, Manifest, RetryingFile
 from launcher.checkpoint.loading import Contents, rank_state_of, read_contents
-from launcher.checkpoint.state import Content, bytes_of, is_named, named_part, nested, size_of
+from launcher.checkpoint.state import Content, bytes_of, is_named, named_part, nested
 from launcher.errors import near
 from launcher.torch_compat_dcp import load_saved
 
@@ -45,7 +45,7 @@ def save_safetensors(path: Path, state: Mapping[Any, Any], metadata: Mapping[str
             raise CheckpointError(
                 f"{name} is a {tensor.dtype}, which safetensors does not know: extract it as torch.save"
             )
-        size = size_of(tensor)
+        size = tensor.nbytes
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, place + size]}
         place += size
     text = json.dumps(header, separators=(",", ":")).encode()

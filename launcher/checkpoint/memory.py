@@ -28,7 +28,7 @@ from launcher.checkpoint.agreement import Peers, one_line
 from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
 from launcher.checkpoint.loading import Contents, LoadTarget, Opened
 from launcher.checkpoint.saving import Snapshot, Staging
-from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested, offset_of, size_of
+from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested, offset_of
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
@@ -165,7 +165,7 @@ class MemoryCheckpoints:
             if copy.content is None or copy.fault is not None:
                 raise CheckpointError(copy.fault)
             tensors, held = copy.content.tensors, self._held_bytes() if self.leads else 0
-            size = sum(size_of(local_part(tensor)) for tensor in tensors.values())
+            size = sum(local_part(tensor).nbytes for tensor in tensors.values())
             mine = _Needs(self._env.node_rank, self._free(), held, size, copy.content.sharded)
             if self._check and self.group.many and self._mode != copies.SINGLE:
                 table = ReplicaTable.of(tensors, {})

@@ -36,7 +36,7 @@ from launcher.checkpoint.agreement import Peers, combined_error, one_line
 from launcher.checkpoint.folder import CheckpointFolder
 from launcher.checkpoint.format import CheckpointError, File, Manifest
 from launcher.checkpoint.loading import expanded
-from launcher.checkpoint.state import Content, facts, local_part, owned, plain, size_of
+from launcher.checkpoint.state import Content, facts, local_part, owned, plain
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor, with_local
@@ -61,7 +61,7 @@ class Staging:
         """
         copied, total = {}, 0
         for name, tensor in tensors.items():
-            size = size_of(local_part(tensor))
+            size = local_part(tensor).nbytes
             if size <= AT_ONCE and total + size <= AT_ONCE_ALL:
                 total += size
                 copied[name] = self.copy(name, tensor)

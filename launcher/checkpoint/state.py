@@ -92,7 +92,7 @@ class Content:
     @property
     def size(self) -> int:
         """Bytes of all tensors, including all shards."""
-        return sum(size_of(tensor) for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def digest(self) -> str:
         """Returns a digest that is equal on ranks whose tensors have the same names, types and shapes."""
@@ -252,14 +252,9 @@ def fill_all(targets: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> Non
                 target.copy_(wholes[name])
 
 
-def size_of(tensor: Tensor) -> int:
-    """Returns the bytes of a tensor, including all shards."""
-    return tensor.numel() * tensor.element_size()
-
-
 def bytes_of(tensor: Tensor) -> memoryview:
     """Returns the bytes of a contiguous tensor in CPU memory, to be read and written."""
-    size = size_of(tensor)
+    size = tensor.nbytes
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else bytearray()).cast("B")
 
 
@@ -274,7 +269,7 @@ def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
         sharing: Any = None
         if isinstance(tensor, DTensor):
             sharing = tensor.device_mesh, copied_along(tensor)
-        sizes.setdefault(sharing, {})[name] = size_of(tensor)
+        sizes.setdefault(sharing, {})[name] = tensor.nbytes
     mine = set()
     for sharing, some in sizes.items():
         here, holders = (index, count) if sharing is None else replica(*sharing)
