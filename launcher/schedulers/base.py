@@ -122,10 +122,7 @@ class Queries(Protocol):
         """Returns the script and token of this user's known jobs and arrays, by job number (`17`)."""
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
-        """Returns options of `submit` for a job that starts when all jobs in `jobs` have ended, with any outcome.
-
-        token: unique text that is stored with the job, for `find`; None: that of the script.
-        """
+        """Returns options of `submit` for a job behind others; token: for `find`, None: that of the script."""
 
     def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand: ...
 
@@ -366,10 +363,7 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
-        """Returns the quoted override with which `resume` excludes nodes (`node[3,7]`); empty: it cannot.
-
-        settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
-        """
+        """Returns the quoted override with which `resume` excludes these hosts too; empty: it cannot."""
         return ""
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation | None:

@@ -130,10 +130,7 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
 
 
 def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
-    """Returns whether `why` may suggest fewer nodes: at least min_nodes, and min_ranks of the workload.
-
-    A min_nodes equal to the plan's nodes counts only if the user has set min_nodes (`fixed`).
-    """
+    """Returns whether `why` may suggest fewer nodes: not below min_nodes (if `fixed`, or fewer) or min_ranks."""
     if plan.spares:  # the user wants this number, whatever happens
         return False
     least = plan.min_nodes if fixed or plan.min_nodes < plan.nodes else 1
@@ -174,10 +171,7 @@ class Reason(Struct):
 def find_reason(
     table: Sequence[tuple[str, Reason]], text: str, named: Callable[[dict[str, str]], dict[str, str]] = dict
 ) -> Reason | None:
-    """Returns the reason of the first row whose pattern matches the whole text, in any case; None: no row does.
-
-    The pattern's groups are put into its words; named: changes them before that.
-    """
+    """Returns the first row's reason that matches the whole text; its groups, changed by `named`, are in its words."""
     for pattern, reason in table:
         if match := re.fullmatch(pattern, text, re.IGNORECASE):
             groups = {name: (value or "").strip() for name, value in match.groupdict().items()}

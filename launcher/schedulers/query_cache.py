@@ -86,10 +86,7 @@ class SharedSnapshot:
         self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0,
         least: float = 0.0,
     ) -> JobSnapshot:  # fmt: skip
-        """Returns the cached snapshot if it suffices (`JobSnapshot.suffices`), else that of a new query.
-
-        timeout: seconds to wait while another command queries.
-        """
+        """Returns the cached snapshot if it suffices, else a new one; timeout: seconds to wait for another query."""
 
         def good(snapshot: JobSnapshot | None) -> JobSnapshot | None:
             return snapshot if snapshot is not None and snapshot.suffices(good_for, newer, least, time.time()) else None

@@ -91,10 +91,9 @@ def run(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None, text: str | None = None,
     umask: int = -1, submits: bool = False,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Runs a command until it exits; kills it after the timeout or when it prints more than bounds.QUERY_BYTES bytes.
+    """Runs a command until it exits; kills it after the timeout or more than bounds.QUERY_BYTES bytes (OutputTooLong).
 
     submits: whether it inherits this process's file descriptors and gets a session (`run_submission`).
-    Raises OSError (cannot be started), TimeoutExpired or OutputTooLong.
     """
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:

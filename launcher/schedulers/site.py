@@ -179,10 +179,7 @@ def _in_brackets(marks: Sequence[tuple[str, bool]]) -> str:
 
 
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:
-    """Yields a warning if a limit in the profile is higher than the live limit, else an ok.
-
-    live: limits by key of cluster.limits (seconds, bytes); None: no limit; missing keys are not compared.
-    """
+    """Yields a warning if a limit of the profile exceeds the live one (None: no limit), else an ok."""
     limits, wrong = cluster.limits, []
     try:
         stated = {

@@ -63,10 +63,7 @@ def in_words(message: str) -> Reason:
 
 
 def of_all(messages: Sequence[str], *, never: bool) -> Reason:
-    """Explains why a job is pending from all messages about it, by those with the lowest RANK.
-
-    never: whether the job could not run even without any other job (qalter -w v).
-    """
+    """Explains a pending job by its messages of the lowest RANK; never: it could not run alone (qalter -w v)."""
     found = sorted(map(in_words, messages), key=lambda each: RANK[each.kind])
     if not found:
         words = "no queue may run it" if never else "Grid Engine has not looked at it yet, or tells no reasons here"

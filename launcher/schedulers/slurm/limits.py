@@ -159,11 +159,7 @@ def parse_partition_records(text: str) -> list[Partition]:
 
 
 def qos_of(slurm: Slurm, name: str | None, account: str | None) -> list[Qos]:
-    """Returns the QOS that a new job of this user may get; [] if the site has none.
-
-    name: the QOS that the job asks for, perhaps several (`a,b`); None: it gets the default one of its account.
-    account: the job's account; None: any of the user's.
-    """
+    """Returns the QOS that a new job may get; name: one or several (`a,b`), None: the default of its account."""
     settings = slurm.settings()
     if not has_accounting(settings):
         return []
@@ -215,10 +211,7 @@ def _names(value: str) -> tuple[str, ...]:
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
-    """Raises ConfigError unless a plan's partition (one of several: `a,b`) exists and could start the job.
-
-    default: partition for a plan that names none; None: the site's default partition.
-    """
+    """Raises ConfigError unless a partition of the plan (else `default`, else the site's) could start the job."""
     known = {partition.name: partition for partition in partitions}
     partition = settings_of(plan, SlurmSettings).partition or default
     if partition is None:
