@@ -381,15 +381,11 @@ def _less(plan: JobPlan, resource: str, most: int, now: float) -> list[Option]:
     if resource == "mem":
         mem = most // 1024**2 * 1024**2
         return [Option((f"mem={format_size(mem)}",), now, "less memory on each node")] if mem else []
+    ranks = f"{plural(plan.nodes * most, 'rank')} instead of {plan.world_size}"
     if resource == "ngpus":
-        if plan.procs_per_node != plan.gpus_per_node:
-            return []
-        return [
-            Option((f"gpus_per_node={most}",), now, f"{plural(plan.nodes * most, 'rank')} instead of {plan.world_size}")
-        ]
+        return [Option((f"gpus_per_node={most}",), now, ranks)] if plan.procs_per_node == plan.gpus_per_node else []
     if (each := most // plan.procs_per_node) >= 1 and each < plan.cpus_per_proc:
         return [Option((f"cpus_per_proc={each}",), now, "slower, if the ranks use their CPUs")]
     if plan.gpus_per_node or not most or most >= plan.procs_per_node:
         return []
-    return [Option((f"procs_per_node={most}", "cpus_per_proc=1"), now,
-                   f"{plural(plan.nodes * most, 'rank')} instead of {plan.world_size}")]  # fmt: skip
+    return [Option((f"procs_per_node={most}", "cpus_per_proc=1"), now, ranks)]

@@ -1,4 +1,4 @@
 """Grid Engine: Son of Grid Engine, and its relatives with the same commands (Open, Univa and Altair Grid Engine).
 
-`launcher.schedulers` lists the modules. qrsh starts the tasks. There are no modules for suggestions and notices.
+`launcher.schedulers` lists the modules. qrsh starts the tasks.
 """

@@ -169,28 +169,25 @@ def _limit(found: re.Match[str]) -> Reason:
     if found["minutes"]:
         what = f"minutes of {what}" + (" of running jobs" if found["run"] else "")
     whose = "your account (association)" if scope == "Assoc" else "its QOS"
-    column = _column(found)
-    name = "association" if scope == "Assoc" else "qos"
+    scope = "association" if scope == "Assoc" else "qos"
+    reason = functools.partial(Reason, Why.LIMIT, column=_column(found), scope=scope)
     if how == "Min":
-        return Reason(
-            Why.LIMIT, f"it asks for less than {whose} wants at least: {what}", "cancel it, and resume it with more",
-            column=column, scope=name,
-        )  # fmt: skip
+        return reason(f"it asks for less than {whose} wants at least: {what}", "cancel it, and resume it with more")
     if how == "Grp":
         words = f"all jobs of {whose} together have reached their limit of {what}"
         do = "it starts when enough of them have ended; a smaller one may fit"
         if found["minutes"] and not found["run"]:
             do = "wait until the use has decayed, or use another account or QOS"
-        return Reason(Why.LIMIT, words, do, column=column, scope=name)
+        return reason(words, do)
     if per == "PerUser" or (found["what"] in ("Job", "Jobs", "SubmitJob", "SubmitJobs") and per == ""):
         words = f"your jobs have reached the limit of {what} that {whose} gives one user"
-        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column=column, scope=name)
+        return reason(words, "it starts when enough of them have ended")
     if per == "PerAccount":
         words = f"the jobs of your account have reached the limit of {what} that {whose} gives one account"
-        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column=column, scope=name)
+        return reason(words, "it starts when enough of them have ended")
     where = " on one node" if per == "PerNode" else ""
     words = f"it asks for more {what}{where} than {whose} gives one job{NEVER}"
-    return Reason(Why.LIMIT, words, "cancel it, and resume it with less", column=column, scope=name, never=True)
+    return reason(words, "cancel it, and resume it with less", never=True)
 
 
 def _column(found: re.Match[str]) -> str:
@@ -336,22 +333,19 @@ def limits_of(
     mine = [each for each in partitions if each.name in job.partition.split(",")]
     wanted = job.time if job.time is not None else plan.time
     for each in mine:
+        where, asks = f"partition {each.name}", f"and it asks for {job.nodes}"
         if each.state != "UP":
-            found.append(f"partition {each.name}: State={each.state}")
+            found.append(f"{where}: State={each.state}")
         if each.time is not None and wanted > each.time:
-            found.append(
-                f"partition {each.name}: MaxTime={format_time(each.time)}, and it asks for {format_time(wanted)}"
-            )
+            found.append(f"{where}: MaxTime={format_time(each.time)}, and it asks for {format_time(wanted)}")
         if each.max_nodes is not None and job.nodes > each.max_nodes:
-            found.append(f"partition {each.name}: MaxNodes={each.max_nodes}, and it asks for {job.nodes}")
+            found.append(f"{where}: MaxNodes={each.max_nodes}, {asks}")
         if job.nodes < each.min_nodes:
-            found.append(f"partition {each.name}: MinNodes={each.min_nodes}, and it asks for {job.nodes}")
+            found.append(f"{where}: MinNodes={each.min_nodes}, {asks}")
         if job.nodes > each.total:
-            found.append(f"partition {each.name}: {plural(each.total, 'node')}, and it asks for {job.nodes}")
+            found.append(f"{where}: {plural(each.total, 'node')}, {asks}")
         if each.accounts and job.account not in each.accounts:
-            found.append(
-                f"partition {each.name}: AllowAccounts={','.join(each.accounts)}, its account is {job.account}"
-            )
+            found.append(f"{where}: AllowAccounts={','.join(each.accounts)}, its account is {job.account}")
     for window in windows:
         in_its_way = (window.starts or 0) < now + wanted and (window.ends or 0) > now
         if window.name != job.reservation and (reason.kind is Why.RESERVATION or not in_its_way):
