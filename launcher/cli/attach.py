@@ -67,9 +67,6 @@ def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> 
         raise RunError(f"{seen.run.id} has no rank {rank}: its ranks are 0 to {ranks - 1}")
 
 
-# -- stacks
-
-
 def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     count = members[0].members
     folder = node_session.send(attempt, node_session.STACKS, count)
@@ -89,9 +86,6 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     return 1
 
 
-# -- a shell
-
-
 def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
     count = members[0].members
     folder = node_session.send(attempt, node_session.RANK, count, rank=rank)
@@ -109,9 +103,6 @@ def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int)
         return subprocess.run(command, env=access.environment(os.environ), check=False).returncode
     except NOT_ON_PATH:
         raise connect.not_on_path(command) from None
-
-
-# -- the debugger
 
 
 def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:

@@ -19,10 +19,15 @@ from launcher.runs.directory import require_private
 from launcher.runs.lookup import find
 
 FILES = 20  # of a program, the newest, are listed
+# What `checkpoint list --json` prints of a checkpoint or file, as far as nothing is known
+ROW: Mapping[str, Any] = {
+    "step": None, "path": "", "age": None, "bytes": None, "world_size": None, "attempt": None, "metrics": {},
+    "kept_as": [], "sizes": "unknown", "aside": False, "problems": [],
+}  # fmt: skip
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from launcher.checkpoint.format import Manifest
     from launcher.spec.plan import JobPlan
@@ -47,8 +52,6 @@ def run(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class NamedCheckpoints:
-    """The checkpoints that the command line names."""
-
     name: str  # id of the run, or name of the folder
     folder: Path
     step: int | None  # None: no step was named
@@ -83,9 +86,6 @@ def _chosen(place: NamedCheckpoints) -> list[Path]:
         none = f"no checkpoint of step {place.step}.{near(str(place.step), steps)}"
         raise checkpoints.CheckpointError(f"{none} There are: {', '.join(steps[:10])}")
     return chosen
-
-
-# -- list
 
 
 def _list(place: NamedCheckpoints, as_json: bool) -> int:
@@ -140,14 +140,10 @@ def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
                 break
     except OSError as error:
         raise checkpoints.CannotRead(f"the files of the program cannot be listed now: {error}") from None
-    rows: list[dict[str, Any]] = [
-        {
-            "step": None, "path": path, "age": time.time() - status.st_mtime, "bytes": status.st_size,
-            "world_size": None, "attempt": None, "metrics": {}, "kept_as": [], "sizes": "unknown", "aside": False,
-            "problems": [],
-        }
+    rows = [
+        {**ROW, "path": path, "age": time.time() - status.st_mtime, "bytes": status.st_size}
         for path, status in sorted(newest.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
-    ]  # fmt: skip
+    ]
     if not done:
         return rows, f"not all files were looked at in {saves.SCAN_TIMEOUT:.0f} s: there may be newer ones"
     return rows, f"and {plural(count - FILES, 'older file')}" if count > FILES else ""
@@ -175,26 +171,16 @@ def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
     for path, found in problems.items():
         manifest = manifests.get(path)
         step = aside[path] if path in aside else checkpoints.step_of(path.name)
-        yield {
-            "step": step,
-            "path": str(path),
-            "age": time.time() - manifest.time if manifest else None,
-            "bytes": manifest.size if manifest else None,
-            "world_size": manifest.world_size if manifest else None,
-            "attempt": manifest.attempt if manifest else None,
-            "metrics": manifest.metrics if manifest else {},
-            "kept_as": [
-                *(["newest"] if step in newest and not found else []),
-                *(["best"] if best is not None and best.step == step and path not in aside else []),
-                *(["aside"] if path in aside else []),
-            ],
-            "sizes": sizes[path],
+        kept = {
+            "newest": step in newest and not found,
+            "best": best is not None and best.step == step and path not in aside,
             "aside": path in aside,
-            "problems": found,
         }
-
-
-# -- inspect
+        row = {**ROW, "step": step, "path": str(path), "sizes": sizes[path], "aside": path in aside, "problems": found}
+        if manifest is not None:
+            row |= {"age": time.time() - manifest.time, "bytes": manifest.size, "world_size": manifest.world_size}
+            row |= {"attempt": manifest.attempt, "metrics": manifest.metrics}
+        yield {**row, "kept_as": [name for name, holds in kept.items() if holds]}
 
 
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
@@ -230,9 +216,6 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     return 0
 
 
-# -- verify
-
-
 def _verify(place: NamedCheckpoints) -> int:
     from launcher.checkpoint import inspect as checkpoint_read
 
@@ -250,9 +233,6 @@ def _verify(place: NamedCheckpoints) -> int:
             print(f"  {problem}")
             code = FAILED
     return code
-
-
-# -- extract
 
 
 def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments: Namespace) -> int:

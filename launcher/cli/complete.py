@@ -107,9 +107,6 @@ def candidates(words: Sequence[str]) -> list[str]:
     return _starting(FLAGS, word) if word.startswith("-") else overrides(word, before)
 
 
-# -- sub-commands
-
-
 def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
     if "--" in before and name in ("run", "resume"):
         return []  # arguments of the script; the shell offers files
@@ -175,9 +172,6 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
     return []
 
 
-# -- runs
-
-
 def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
     """Returns ids of runs, sweeps and points (SWEEP/0) that start with `word`, the newest first."""
     folder = default_runs_dir()
@@ -228,9 +222,6 @@ def _names(folder: Path) -> list[str]:
 def _timestamp(name: str) -> str:
     parts = name.split("-")[-3:-1]
     return "-".join(parts) if "".join(parts).isdecimal() else ""
-
-
-# -- overrides
 
 
 def overrides(word: str, before: Iterable[str]) -> list[str]:

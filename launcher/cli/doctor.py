@@ -74,7 +74,6 @@ def _all(cluster: str | None) -> Iterator[Finding]:
 
 
 def line(found: Finding) -> str:
-    """Formats a finding for a terminal. What to do starts on a new line."""
     head = f"{MARKS[found.level]}  {found.about:<10} "
     lines = labelled(head, found.says, column=len(head))
     if found.do:
@@ -136,7 +135,6 @@ def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
 
 
 def which(wanted: Scheduler, known: Sequence[Scheduler]) -> Iterator[Finding]:
-    """Reports which schedulers have their commands on PATH, and checks that the profile's scheduler is one of them."""
     none = f"none found: no {' and no '.join(dict.fromkeys(each.command for each in known))} is on PATH"
     present = "; ".join(filter(None, (each.found() for each in known))) or none
     if not wanted.command:

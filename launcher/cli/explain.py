@@ -54,7 +54,6 @@ def why(arguments: Namespace) -> int:
 
 
 def shown(found: Explanation, now: float) -> str:
-    """Formats an explanation for a terminal. Times are in seconds since the epoch."""
     job = f", job {found.job}" if found.job and found.state == "queued" else ""
     lines = [f"{found.run}: {found.state}{job}"]
     rows = [("why", of_why(found)), ("reason", found.code), ("do", found.do)]

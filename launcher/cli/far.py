@@ -133,13 +133,11 @@ class Asking:
 
 
 def launcher(words: list[str]) -> int:
-    """Runs a command line of the launcher, and returns its exit code."""
     code: int = importlib.import_module(MODULE).main(words)
     return code
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the request that is in the arguments or on stdin, and returns its exit code."""
     if arguments:
         return _in_terminal(arguments[0])
     request = json.loads(sys.stdin.buffer.readline() or b"null")

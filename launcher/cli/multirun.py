@@ -158,7 +158,6 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
 
 
 def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings: SearchSettings | None = None) -> None:
-    """Prints which of the points were submitted, as which jobs, and the next commands."""
     sweep = submitted.sweep
     if submitted.commands:
         print_commands(submitted.commands, f"sweep status {sweep.id}")

@@ -29,7 +29,6 @@ WINDOW = 30.0  # seconds over which a rate is measured
 
 
 def on_terminal(stream: TextIO) -> bool:
-    """Returns whether bars can be drawn on a stream."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -58,12 +57,8 @@ class Rate:
         return rate_of(list(self._seen))
 
     def left(self, total: float) -> float | None:
-        """Returns the seconds until the number reaches `total`; None: not known."""
         rate = self.per_second
         return None if rate is None else max(0.0, total - self._seen[-1][1]) / rate
-
-
-# -- words
 
 
 def _left(seconds: float | None) -> list[str]:
@@ -93,9 +88,6 @@ def of_download(done: int, total: int, rate: Rate) -> str:
     speed = rate.per_second
     pace = [] if speed is None else [f"{long_size(speed)}/s"]
     return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *_left(rate.left(total))])
-
-
-# -- what is shown
 
 
 class RunBars:
@@ -225,7 +217,6 @@ def still(done: float, total: float, width: int) -> ProgressBar:
 
 
 def bar(stream: TextIO, done: float, total: float) -> None:
-    """Prints one bar without animation, as of `still`, if the stream is a terminal."""
     if on_terminal(stream):
         from rich.console import Console
 

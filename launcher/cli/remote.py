@@ -155,9 +155,6 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Se
     return exit_code
 
 
-# -- `site`
-
-
 def log_in(name: str | None) -> int:
     """Opens the connection to a cluster behind ssh, which may ask for a password; raises ConfigError."""
     cluster = clusters.named(name or "")
@@ -189,9 +186,6 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
     if not found.torch:
         print("missing  torch in this Python there: set env.activate in the profile there to an environment with it")
     call(cluster, ["doctor", *checked])
-
-
-# -- submissions
 
 
 def submit(words: Sequence[str], name: str = "") -> int | None:

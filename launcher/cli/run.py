@@ -40,8 +40,6 @@ def run(arguments: Namespace) -> int:
 
 
 class Given(NamedTuple):
-    """An option of a scheduler's submit command."""
-
     words: tuple[str, ...]  # that it takes up
     option: str  # its name with dashes
     value: str | None

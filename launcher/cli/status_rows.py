@@ -118,8 +118,6 @@ INTERNAL = ("over", "settled", "unread", "remote")  # keys of a row that --json 
 
 @dataclass(frozen=True)
 class View:
-    """The runs and sweeps that `status` shows, as they are now."""
-
     rows: list[dict[str, Any]]  # the row of each run, sweep and orphaned job
     seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
     older: int  # number of older runs that are not shown
@@ -369,7 +367,6 @@ def _jobs(looked: Iterable[RunStatus | DamagedRun], wanted: Iterable[Run | Sweep
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row as --json prints it."""
     return {key: value for key, value in row.items() if key not in INTERNAL}
 
 
@@ -404,7 +401,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """A line about a cluster that has not answered."""
         when = "nothing is known of its runs"
         if self.seen is not None:
             when = f"its runs are as of {brief(time.time() - self.seen)} ago"
@@ -422,7 +418,6 @@ class RemoteRows:
         self._when = float("-inf")
 
     def ask(self) -> None:
-        """Begins to ask all clusters, unless the last answers are new."""
         if self._clusters and time.monotonic() - self._when > BETWEEN:
             self._when = time.monotonic()
             with concurrent.futures.ThreadPoolExecutor(len(self._clusters)) as pool:

@@ -104,7 +104,6 @@ def breakpoints(row: Mapping[str, Any]) -> str:
 
 
 def unanswered(view: status_rows.View) -> Iterator[str]:
-    """Yields a line or two for each scheduler that did not respond."""
     for scheduler, seen in view.unanswered.items():
         unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
         yield f"This is incomplete: {scheduler} does not answer ({seen.job.problem})."

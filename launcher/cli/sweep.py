@@ -115,7 +115,6 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
 
 
 def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
-    """Prints a line for each sweep in a folder (None: the default one), all or the newest; returns 0."""
     folder = runs_dir or default_runs_dir()
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
@@ -135,7 +134,6 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 
 
 def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
-    """Prints a sweep: a bar, the number of points in each state, and lines for failed and running points; returns 0."""
     monitor, manifest = SweepMonitor(), sweep.manifest()
     seen = point_statuses(sweep, monitor)
     keys = differing(manifest.points)
@@ -191,7 +189,6 @@ def _pilots_line(activity: PilotActivity) -> str:
 
 
 def row(each: PointStatus) -> dict[str, Any]:
-    """Returns a point as `sweep status --json` prints it."""
     seen, first = each.seen, each.seen.history.fault if each.seen else None
     progress, events = (seen.progress, seen.history.events) if seen else (None, ())
     return {
@@ -257,7 +254,6 @@ class Order:
 def show_results(
     sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
 ) -> int:
-    """Prints the points of a sweep as a table, as JSON or as CSV (`-`: to stdout); returns 0."""
     seen, manifest = point_statuses(sweep), sweep.manifest()
     record = SearchRecord(sweep.path)
     search = (record.settings(), record.journal()) if manifest.search else None
@@ -300,7 +296,6 @@ def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict
 
 
 def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
-    """Returns the names of the metrics of all points, in the order in which they first appear."""
     return list(dict.fromkeys(name for each in metrics for name in each))
 
 

@@ -63,7 +63,6 @@ def labelled(label: str, text: str, *, column: int = 11) -> list[str]:
 
 
 def print_under(label: str, lines: Iterable[str]) -> None:
-    """Prints lines in a column, the first one behind a label."""
     for place, line in enumerate(lines):
         print(f"{'' if place else label:<11}{line}", flush=True)
 
@@ -80,7 +79,6 @@ def print_unreadable(run: Run) -> None:
 
 
 def plan_table(plan: JobPlan) -> str:
-    """Returns the plan as a dry run shows it."""
     from launcher.spec import limits
 
     pools = [f"{key} {name}" for key, name in limits.pools_by_key(plan).items()]

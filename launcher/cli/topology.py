@@ -72,7 +72,6 @@ def _bound(
 
 
 def devices_of(node: Node) -> dict[str, list[str]]:
-    """Returns the names of GPUs and network devices by NUMA node."""
     found: dict[str, list[str]] = {}
     for name, numa in [*((gpu.name, gpu.numa) for gpu in node.gpus), *((nic.name, nic.numa) for nic in node.nics)]:
         if numa is not None:

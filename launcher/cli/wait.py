@@ -212,9 +212,6 @@ def wait_until_readable(read: Callable[[], T]) -> T:
             time.sleep(QUIET_INTERVAL)
 
 
-# -- sweeps
-
-
 def follow_sweep(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
     """Follows a sweep to its end, and returns the command's exit code; foreground: see `with_signals`."""
 

@@ -40,8 +40,6 @@ class Stack:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that `post-mortem` shows about an attempt."""
-
     attempt: int | None  # None: the run had no attempt
     verdict: known.Verdict
     codes: Mapping[str, str | None]  # as in `Evidence`
@@ -146,7 +144,6 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
 
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns why ranks were restarted within an attempt, a line for each restart."""
     lines: list[str] = []
     for entry in events:
         if (restart := as_kind(entry, Restart)) is not None:
@@ -271,8 +268,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that the advice names."""
-
     words: str
     command: str = ""  # the command that does it, to copy; empty: no single command does
 

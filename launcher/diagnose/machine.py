@@ -91,7 +91,6 @@ def limits(found: Mapping[str, int | None]) -> Finding:
 
 
 def probe_limits() -> dict[str, int | None]:
-    """Returns the soft resource limits of this process."""
     names = ("nofile", "nproc", "memlock", "stack", "core")
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[0] for name in names}
     return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
@@ -118,7 +117,6 @@ def probe_host() -> Finding:
 
 
 def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int, looked: int) -> Finding:
-    """Checks that ports of cluster.port_range are free, and outside of the kernel's ephemeral ones (None: unknown)."""
     low, high = wanted
     if free == 0:
         return problem(
@@ -158,7 +156,6 @@ def _bindable(port: int) -> bool:
 
 
 def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Finding:
-    """Checks that this machine has cluster.interface; queued: runs start on machines that may have others."""
     found = sorted(known)
     if not name:
         return ok("interface", f"chosen on each node: the one that reaches the master; here: {', '.join(found)}")
@@ -171,7 +168,6 @@ def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Findin
 
 
 def temporary(folder: str, free: int | str) -> Finding:
-    """Checks the folder for temporary files; free: bytes, or the error that it cannot be written to."""
     if isinstance(free, str):
         return problem("tmp", f"{folder} cannot be written: {free}", "set TMPDIR to a folder that can")
     if free < 256 * MIB:
@@ -243,7 +239,6 @@ def python(version: tuple[int, ...], executable: str) -> Finding:
 
 
 def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
-    """Checks the versions (None: not installed) of the libraries, and lists the optional ones."""
     versions, wrong = [], []
     for name, span in NEEDED.items():
         version = version_of(name)
@@ -386,7 +381,6 @@ def file_operations(folder: str, failed: Sequence[tuple[str, str]], skew: float,
 
 
 def probe_folder(folder: Path, *, queued: bool) -> Iterator[Finding]:
-    """Checks the folder of runs or its nearest existing parent."""
     there = folder
     while not there.is_dir() and there != there.parent:
         there = there.parent

@@ -148,8 +148,6 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why an attempt ended."""
-
     kind: EndKind
     cause: str | None  # as one line, which all commands show; None: the run is done, or the cause is not known
     sign: str = ""  # the log line that shows the kind; empty: the cause shows it
@@ -496,7 +494,6 @@ def crash_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def before_crash(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of a log before the output of Python's faulthandler."""
     begin = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error: ")), len(lines))
     return list(lines[:begin])
 

@@ -146,8 +146,6 @@ class PreflightThen(Code):
 
 
 class PreflightReason(Code):
-    """Why a preflight ends the attempt."""
-
     TOO_FEW = "too_few"  # too few good nodes are left
     ALL_NODES = "all_nodes"  # all nodes fail the same check
     UNKNOWN_NODE = "unknown_node"  # nodes cannot reach each other, and the bad one is not known

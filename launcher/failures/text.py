@@ -36,7 +36,6 @@ def signal_name(number: int) -> str:
 
 
 def of_unused_gpus(event: events.GpusUnused) -> str:
-    """Returns which ranks use no GPU, or use one now."""
     ranks = f"{name_ranks(event.ranks)} on {event.host}"
     if event.opened:
         return f"{ranks}: a GPU is used now"
@@ -120,13 +119,6 @@ def _open_files(fault: events.Fault) -> str:
     )
 
 
-def _still_there(fault: events.Fault) -> str:
-    return (
-        f"on {fault.host} ranks of the round before still exist after SIGKILL: {fault.error}; what they hold (GPUs, "
-        "memory, ports) is not free. Look for a file server or a driver that hangs on this node"
-    )
-
-
 _SIGNS = {
     HangSign.STOPPED: "is stopped (state T)",
     HangSign.DEVICE: "waits for a device or a file server (state D)",
@@ -195,7 +187,7 @@ def _not_joined(fault: events.Fault) -> str:
 
 
 def _node_ended(fault: events.Fault) -> str:
-    how = (_WHEN.get(fault.during) if fault.during else None) or "(killed, or lost)"
+    how = _WHEN.get(fault.during, "(killed, or lost)")
     after = f"; then {of_request(fault.then.host, fault.then.signal)}" if fault.then else ""
     return f"{_hosts(fault)} exited without an error report {how}{after}"
 
@@ -215,17 +207,6 @@ def _rendezvous_timeout(fault: events.Fault) -> str:
     who = _agents(fault.accused) or "not all agents"
     came = f": {fault.agents.arrived} of {fault.agents.expected} arrived" if fault.agents else ""
     return f"{who} did not reach {_node(fault.host, fault.node)} in time{came}"
-
-
-def _not_reached(fault: events.Fault) -> str:
-    leader = _agents(fault.accused) or "its leader"
-    return f"{fault.host} could not reach {leader}{_seconds(fault, 'within')}: {fault.error}"
-
-
-def _too_few(fault: events.Fault) -> str:
-    if fault.agents is None:
-        return "too few agents are left"
-    return f"of the {fault.agents.expected} agents that are needed only {fault.agents.arrived} are left"
 
 
 def _preflight(fault: events.Fault) -> str:
@@ -249,7 +230,7 @@ def _preflight(fault: events.Fault) -> str:
     return f"{shown}. Give the run {spare}, so that it starts without bad ones"
 
 
-_WHEN = {
+_WHEN: dict[AgentPhase | None, str] = {
     AgentPhase.STARTING: "before its ranks had started",
     AgentPhase.BETWEEN_ROUNDS: "between two rounds",
 }
@@ -258,11 +239,6 @@ _WHEN = {
 def of_request(host: str, name: str | None) -> str:
     """Returns the text about a stop request: `node1 was asked to stop by SIGTERM`."""
     return f"{host} was asked to stop by {name}" if name else f"{host} was asked to stop"
-
-
-def _stopped_early(fault: events.Fault) -> str:
-    when = _WHEN.get(fault.during, "") if fault.during else ""
-    return f"{of_request(fault.host, fault.signal)} {when}".rstrip()
 
 
 _FAULTS: dict[FaultCode, Callable[[events.Fault], str]] = {
@@ -274,7 +250,10 @@ _FAULTS: dict[FaultCode, Callable[[events.Fault], str]] = {
     FaultCode.LEFT: _ended,
     FaultCode.NO_RETRY: lambda fault: _error(fault) if fault.error else _ended(fault),
     FaultCode.NOT_STARTED: _not_started,
-    FaultCode.STILL_THERE: _still_there,
+    FaultCode.STILL_THERE: lambda fault: (
+        f"on {fault.host} ranks of the round before still exist after SIGKILL: {fault.error}; what they hold (GPUs, "
+        "memory, ports) is not free. Look for a file server or a driver that hangs on this node"
+    ),
     FaultCode.HANG: _hang,
     FaultCode.NOT_JOINED: _not_joined,
     FaultCode.NODE_ENDED: _node_ended,
@@ -285,10 +264,18 @@ _FAULTS: dict[FaultCode, Callable[[events.Fault], str]] = {
     FaultCode.TASK_NOT_STARTED: lambda fault: f"the task on {fault.host} could not be started: {fault.error}",
     FaultCode.TASK_UNKNOWN: lambda fault: f"it is not known how the task on {fault.host} ended: {fault.error}",
     FaultCode.NODE_RETURNED: lambda fault: f"{_first_of([of_place(each) for each in fault.back])} came back",
-    FaultCode.STOPPED_EARLY: _stopped_early,
+    FaultCode.STOPPED_EARLY: lambda fault: (
+        f"{of_request(fault.host, fault.signal)} {_WHEN.get(fault.during, '')}".rstrip()
+    ),
     FaultCode.RENDEZVOUS_TIMEOUT: _rendezvous_timeout,
-    FaultCode.NOT_REACHED: _not_reached,
-    FaultCode.TOO_FEW: _too_few,
+    FaultCode.NOT_REACHED: lambda fault: (
+        f"{fault.host} could not reach {_agents(fault.accused) or 'its leader'}{_seconds(fault, 'within')}: "
+        f"{fault.error}"
+    ),
+    FaultCode.TOO_FEW: lambda fault: (
+        "too few agents are left" if fault.agents is None
+        else f"of the {fault.agents.expected} agents that are needed only {fault.agents.arrived} are left"
+    ),
     FaultCode.LATE: lambda fault: f"the others have begun without {_node(fault.host, fault.node)}",
     FaultCode.NOT_A_MEMBER: lambda fault: (
         f"agent {fault.node} does not belong to this attempt: was it started by mistake, or twice?"
@@ -337,7 +324,6 @@ _STOPS: dict[StopReason, Callable[[events.Stop], str]] = {
 
 
 def of_next(event: events.Continues | events.Stays) -> str:
-    """Returns why a run continues, stays stopped, or is given up."""
     table = _CONTINUES if event.event == "continues" else _STAYS
     return table.get(event.reason, lambda _: event.reason.value.replace("_", " "))(event)
 

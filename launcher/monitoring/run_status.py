@@ -71,8 +71,6 @@ T = TypeVar("T")
 
 
 class RunStatus(Struct):
-    """A run's current state."""
-
     run: Run
     plan: JobPlan
     history: RunHistory  # its current job and last attempt, according to its own files
@@ -107,7 +105,6 @@ def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
 
 
 def forget(plan: JobPlan) -> None:
-    """Invalidates cached replies; to be called after a change of jobs."""
     SharedSnapshot(plan.cluster.scheduler).forget()
 
 
@@ -134,7 +131,6 @@ class JobMonitor:
 
     @property
     def queried(self) -> Collection[str]:
-        """Names of schedulers."""
         return self._snapshots.keys()
 
     @contextlib.contextmanager
@@ -402,7 +398,6 @@ def _submitted(run: Run, plan: JobPlan, scheduler: Queries) -> RunHistory | None
 
 
 def raised(known: T | QueryError) -> T:
-    """Returns a reply; raises it if it is an error."""
     if isinstance(known, QueryError):
         raise known
     return known
@@ -468,7 +463,6 @@ def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damag
 
 
 def all_statuses(runs: Iterable[Run]) -> list[RunStatus]:
-    """Returns the states of many runs, with one query a scheduler; raises RunError: one cannot be read."""
     seen = each_status(runs, JobMonitor(share=True))
     for each in seen:
         if isinstance(each, DamagedRun):
@@ -477,7 +471,6 @@ def all_statuses(runs: Iterable[Run]) -> list[RunStatus]:
 
 
 def cancelled() -> Cancelled:
-    """Returns the event `cancelled` for a run's journal, with this process's user and host."""
     return Cancelled(by=ownership.user_name(os.getuid()), host=socket.gethostname())
 
 
@@ -486,8 +479,6 @@ def cancelled() -> Cancelled:
 
 @dataclass(frozen=True)
 class ClaimsBoard:
-    """The present state of a packed sweep."""
-
     logs: Mapping[int, PointLog]  # by a point's number; without those that have none
     alive: frozenset[Manager]  # slot managers that are alive
 
@@ -557,7 +548,6 @@ def of_point(run: Run, boards: Boards) -> JobState | None:
 
 
 def is_packed(run: Run) -> bool:
-    """Returns whether a run is a point of a packed sweep, which pilots run."""
     return run.path.name.isdecimal() and unwrap(exists(run.path.parent / claims.CLAIMS))
 
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 
 class RunState(Enum):
-    """State of a run."""
-
     UNCONFIRMED = "unconfirmed"  # the submission was interrupted, so it is not known whether there is a job
     UNSUBMITTED = "unsubmitted"  # the user is to submit it by hand (submit=false), and the scheduler has no such job
     QUEUED = "queued"
@@ -72,8 +70,6 @@ class RunState(Enum):
 
 
 class JobStatus(Struct):
-    """State of a run's job."""
-
     state: JobState | None = None  # None: there is no job, or its state is not known
     raw_state: str = ""  # as the scheduler prints it (`PENDING`); empty: not known
     reason: str = ""  # as the scheduler prints it (`Resources`); empty: not known

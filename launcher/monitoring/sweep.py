@@ -63,8 +63,6 @@ LIVE = tuple(state.value for state in RunState if not state.over)
 
 @dataclass(frozen=True)
 class PointStatus:
-    """A point's current state."""
-
     point: Point
     state: str  # one of STATES
     # status of the point's run, or a function that reads the status; None: `state` says all
@@ -203,13 +201,11 @@ def done(run: Run) -> bool:
 
 
 def counts(seen: Iterable[PointStatus]) -> dict[str, int]:
-    """Returns the number of points in each state that occurs, in the order of STATES."""
     states = [each.state for each in seen]
     return {state: states.count(state) for state in STATES if state in states}
 
 
 def over(found: Mapping[str, int]) -> int:
-    """Returns how many points are over, from the number of points in each state (`counts`)."""
     return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
 
 
@@ -223,8 +219,6 @@ def summary(found: Mapping[str, int]) -> str:
 
 
 class PilotActivity(Struct):
-    """Throughput of pilots."""
-
     slots: int = 0  # number of slots of the slot managers that are alive
     busy: int = 0  # number of these slots that run a point now
     share: float = 0.0  # fraction of the slots' time in which they ran a point, in what is read of their journals

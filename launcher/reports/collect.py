@@ -36,8 +36,6 @@ Entry = Mapping[str, Any]  # an event, as files have it
 
 @dataclass(frozen=True)
 class RunData:
-    """The data that a page shows about a run."""
-
     id: str
     path: str  # the run directory
     state: str  # as in `status`
@@ -167,8 +165,6 @@ class Moment:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The history of a run."""
-
     spans: tuple[Span, ...]  # in order of time
     moments: tuple[Moment, ...]
 
@@ -274,8 +270,6 @@ NO_CURVES = {"epoch"}
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over steps."""
-
     name: str  # its key in the events (`loss`)
     steps: tuple[int, ...]  # increasing
     values: tuple[float, ...]  # at each step
@@ -344,8 +338,6 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class FabricResults:
-    """The results of a benchmark."""
-
     workload: str  # `p2p` or `collective`
     conditions: Mapping[str, Any]  # what the numbers depend on: hosts, backend, device, iterations
     roof: Mapping[str, Any]  # measured upper limits of the speed, in bytes/s, and how they were measured

@@ -151,8 +151,6 @@ def clock(time: float) -> str:
     return datetime.fromtimestamp(time).isoformat(sep=" ", timespec="milliseconds")
 
 
-# -- training
-
 # Groups of curves that share a figure: title, unit, and patterns of the metrics' keys (parts; short ones match whole).
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Loss", "", ("loss",)),

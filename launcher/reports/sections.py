@@ -443,8 +443,6 @@ def _short(key: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A vertical axis of the parallel coordinates."""
-
     name: str  # a config key or metric
     places: Mapping[str, float]  # position of each value, from 0 to 1, by the value as text
     ticks: Sequence[tuple[float, str]]  # position and text
