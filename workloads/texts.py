@@ -44,6 +44,8 @@ class Text(Struct):
 def find(text: str) -> Text:
     """Finds `shakespeare`, a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name; raises TextError."""
     if text == SHIPPED:
+        with _as_text_errors(text, SHIPPED_FILE):
+            SHIPPED_FILE.stat()
         return Text(SHIPPED, (SHIPPED_FILE,), SHIPPED_LENGTH)
     path = Path(text).expanduser().absolute()
     with _as_text_errors(text, path):

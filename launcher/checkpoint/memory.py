@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -126,10 +126,13 @@ class MemoryCheckpoints:
         return bool(self.every) and (self._last is None or step >= self._last[0] + self.every)
 
     def keep(
-        self, step: int, state: Mapping[str, Any], rank_state: Mapping[str, Any] | None, extra: Mapping[str, Any],
-        metrics: Mapping[str, float],
+        self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        rank_state: Mapping[str, Any] | None, extra: Mapping[str, Any], metrics: Mapping[str, float],
     ) -> None:  # fmt: skip
-        """Copies the current state. Large tensors may still be being copied on return; see `staged`."""
+        """Copies the current state. Large tensors may still be being copied on return; see `staged`.
+
+        state: the state, or a function that returns it; an error that it raises ends the copies.
+        """
         self._kept = True
         asked = time.perf_counter()
         self.wait()
@@ -141,7 +144,7 @@ class MemoryCheckpoints:
             self._steps.append((asked - at - self._costs[-1][0]) / max(1, step - done))
         self._last = step, copy.began
         with copy.keeps_faults():
-            content = copy.take(state, rank_state, extra, metrics)
+            content = copy.take(state() if callable(state) else state, rank_state, extra, metrics)
         if self._first and not self._begins(copy):
             return
         if copy.fault is None:
@@ -328,39 +331,49 @@ class MemoryCheckpoints:
         """Whether `load` looks at copies: not after this round made one, since who goes back wants the disk."""
         return bool(self._pairs) and not self._kept
 
-    def newest(self) -> Kept | None:
+    def newest(self, least: int) -> Kept | None:
         """Returns the newest sound copy, for a trainer that makes its state from files; None: there is none.
 
-        All ranks must call it. Sharded states, and different ones of another number of ranks, count as none.
+        All ranks must call it. Sharded states, and different ones of another number of ranks, count as none, and so
+        does what would not fit into the node's memory twice, as files and as the trainer's own copy of these.
+        least: on rank 0, the first step that is of use: the disk has the one before.
         """
         while self.loads:
-            source, problems = self.find(0)
+            source, problems = self.find(least)
             self.report(problems)
             if source is None:
                 return None
             same = source.world_size == self._env.world_size
             if source.mode == copies.SHARDS or not (same or source.mode == copies.WHOLE):
+                self.report(["they are of another number of ranks, or sharded"], source.step)
                 return None
             if problems := self.fetch(source):
                 self.report(problems, source.step)
                 continue
             opened: list[tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]] = []
+            shared = source.mode == copies.WHOLE
             try:
-                self.group.on_all(lambda source=source, to=opened: to.append(self.opened(source)))  # type: ignore[misc]
+                self.group.on_all(partial(self._take, source, opened))
             except CheckpointError as error:
                 self.report([str(error)], source.step)
                 self.reject(source)
                 continue
             self.keep_only(source)
             ((index, tensors, rank_state),) = opened
-            shared = source.mode == copies.WHOLE
-            # clones, since torch.save would write all of the memory for each tensor
-            tensors = {name: tensor.clone() for name, tensor in tensors.items() if self.leads or not shared}
-            state = (
-                {} if shared and not self.leads else nested(tensors, index["paths"], index["values"], index["lists"])
-            )
+            has = self.leads or not shared
+            state = nested(tensors, index["paths"], index["values"], index["lists"]) if has else {}
             return Kept(source.step, state, rank_state, shared, source.moved)
         return None
+
+    def _take(self, source: copies.Source, opened: list[Any]) -> None:
+        # Appends what `opened` returns, with tensors of their own: torch.save would write all of the memory for each
+        index, tensors, rank_state = self.opened(source)
+        if source.mode == copies.WHOLE and not self.leads:
+            tensors = {}
+        several = 1 if source.mode == copies.WHOLE else self._env.local_world_size
+        if why := copies.shortage(2 * several * sum(each.nbytes for each in tensors.values()), self._free()):
+            raise CheckpointError(why)
+        opened.append((index, {name: tensor.clone() for name, tensor in tensors.items()}, rank_state))
 
     def find(self, least: int) -> tuple[copies.Source | None, list[str]]:
         """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""

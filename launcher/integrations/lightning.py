@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
+import sys
 import time
 import zipfile
 from collections.abc import Mapping
@@ -24,7 +26,7 @@ import torch.distributed as dist
 
 from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
-from launcher.integrations.memory import TrainerMemory, copied, memory_of
+from launcher.integrations.memory import FilesOf, TrainerMemory, copied, memory_of
 from launcher.runs.event_writer import current_attempt
 from launcher.worker import heartbeat, process_group, stop
 
@@ -62,11 +64,25 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
     folder = Path(checkpoint_dir() if folder is None else folder)
-    if (memory := copied(folder, lambda kept: {COPY: partial(torch.save, kept.state)})) is not None:
-        return str(memory / COPY)
     found = folder.glob("*.ckpt")
     whole = [path for path in found if not path.name.startswith(".") and (path.is_dir() or zipfile.is_zipfile(path))]
-    return str(max(whole, key=lambda path: (path.stat().st_mtime_ns, path.name))) if whole else None
+    newest = max(whole, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    files: FilesOf = lambda kept: {COPY: partial(torch.save, kept.state)}  # noqa: E731
+    if (memory := copied(folder, lambda: None if newest is None else step_of(newest), files)) is not None:
+        return str(memory / COPY)
+    return None if newest is None else str(newest)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step of a checkpoint of Lightning on disk; a very high one if it is a folder, or has none."""
+    if number := re.fullmatch(rf"{OURS}(\d+)\.ckpt", checkpoint.name):
+        return int(number[1])
+    if checkpoint.is_file():
+        # Lightning unpickles the file, too, and this reads no tensor
+        step = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False).get("global_step")
+        if isinstance(step, int):
+            return step
+    return sys.maxsize - 1
 
 
 class LauncherCallback(Callback):
@@ -98,6 +114,11 @@ class LauncherCallback(Callback):
         self._not_training: set[str] = set()  # names of metrics from validations
         self._generators: list[Any] = []  # each rank's random number state: to be saved, or from the last checkpoint
         self._memory: TrainerMemory | None = None
+        self._deferred = False  # whether the copy of this step is made later, since more belongs to the step
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self._inside:  # after all others, whose states are saved: a new list, since Lightning goes through this one
+            trainer.callbacks = [each for each in trainer.callbacks if each is not self] + [self]
 
     # -- training
 
@@ -107,8 +128,12 @@ class LauncherCallback(Callback):
         stop.listen().take_signals()  # after Lightning's own handlers, so that they do not replace these
         self._step, self._total = trainer.global_step, total_steps(trainer)
         kind = type(trainer.strategy)
-        fits = kind in (DDPStrategy, SingleDeviceStrategy)
-        self._memory = memory_of(self._folder, "" if fits else f"the strategy is {kind.__name__}, and not ddp")
+        obstacle = (
+            "" if kind in (DDPStrategy, SingleDeviceStrategy) else f"the strategy is {kind.__name__}, and not ddp"
+        )
+        if any(hasattr(each, "consolidate_state_dict") for each in trainer.optimizers):
+            obstacle = "the state of an optimizer is divided over the ranks"
+        self._memory = memory_of(self._folder, obstacle)
         if trainer.fit_loop.restarting:
             of_all = len(self._generators) == trainer.world_size
             then = self._generators[trainer.global_rank] if of_all else None
@@ -131,13 +156,19 @@ class LauncherCallback(Callback):
             raise SystemExit(errors.RESUME)
         if self._memory is not None:
             self._memory.loaded()
-        if not validates(trainer):  # else after the validation, which draws random numbers
-            self._copy(trainer, step)
+        self._deferred = trainer.is_last_batch or validates(trainer)
+        if not self._deferred:
+            self._copy(trainer)
 
-    def _copy(self, trainer: Any, step: int) -> None:
-        if self._memory is not None and self._memory.due(step):
-            state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)  # private: no public way
-            self._memory.keep(step, state, generators())
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._deferred:
+            self._copy(trainer)
+
+    def _copy(self, trainer: Any) -> None:
+        self._deferred = False
+        if self._memory is not None and self._memory.due(trainer.global_step):
+            connector = trainer._checkpoint_connector  # private: save_checkpoint writes to files alone
+            self._memory.keep(trainer.global_step, partial(connector.dump_checkpoint, weights_only=False), generators())
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._memory is not None:
@@ -191,7 +222,12 @@ class LauncherCallback(Callback):
         self._not_training |= set(new)
         self._evaluation.update(numbers(new))
         evaluated(trainer.global_step, **numbers(new))
-        self._copy(trainer, trainer.global_step)
+        if self._deferred and not trainer.is_last_batch:
+            self._copy(trainer)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self._memory is not None:  # an error has ended the training, or there was nothing left to do
+            self._memory.release()
 
     on_test_start, on_test_batch_end, on_test_end = on_validation_start, on_validation_batch_end, on_validation_end
 

@@ -6,6 +6,7 @@ a folder of links that lead nowhere.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -13,11 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from launcher import processes
 from launcher.checkpoint.format import CheckpointError
@@ -33,6 +34,7 @@ Writers = Mapping[str, Callable[[BinaryIO], object]]  # what writes each file, b
 FilesOf = Callable[[Kept], Writers]  # the files to be made of a copy
 
 _current: TrainerMemory | None = None  # that of the training which this process does
+_asked: Path | None = None  # the folder of which `last_checkpoint` was asked last
 
 
 class TrainerMemory:
@@ -40,52 +42,59 @@ class TrainerMemory:
 
     def __init__(self, folder: Path, run: Settings, env: Env) -> None:
         """folder: directory of the trainer's checkpoints on disk, which tells this training from others."""
-        self._env, keys = env, run.checkpoint
-        lineage = hashlib.sha256(f"trainer {os.path.abspath(folder)}".encode()).hexdigest()
+        self._env, keys, self.training = env, run.checkpoint, os.path.abspath(folder)
+        lineage = hashlib.sha256(f"trainer {self.training}".encode()).hexdigest()
         self._memory = MemoryCheckpoints(
-            self._env, lineage[:32], keys.memory, peers=keys.peers, timeout=keys.timeout, check=keys.check_replicas
+            env, lineage[:32], keys.memory, peers=keys.peers, timeout=keys.timeout, check=keys.check_replicas
         )
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
-        self.given: Kept | None = None  # the copy in the files, until these are freed
+        self.given: Kept | None = None  # the copy in the files, without its state, until these are freed
+        self._folder = Path()  # of the files
         self._files: list[int] = []  # their descriptors on this rank
-        self._links: Path | None = None
-
-    def _before_step(self, *_: object) -> None:
-        self._memory.staged()
+        self._links: Path | None = None  # the folder, if this rank has made it
+        atexit.register(self.release)
 
     def due(self, step: int) -> bool:
         """Returns whether to call `keep` after this step; the same on all ranks."""
         return self._memory.due(step)
 
-    def keep(self, step: int, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+    def keep(self, step: int, state: Callable[[], Mapping[str, Any]], rank_state: Mapping[str, Any]) -> None:
         """Copies a state that is the same on all ranks, and what each rank has for itself; see `Checkpointer.keep`.
 
-        Optimizers of torch wait until the state may change; nothing else may change it before their next step.
+        The state may change when it returns: trainers change it in other places than an optimizer's step.
         """
+        self.loaded()
         self._memory.keep(step, state, rank_state, {}, {})
+        self._memory.staged()
 
-    def files(self, shared: FilesOf, own: FilesOf) -> Path | None:
+    def files(self, on_disk: Callable[[], int | None], shared: FilesOf, own: FilesOf) -> Path | None:
         """Returns a folder with files of the newest copy (then `given`); None: there is no copy that fits.
 
         The folder is this rank's alone if ranks had different states, else that of all ranks of this node.
-        shared: the files that the first rank of a folder writes. own: those that each rank adds.
+        on_disk: returns, on rank 0, the step of the newest checkpoint on disk, which the copy must be newer than; None:
+        there is none. shared: the files that the first rank of a folder writes. own: those that each rank adds.
         """
-        began = time.perf_counter()
-        kept = self._memory.newest()
+        if self.given is not None:
+            return self._folder
+        began, group = time.perf_counter(), self._memory.group
+        try:
+            step = group.on_first(on_disk)
+        except CheckpointError as error:
+            self._memory.report([str(error)])
+            return None
+        kept = self._memory.newest(0 if step is None else step + 1)
         if kept is None:
             return None
-        group = self._memory.group
         try:
             writes = self._memory.leads or not kept.shared
             folders = group.on_all(lambda: self._write(shared(kept)) if writes else Path())
-            folder = folders[self._memory.first_rank if kept.shared else self._env.rank]
-            group.on_all(lambda: self._add(folder, own(kept)))
-            group.on_all(lambda: [path.stat() for path in folder.iterdir()])  # files of other processes, too
+            self._folder = folders[self._memory.first_rank if kept.shared else self._env.rank]
+            group.on_all(lambda: self._add(self._folder, own(kept)))
+            group.on_all(lambda: [path.stat() for path in self._folder.iterdir()])  # files of other processes, too
         except CheckpointError as error:
-            self._free()
+            self.release()
             self._memory.report([str(error)], kept.step)
             return None
-        self.given = kept
+        self.given = replace(kept, state={})
         if self._env.rank == 0:
             log_line(f"continues after step {kept.step} (copies in memory)", sys.stdout)
             Events(current_attempt(), "checkpoint")(
@@ -94,7 +103,7 @@ class TrainerMemory:
                     seconds=round(time.perf_counter() - began, 4), received=kept.received,
                 )
             )  # fmt: skip
-        return folder
+        return self._folder
 
     def _write(self, writers: Writers) -> Path:
         self._links = Path(tempfile.mkdtemp(prefix="launcher-memory-"))
@@ -112,9 +121,10 @@ class TrainerMemory:
         """Frees the files, if there are any, once all ranks have loaded theirs. All ranks must call it."""
         if self.given is not None:
             self._memory.group.on_all(lambda: None)
-            self._free()
+            self.release()
 
-    def _free(self) -> None:
+    def release(self) -> None:
+        """Frees the files of this rank, which nobody will load any more."""
         self.given = None
         while self._files:
             os.close(self._files.pop())
@@ -126,8 +136,8 @@ class TrainerMemory:
         """Waits for the last copy, and frees everything. All ranks must call it."""
         global _current
         _current = None
-        self._free()
-        self._hook.remove()
+        self.release()
+        atexit.unregister(self.release)
         self._memory.close()
 
 
@@ -135,14 +145,18 @@ def memory_of(folder: Path, obstacle: str = "") -> TrainerMemory | None:
     """Returns this process's copies in memory; None: there are none (checkpoint.memory=0, or not in a run).
 
     All ranks must call it. If they have no process group, they have one afterwards, which the trainer uses.
+    folder: that of the trainer's checkpoints, unless `last_checkpoint` was asked for those of another one.
     obstacle: why this training cannot have any, which is logged if it should have some; empty: it can.
     """
     global _current
+    folder = folder if _asked is None else _asked
     run = settings()
     if run.run_dir is None or run.checkpoint.memory == 0:
         return None
     if not obstacle and dist.is_initialized() and dist.get_backend() == "mpi":
         obstacle = "workload.backend=mpi"
+    if _current is not None and (obstacle or _current.training != os.path.abspath(folder)):
+        _current.close()
     if obstacle:
         if os.environ.get("RANK", "0") == "0":
             log_line(f"no copies in memory (checkpoint.memory): {obstacle}", sys.stdout)
@@ -154,9 +168,13 @@ def memory_of(folder: Path, obstacle: str = "") -> TrainerMemory | None:
     return _current
 
 
-def copied(folder: Path, shared: FilesOf, own: FilesOf = lambda _: {}) -> Path | None:
+def copied(
+    folder: Path, on_disk: Callable[[], int | None], shared: FilesOf, own: FilesOf = lambda _: {}
+) -> Path | None:  # fmt: skip
     """Returns `TrainerMemory.files` if this attempt has started its ranks again, else None. All ranks must call it."""
+    global _asked
+    _asked = folder
     if os.environ.get("LAUNCHER_ROUND", "0") == "0":
         return None
     memory = memory_of(folder)
-    return None if memory is None else memory.files(shared, own)
+    return None if memory is None else memory.files(on_disk, shared, own)

@@ -15,22 +15,25 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from launcher import errors, evaluated, progress, report
 from launcher.checkpoint.memory import Kept
+from launcher.checkpoint.state import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.integrations.memory import TrainerMemory, copied, memory_of
 from launcher.runs.event_writer import current_attempt
+from launcher.torch_compat import DTensor
 from launcher.worker import heartbeat, stop
 
 try:
+    from accelerate.state import AcceleratorState
     from transformers import TrainerCallback
 except ImportError as error:
     raise missing("transformers", error) from error
@@ -41,6 +44,8 @@ STATE = "trainer_state.json"  # the Trainer writes it last
 MODEL = "pytorch_model.bin"
 # The files of a checkpoint of the Trainer, and the argument of callbacks, or attribute of the optimizer, that has it
 OBJECTS = {"optimizer.pt": "optimizer", "scheduler.pt": "lr_scheduler", "scaler.pt": "scaler"}
+LOG = "log_history"  # of a copy: the part of STATE that grows
+MEASURED = ("_runtime", "_per_second")  # suffixes of logged values that each rank measures
 NOT_METRICS = ("epoch", "_runtime", "_per_second", "_time")  # suffixes of logged values that are no metrics
 
 
@@ -60,11 +65,12 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
     folder = Path(checkpoint_dir() if folder is None else folder)
-    if (memory := copied(folder, files_of, own_file_of)) is not None:
-        return str(memory)
     found = folder.glob("checkpoint-*")
     steps = {int(name[1]): path for path in found if (name := re.fullmatch(r"checkpoint-(\d+)", path.name))}
-    return next((str(steps[step]) for step in sorted(steps, reverse=True) if _complete(steps[step])), None)
+    newest = next((step for step in sorted(steps, reverse=True) if _complete(steps[step])), None)
+    if (memory := copied(folder, lambda: newest, files_of, own_file_of)) is not None:
+        return str(memory)
+    return None if newest is None else str(steps[newest])
 
 
 def _complete(checkpoint: Path) -> bool:
@@ -95,18 +101,24 @@ class LauncherCallback(TrainerCallback):
         self._began = 0.0
         self._evaluation: dict[str, float] = {}
         self._memory: TrainerMemory | None = None
+        self._stepped = False  # whether a step is done, and no copy was made after it
+        self._callbacks: Mapping[str, Any] = {}  # the states of other callbacks at the beginning
+        self._log: list[str] = []  # entries of the Trainer's log, as JSON
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **training: Any) -> None:
         if self._inside:
             stop.listen().take_signals()
-            sharded = [name for name in ("fsdp", "deepspeed") if getattr(args, name, None)]
-            obstacle = f"the training uses {sharded[0]}" if sharded else ""
-            self._memory = memory_of(Path(args.output_dir), obstacle)
+            self._callbacks, self._stepped = dict(state.stateful_callbacks), False
+            self._memory = memory_of(Path(args.output_dir), obstacle_to_copies(training["model"]))
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **training: Any) -> None:
+        self._copy(state, control, training)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **training: Any) -> None:
         self._saving.close()
+        self._copy(state, control, training)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **training: Any) -> Any:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if not self._inside:
             return control
         step, total = state.global_step, state.max_steps
@@ -123,21 +135,32 @@ class LauncherCallback(TrainerCallback):
             self._saving.enter_context(heartbeat.alive())
         if self._memory is not None:
             self._memory.loaded()
-        if not control.should_evaluate:  # else after the evaluation, which draws random numbers
-            self._copy(state, control, training)
+        self._stepped = True
         return control
 
     def _copy(self, state: Any, control: Any, training: Mapping[str, Any]) -> None:
-        if self._memory is None or not self._memory.due(state.global_step):
-            return
-        trainer = asdict(state)
-        trainer["stateful_callbacks"] = {**state.stateful_callbacks, type(control).__name__: control.state()}
-        kept: dict[str, Any] = {STATE: json.dumps(trainer), MODEL: training["model"].state_dict()}
+        # When the next step begins: an evaluation, its best value and the scheduler's step belong to the last one
+        if self._memory is not None and self._stepped and self._memory.due(state.global_step):
+            self._memory.keep(state.global_step, lambda: self._state(state, control, training), generators())
+        self._stepped = False
+
+    def _state(self, state: Any, control: Any, training: Mapping[str, Any]) -> dict[str, Any]:
+        # The same on all ranks: what they measure themselves is left out of the log
+        for entry in state.log_history[len(self._log) :]:
+            alike = {name: value for name, value in entry.items() if not name.endswith(MEASURED)}
+            self._log.append(json.dumps(alike, default=python_number))
+        others = {**self._callbacks, type(control).__name__: control.state()}
+        trainer = {**vars(state), "stateful_callbacks": others, "is_local_process_zero": True}
+        trainer |= {"is_world_process_zero": True, "log_history": []}
+        kept: dict[str, Any] = {
+            STATE: json.dumps(trainer, default=python_number), LOG: f"[{', '.join(self._log)}]",
+            MODEL: training["model"].state_dict(),
+        }  # fmt: skip
         for name, of in OBJECTS.items():
             item = training[of] if of in training else getattr(training["optimizer"], of, None)
             if item is not None:
                 kept[name] = item.state_dict()
-        self._memory.keep(state.global_step, kept, generators())
+        return kept
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saving.close()
@@ -156,14 +179,13 @@ class LauncherCallback(TrainerCallback):
         if self._inside and metrics:
             progress(state.global_step, state.max_steps, **numbers(metrics))
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **training: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         if self._inside:
             results = {name: each for name, each in (metrics or {}).items() if not name.endswith(NOT_METRICS)}
             self._evaluation = numbers(results)
             evaluated(
                 state.global_step, **{name.removeprefix("eval_"): each for name, each in self._evaluation.items()}
             )
-            self._copy(state, control, training)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saving.close()
@@ -174,28 +196,34 @@ class LauncherCallback(TrainerCallback):
             report(steps=state.global_step, **self._evaluation)
 
 
+def obstacle_to_copies(model: Any) -> str:
+    """Returns why a training can have no copies in memory; empty: it can."""
+    kind = AcceleratorState().distributed_type.value
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        return f"the training uses {kind}"
+    if any(isinstance(each, DTensor) for each in model.parameters()):
+        return "the model is divided over the ranks"
+    return ""
+
+
 def generators() -> dict[str, Any]:
     """Returns the state of this process's random number generators, as the Trainer saves it."""
     name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
     found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
+        found["cuda"] = torch.cuda.get_rng_state_all() if dist.is_initialized() else torch.cuda.get_rng_state()
     return found
 
 
 def files_of(kept: Kept) -> dict[str, Callable[[BinaryIO], object]]:
     """Returns what writes each file of a checkpoint of the Trainer, from a copy that `LauncherCallback` has made."""
-    files: dict[str, Callable[[BinaryIO], object]] = {}
-    for name, item in kept.state.items():
-        files[name] = partial(_write, item.encode()) if name == STATE else partial(torch.save, item)
-    return files
+    parts = dict(kept.state)
+    state = {**json.loads(parts.pop(STATE)), "log_history": json.loads(parts.pop(LOG))}
+    files: dict[str, Callable[[BinaryIO], object]] = {name: partial(torch.save, part) for name, part in parts.items()}
+    return {**files, STATE: lambda file: file.write(json.dumps(state).encode())}
 
 
 def own_file_of(kept: Kept) -> dict[str, Callable[[BinaryIO], object]]:
     """The same of the file that each rank has for itself."""
     rank = f"_{os.environ['RANK']}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     return {} if kept.rank_state is None else {f"rng_state{rank}.pth": partial(torch.save, kept.rank_state)}
-
-
-def _write(data: bytes, file: BinaryIO) -> None:
-    file.write(data)

@@ -108,7 +108,7 @@ def _met_for_sweep(run: Run, plan: JobPlan) -> tuple[Awaited, ...]:
         if found.get("after") != list(plan.after):
             return ()
         return tuple(Awaited(id=id_, condition=condition, state=state) for id_, condition, state in found["others"])
-    except (RunError, ValueError, KeyError):
+    except (RunError, ValueError, KeyError, TypeError, AttributeError):  # it is not what a point has written
         return ()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -63,3 +65,35 @@ def test_outside_of_a_run_the_callback_changes_nothing(framework: str, tmp_path:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert not [path for path in tmp_path.rglob("*") if "step" in path.name]
+
+
+def test_what_ranks_measure_themselves_does_not_make_their_copies_differ() -> None:
+    """Otherwise each rank would copy all of the model, and nothing could be loaded at another number of ranks."""
+    import numpy as np
+    import torch
+    from transformers import TrainerControl, TrainerState
+
+    from launcher.checkpoint.memory import Kept
+    from launcher.integrations.transformers import STATE, LauncherCallback, files_of
+
+    model = torch.nn.Linear(2, 1)
+    training = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    states = []
+    for rank in (0, 1):
+        state = TrainerState(global_step=7, is_world_process_zero=rank == 0, is_local_process_zero=rank == 0)
+        state.log_history = [{"loss": np.float32(0.5), "step": 5}, {"eval_loss": 1.0, "eval_runtime": rank + 0.1}]
+        state.stateful_callbacks = {"OfRank0": {"args": {}}} if rank == 0 else {}  # as after a save
+        callback = LauncherCallback()
+        states.append(callback._state(state, TrainerControl(), training))
+        state.log_history.append({"loss": 0.25, "step": 7})
+        states.append(callback._state(state, TrainerControl(), training))
+    first, longer, *others = ({name: each for name, each in one.items() if isinstance(each, str)} for one in states)
+    assert [first, longer] == others
+    written = io.BytesIO()
+    files_of(Kept(7, states[1], None, True, 0))[STATE](written)
+    restored = json.loads(written.getvalue())
+    assert restored["global_step"] == 7 and restored["log_history"][1:] == [
+        {"eval_loss": 1.0},
+        {"loss": 0.25, "step": 7},
+    ]
+    assert [*restored["stateful_callbacks"]] == ["TrainerControl"]

@@ -43,7 +43,9 @@ def test_a_training_that_is_killed_and_stopped_ends_with_the_weights_of_an_undis
     (run.path / "save").touch()
     saved = SAVED[framework].partition("{")[0]
     launcher.until(lambda: any((run.path / "checkpoints").glob(f"{saved}*")), "a save", timeout=60)
-    assert launcher.status()["state"] == "running"  # it has saved and goes on
+    saved_at = launcher.status()
+    assert saved_at["state"] == "running"  # it has saved and goes on
+    launcher.until(lambda: launcher.status()["step"] > saved_at["step"] + 1, "steps after the save", timeout=60)
     os.kill(process_of_rank(run, 1), signal.SIGKILL)
     launcher.until(lambda: goes_on(run), "steps of the ranks' second round", timeout=180)
     if framework in EVALUATION:

@@ -286,6 +286,7 @@ def trainer_life(it: Life, env: Env) -> dict[str, Any]:
     run = Settings(replace(CHECKPOINT, memory=1, peers=it.peers, timeout=20), run_dir=it.folder)
     memory = TrainerMemory(it.folder, run, env)
     folder = memory.files(
+        lambda: it.save_at,
         lambda kept: {"state.pt": partial(torch.save, kept.state)},
         lambda kept: {} if kept.rank_state is None else {f"own-{env.rank}.pt": partial(torch.save, kept.rank_state)},
     )
@@ -308,7 +309,7 @@ def trainer_life(it: Life, env: Env) -> dict[str, Any]:
         found["left"] = os.path.lexists(folder)
     for step in range(1, it.last + 1):
         weights = torch.full((SIZE,), float(step)) + (1000 * env.rank if it.kind == "single" else 0)
-        memory.keep(step, {"weights": weights, "step": step}, {"rank": env.rank})
+        memory.keep(step, lambda step=step, weights=weights: {"weights": weights, "step": step}, {"rank": env.rank})  # type: ignore[misc]
     memory._memory.wait()
     return found
 
@@ -336,3 +337,9 @@ def test_a_trainer_gets_no_files_of_different_states_at_another_number_of_ranks(
     assert [each.metrics["found"] for each in run_ranks(trainer_life, replace(first, round=1, last=0), 2, 2)] == [
         False
     ] * 2
+
+
+def test_a_trainer_gets_no_files_of_a_copy_that_is_no_newer_than_the_disk(first: Life) -> None:
+    run_ranks(trainer_life, first, 4, 2)
+    then = replace(first, round=1, last=0, save_at=5)
+    assert [each.metrics["found"] for each in run_ranks(trainer_life, then, 4, 2)] == [False] * 4

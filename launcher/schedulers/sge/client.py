@@ -278,7 +278,7 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
     """Parses the output of `qacct -j`; returns the records of each job, oldest first, by job id.
 
     Where a parallel environment has accounting_summary FALSE, each task that a job starts on a node has a record of its
-    own, before the job's. Only its times tell it from an execution of the job: it began and ended during the next one.
+    own, before the job's. Only its start tells it from an execution of the job: it is not before that of the next one.
     """
     found: dict[str, list[dict[str, str]]] = {}
     for block in re.split(r"^=+$", text, flags=re.MULTILINE):
@@ -292,13 +292,12 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
 
 def _of_job(times: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     executions: list[dict[str, str]] = []  # the newest first
-    begin = end = ""  # of the last of them
+    begin = ""  # of the last of them
     for record in reversed(times):
-        its_begin, its_end = (_moment(record.get(name, "")) for name in ("start_time", "end_time"))
-        in_parallel = record.get("granted_pe", "NONE") != "NONE"
-        if not (in_parallel and begin and begin <= its_begin <= its_end <= end):
+        its_begin = _moment(record.get("start_time", ""))
+        if not (record.get("granted_pe", "NONE") != "NONE" and begin and begin <= its_begin):
             executions.append(record)
-            begin, end = its_begin, its_end
+            begin = its_begin
     return executions[::-1]
 
 
