@@ -159,10 +159,14 @@ class RoundVerdict:
 
 
 def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:
-    """Returns the failure that caused a given one.
+    """Returns the failure that caused a given one: ranks that had exited with 0 too early, or itself.
 
-    If a rank has lost a peer, some ranks have exited with 0, and no stop was `asked` for (they may have saved), it is
-    RETURNED_EARLY of these ranks, and a retry would fail as well. Else it is the failure itself.
+    | failure | ranks that have exited with 0 | a stop request | result |
+    |---|---|---|---|
+    | a rank lost a peer | some | no | RETURNED_EARLY of these ranks; a retry would fail as well |
+    | a rank lost a peer | some | yes: they may have saved | the failure |
+    | a rank lost a peer | none | any | the failure |
+    | any other | any | any | the failure: it explains itself |
     """
     lost = failure.fault
     if failure.kind is not RoundEnd.LOST_PEER or asked or not done:

@@ -158,7 +158,15 @@ def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
-    """Returns one error, of the first of `kinds` that there is, for the errors of several ranks, which it names."""
+    """Returns one error for the errors of several ranks, which it names.
+
+    | errors | result |
+    |---|---|
+    | some are Misfit | Misfit |
+    | otherwise, some are Damaged | Damaged |
+    | otherwise, some are CannotRead | CannotRead |
+    | otherwise | CheckpointError |
+    """
     kinds = (Misfit, Damaged, CannotRead)
     kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
     chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}

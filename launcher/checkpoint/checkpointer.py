@@ -262,7 +262,11 @@ class Checkpointer:
     ) -> Loaded | None:
         """Restores the newest checkpoint or copy in memory, all of it, into `state`; each rank reads what it needs.
 
-        A damaged checkpoint is logged (event `passed_over`), renamed and kept, and an older one is used.
+        | the checkpoint | result |
+        |---|---|
+        | is torn, truncated, changed or not ours | logged (event `passed_over`), renamed, kept; an older one is used |
+        | cannot be read now | retried for `read_timeout` seconds, then CannotRead |
+        | is sound but does not fit | Misfit, since the user must decide whether to do without it |
 
         Args:
             state: as for `save`. Objects with `state_dict` and `load_state_dict` get what their state_dict returned at
