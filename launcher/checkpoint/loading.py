@@ -120,7 +120,10 @@ def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Keys, State
 def give(path: Keys, item: Stateful, state: dict[str, Any]) -> None:
     """Calls load_state_dict of the object at `path`; raises CheckpointError if it does not take the state."""
     try:
-        item.load_state_dict(state)
+        if isinstance(item, nn.Module) and (own := _own_state(item, state)) is not None:
+            item.load_state_dict(own, assign=True)
+        else:
+            item.load_state_dict(state)
     except Exception as error:
         raise CheckpointError(
             f"{dotted(path)} ({type(item).__name__}) does not take the state that was saved for it: "
@@ -128,6 +131,35 @@ def give(path: Keys, item: Stateful, state: dict[str, Any]) -> None:
         ) from error
     if isinstance(item, torch.optim.Optimizer):
         _keep_types(item, state)
+
+
+def _own_state(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    # The state of a module whose tensors are filled already, made of the module's own parameters and buffers; None if
+    # it is not, or something might replace them before they are assigned to the module. Without this, load_state_dict
+    # copies each tensor to itself; with a DTensor that takes milliseconds for each shape.
+    if (
+        type(module).load_state_dict is not nn.Module.load_state_dict
+        or torch.__future__.get_swap_module_params_on_conversion()
+    ):
+        return None
+    for part in module.modules():
+        hooks = [getattr(hook, "hook", hook) for hook in part._load_state_dict_pre_hooks.values()]
+        code = [type(part)._load_from_state_dict.__module__, *(getattr(hook, "__module__", "") for hook in hooks)]
+        if not all(name.startswith(("torch.nn.", "torch.distributed.")) for name in code):
+            return None
+    own: dict[str, Any] = {**dict(module.named_parameters(remove_duplicate=False))}
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    for name, value in state.items():
+        if isinstance(value, Tensor) and not (name in own and _is_same(own[name], value)):
+            return None
+    found = OrderedDict((name, own.get(name, value)) for name, value in state.items())
+    found._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    return found
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    here, there = local_part(one), local_part(other)
+    return one.shape == other.shape and here.data_ptr() == there.data_ptr() and here.dtype == there.dtype
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
