@@ -417,9 +417,16 @@ class _Agent:
         return NextRound(replace(history, round=history.round + 1), verdict.lost)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
-        old, new = ({member.index for member in rendezvous.members} for rendezvous in (before, now))
-        if old != new:
-            without, back = (tuple(self._places[index] for index in sorted(some)) for some in (old - new, new - old))
+        old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
+        if old.keys() != new.keys():
+            without, back = (
+                # the hosts that they have told: a scheduler may have spread its tasks in another order
+                tuple(
+                    replace(self._places[index], host=some[index].host, node=some[index].node_rank)
+                    for index in sorted(some.keys() - others.keys())
+                )
+                for some, others in ((old, new), (new, old))
+            )
             self._context.report_resized(Resized(
                 round=number, members=len(new), world_size=now.world_size, size=len(self._places), without=without,
                 back=back, spares=len(now.spares),

@@ -149,7 +149,7 @@ class Checkpointer:
         save = Save(step, began=began, compare=self._check_replicas and not self._compared)
         with save.keeps_faults():
             content = save.take(state, rank_state, extra or {}, metrics or {})
-            save.copying = self._staging.start(content.tensors)
+            save.copying = self._staging.start(content.tensors, still=still)
         self._save = save
         if still:
             with heartbeat.alive():

@@ -398,8 +398,10 @@ class MemoryCheckpoints:
                 try:
                     header = slot.header()
                     if header is not None and header.lineage != self._lineage:
-                        raise Damaged("it is of another training")
-                    if header is not None:
+                        lines.append(
+                            f"a copy in memory ({kind}, held by rank {self._env.rank}): it is of another training"
+                        )
+                    elif header is not None:
                         held.append(copies.Held(self._env.rank, kind, header))
                 except Damaged as error:
                     lines.append(f"a copy in memory ({kind}, held by rank {self._env.rank}): {error}")

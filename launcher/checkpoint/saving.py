@@ -54,15 +54,17 @@ class Staging:
     def __init__(self, buffers: Mapping[str, Tensor] | None = None) -> None:
         self._copies: dict[str, Tensor] = dict(buffers or {})
 
-    def start(self, tensors: Mapping[str, Tensor]) -> Copying:
+    def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
         """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
 
         On a GPU the copies have the values that the tensors have at this point of the current stream.
+        still: nothing changes the tensors until they are written: those contiguous in CPU memory are not copied.
         """
-        copied, total = {}, 0
+        copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
+        total = 0
         for name, tensor in tensors.items():
             size = local_part(tensor).nbytes
-            if size <= AT_ONCE and total + size <= AT_ONCE_ALL:
+            if name not in copied and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
                 total += size
                 copied[name] = self.copy(name, tensor)
         ready = {}
@@ -132,6 +134,11 @@ class Copying:
 
 def _pins(device: torch.device) -> bool:
     return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    here = local_part(tensor)
+    return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == here.nbytes
 
 
 def _streams_of(device: torch.device) -> Any:

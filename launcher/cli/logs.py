@@ -13,7 +13,7 @@ from launcher.runs.directory import Run
 from launcher.runs.lookup import find_either
 from launcher.runs.output import LineCollapser, Part, Stream, read, start_of, start_of_last
 
-QUIET = 2.0  # seconds without output after which the run's state is read; the scheduler is queried less often
+QUIET, MAX_QUIET = 2.0, 60.0  # seconds without output after which the run's state is read, then less and less often
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
         return 0
     from launcher.schedulers.query_cache import interval
 
-    active, polls = time.monotonic(), 0
+    active = asked = time.monotonic()
+    polls = asks = 0  # since the last output
     is_over: Callable[[], bool] | None = None
     last_mark: object = None
     bars, states = RunBars(sys.stdout), stream.states
@@ -58,9 +59,9 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
         sys.stdout.flush()
         now, mark = time.monotonic(), _attempt_mark(run)
         if printed or mark != last_mark:
-            active, polls = now, 0
-        if mark != last_mark or now - active >= QUIET:
-            last_mark = mark
+            active, polls, asks = now, 0, 0
+        if mark != last_mark or (now - active >= QUIET and now - asked >= interval(asks, 0.0, QUIET, MAX_QUIET)):
+            last_mark, asked, asks = mark, now, asks + 1
             is_over = is_over or _is_over(run)  # after the first output, since it imports the scheduler's client
             if is_over():
                 bars.clear()

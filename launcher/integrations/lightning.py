@@ -103,7 +103,8 @@ class LauncherCallback(Callback):
     def __init__(self, folder: str | os.PathLike[str] | None = None, keep: int = 2) -> None:
         """
         Args:
-            folder: directory for this callback's checkpoints; None: `checkpoint_dir()`.
+            folder: directory for this callback's checkpoints; None: `checkpoint_dir()`. Copies in memory belong to it:
+                `last_checkpoint` of another folder gives none.
             keep: how many of this callback's newest checkpoints to keep.
         """
         self._inside = current_attempt() is not None

@@ -34,7 +34,6 @@ Writers = Mapping[str, Callable[[BinaryIO], object]]  # what writes each file, b
 FilesOf = Callable[[Kept], Writers]  # the files to be made of a copy
 
 _current: TrainerMemory | None = None  # that of the training which this process does
-_asked: Path | None = None  # the folder of which `last_checkpoint` was asked last
 
 
 class TrainerMemory:
@@ -145,11 +144,10 @@ def memory_of(folder: Path, obstacle: str = "") -> TrainerMemory | None:
     """Returns this process's copies in memory; None: there are none (checkpoint.memory=0, or not in a run).
 
     All ranks must call it. If they have no process group, they have one afterwards, which the trainer uses.
-    folder: that of the trainer's checkpoints, unless `last_checkpoint` was asked for those of another one.
+    folder: that of the trainer's checkpoints, to which the copies belong.
     obstacle: why this training cannot have any, which is logged if it should have some; empty: it can.
     """
     global _current
-    folder = folder if _asked is None else _asked
     run = settings()
     if run.run_dir is None or run.checkpoint.memory == 0:
         return None
@@ -172,8 +170,6 @@ def copied(
     folder: Path, on_disk: Callable[[], int | None], shared: FilesOf, own: FilesOf = lambda _: {}
 ) -> Path | None:  # fmt: skip
     """Returns `TrainerMemory.files` if this attempt has started its ranks again, else None. All ranks must call it."""
-    global _asked
-    _asked = folder
     if os.environ.get("LAUNCHER_ROUND", "0") == "0":
         return None
     memory = memory_of(folder)

@@ -108,7 +108,7 @@ class LauncherCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **training: Any) -> None:
         if self._inside:
             stop.listen().take_signals()
-            self._callbacks, self._stepped = dict(state.stateful_callbacks), False
+            self._callbacks, self._stepped, self._log = dict(state.stateful_callbacks), False, []
             self._memory = memory_of(Path(args.output_dir), obstacle_to_copies(training["model"]))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **training: Any) -> None:

@@ -48,7 +48,7 @@ from launcher.submission.dependencies import (
 ELSEWHERE = 10  # exit code
 RECHECK_TIME = 60.0  # seconds for which an uncertain state is read again: shared file systems show changes late
 FIRST, LONGEST = 2.0, 10.0  # seconds between two polls
-MET = "conditions-met"  # file in a sweep: what its points wait for, and the states with which the first one started
+MET = "conditions-met"  # file in a sweep: when a point started last, what it waited for, and the states that it found
 
 
 def main() -> int:
@@ -80,7 +80,9 @@ def _wait(attempt: Attempt) -> int:
             if run.is_point:
                 states = [[each.id, each.condition, each.state] for each in others]
                 with contextlib.suppress(OSError):  # then the other points look for themselves
-                    run_files.write(run.path.parent / MET, json.dumps({"after": plan.after, "others": states}))
+                    run_files.write(
+                        run.path.parent / MET, json.dumps({"time": time.time(), "after": plan.after, "others": states})
+                    )
             return errors.DONE
         if decision is StartDecision.NEVER and not doubtful:
             fault = Fault(code=FaultCode.CONDITION_FAILED, host=os.uname().nodename, error=why)
@@ -100,12 +102,12 @@ def _wait(attempt: Attempt) -> int:
 
 
 def _met_for_sweep(run: Run, plan: JobPlan) -> tuple[Awaited, ...]:
-    # What another point of the sweep waited for, and found: so that 10,000 points do not read 10,000 points each
+    # What another point of the sweep has found a moment ago: so that 10,000 points do not read 10,000 points each
     if not run.is_point:
         return ()
     try:
         found = json.loads(unwrap(read_text(run.path.parent / MET)) or "{}")
-        if found.get("after") != list(plan.after):
+        if found["after"] != list(plan.after) or abs(time.time() - found["time"]) > RECHECK_TIME:
             return ()
         return tuple(Awaited(id=id_, condition=condition, state=state) for id_, condition, state in found["others"])
     except (RunError, ValueError, KeyError, TypeError, AttributeError):  # it is not what a point has written

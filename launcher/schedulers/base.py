@@ -439,8 +439,10 @@ class FolderQueue(Queue):
     The results have the types that `Scheduler` and `Queue` say.
     """
 
+    folder: ClassVar[str]  # the package of these modules, also for a site's own class that is derived from this one
+
     def _module(self, name: str) -> Any:
-        return importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")
+        return importlib.import_module(f"{self.folder}.{name}")
 
     def options(self, values: Mapping[str, Any]) -> Any:
         return self._module("script").extra_options(values)

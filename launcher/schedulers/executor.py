@@ -203,7 +203,7 @@ class RunExecutor(OwnSubmission):
         self._submitting = submitting or (lambda: run.journal(Submitting(token=token, by_hand=by_hand)))
         self._blocking_jobs, self._by_hand = blocking_jobs, by_hand
         self.command = ""
-        if plan.queued:
+        if plan.queued and self.job_class is core.PicklingExecutor.job_class:
             self.job_class = job_class(plan.cluster.scheduler)
 
     def _num_tasks(self) -> int:
@@ -363,7 +363,16 @@ def begun(elements: Sequence[Run]) -> str | None:
 # -- Runs job scripts as processes of this machine: with simulated nodes, or inside an existing allocation
 
 
+class _NoWatcher(core.InfoWatcher):
+    # Without a query: a local job's state is read from its process
+
+    def update(self) -> None:
+        pass
+
+
 class LocalJob(core.Job[Any]):
+    watcher = _NoWatcher()
+
     @property
     def _process(self) -> Process | None:
         return process_of(Run(Path(self.paths.folder).parent))

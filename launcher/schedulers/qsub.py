@@ -247,6 +247,8 @@ class OptionNames:
                 raise ConfigError(f"the qsub option -{option} cannot be among the directives: {self.taken[option]}")
             if not self.pattern.fullmatch(option):
                 raise ConfigError(f"directives: {option!r} is not the {self.kind} of a qsub option")
+            if value == "":
+                raise ConfigError(f"directives: {option!r} has an empty text: `true` is for an option without a value")
             if value is True:
                 extra.append((option, ""))
             elif value is not None and value is not False:

@@ -22,6 +22,7 @@ SET_ANEW = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
 
 
 class PBSScheduler(QsubScheduler):
+    folder = __name__.rpartition(".")[0]
     name = "pbs"
     title = "PBS"
     template = "qsub.sh.j2"

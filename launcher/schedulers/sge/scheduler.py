@@ -28,6 +28,7 @@ AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
 class SGEScheduler(QsubScheduler):
+    folder = __name__.rpartition(".")[0]
     name = "sge"
     title = "Grid Engine"
     requeues = True

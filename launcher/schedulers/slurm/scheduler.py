@@ -35,6 +35,7 @@ ASKED_FOR = 10.0  # seconds for which an ending job asks again if squeue gives n
 
 
 class SlurmScheduler(FolderQueue):
+    folder = __name__.rpartition(".")[0]
     name = "slurm"
     title = "Slurm"
     requeues = True

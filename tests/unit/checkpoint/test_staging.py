@@ -85,3 +85,11 @@ def test_a_copy_on_another_devices_stream_is_seen_by_the_fake(fake: FakeCuda) ->
         event.record()
     event.synchronize()
     assert target.tolist() == [1.0] * 3
+
+
+def test_what_nothing_changes_is_not_copied() -> None:
+    """A save at the stop of a training on CPUs must not need the memory of its state once more."""
+    whole = torch.zeros(LARGE)
+    state = {"whole": whole, "part": whole[1:], "small": torch.zeros(3)}
+    saved = Staging().start(state, still=True).finish(list(state))
+    assert {name for name in state if saved[name].data_ptr() == state[name].data_ptr()} == {"whole", "small"}

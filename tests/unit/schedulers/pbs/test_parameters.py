@@ -91,6 +91,7 @@ def test_parameters_are_read_in_the_users_words(given: dict[str, Any], fields: d
         *(({name: "module load x"}, f"{name}='module load x': it must be a list")
           for name in ("setup", "teardown", "mpiexec")),
         ({"directives": {"mm": "a"}}, "directives: 'mm' is not the letter of a qsub option"),
+        ({"directives": {"m": ""}}, "directives: 'm' has an empty text: `true` is for an option without a value"),
         ({"resources": {"a": "x y"}}, "a='x y' cannot be a resource of a job"),
         ({"filesystems": "home,eagle"}, "filesystems='home,eagle' cannot be a resource of a job"),
     ],

@@ -46,6 +46,7 @@ def test_a_script_asks_for_what_its_parameters_say(given: dict[str, Any], lines:
         ({"mem": "1G"}, "mem: name the site's resource for memory (sge_mem_resource=h_vmem"),
         ({"directives": {"t": "1-3"}}, "the qsub option -t cannot be among the directives: the array is"),
         ({"directives": {"m x": "n"}}, "'m x' is not the name of a qsub option"),
+        ({"directives": {"m": ""}}, "'m' has an empty text"),
         ({"resources": {"h_rt": 5}}, "h_rt=5 cannot be among the resources of the job"),
         ({"setup": "module load x"}, "setup='module load x': it must be a list"),
     ],
