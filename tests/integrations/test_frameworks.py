@@ -51,7 +51,8 @@ def test_a_training_that_is_killed_and_stopped_ends_with_the_weights_of_an_undis
     if framework in EVALUATION:
         (restored,) = [event for event in run.attempts()[0].events() if event["event"] == "restored"]
         assert restored["memory"] and restored["redone"] <= 1
-        assert not list((tmp_path / "tmp").glob("launcher-memory-*"))  # the files that the trainer has loaded
+        files = lambda: list((tmp_path / "tmp").glob("launcher-memory-*"))  # noqa: E731  which the trainer has loaded
+        launcher.until(lambda: not files(), "the end of the files of the copies", timeout=30)
     (run.path / "stop").touch()
     assert launcher("wait", "elastic", "-q").returncode == 75
     (stop,) = [event for event in run.attempts()[0].events() if event["event"] == "stop"]
