@@ -420,7 +420,7 @@ class _Agent:
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
         if old.keys() != new.keys():
             without, back = (
-                # the hosts that they have told: a scheduler may have spread its tasks in another order
+                # the hosts that they reported: a scheduler may have spread its tasks in another order
                 tuple(
                     replace(self._places[index], host=some[index].host, node=some[index].node_rank)
                     for index in sorted(some.keys() - others.keys())

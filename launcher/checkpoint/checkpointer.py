@@ -25,13 +25,13 @@ from launcher.checkpoint.agreement import Peers, SavesFail, one_line
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
 from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, refuse
-from launcher.checkpoint.memory import InMemory, MemoryCheckpoints
+from launcher.checkpoint.memory import InMemory, MemoryCheckpoints, restored
 from launcher.checkpoint.saving import Final, Save, Staging, Writer
 from launcher.checkpoint.state import facts, merge, step_number
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.worker import devices, heartbeat, rank_report
+from launcher.worker import devices, heartbeat
 from launcher.worker.process_group import Env
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
@@ -339,7 +339,7 @@ class Checkpointer:
                     self._folder.continue_from(manifest)
                     if self._memory is not None:
                         self._memory.keep_only(None)
-                    self._report_restored(loaded, began)
+                    self._events(restored(loaded.step, began, memory=False))
                     return loaded
                 if self._verify and manifest.torch != torch.__version__:
                     raise Misfit(
@@ -371,19 +371,11 @@ class Checkpointer:
             if loaded is not None:
                 self._peers.on_all(opened.restore)
                 memory.keep_only(source)
-                self._report_restored(loaded, began, received=source.moved)
+                self._events(restored(loaded.step, began, memory=True, received=source.moved))
                 return loaded
             memory.report(problems, source.step)
             memory.reject(source)
         return None
-
-    def _report_restored(self, loaded: Loaded, began: float, *, received: int = 0) -> None:
-        self._events(
-            events.Restored(
-                step=loaded.step, memory=loaded.path is None, redone=rank_report.redone(loaded.step),
-                seconds=round(time.perf_counter() - began, 4), received=received,
-            )
-        )  # fmt: skip
 
     def _fill(self, opened: Opened, wanted: LoadTarget) -> tuple[list[str], Loaded | None]:
         # Returns what is wrong with it, or what `load` returns once the objects are restored; raises Misfit

@@ -350,30 +350,28 @@ class MemoryCheckpoints:
             if problems := self.fetch(source):
                 self.report(problems, source.step)
                 continue
-            opened: list[tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]] = []
-            shared = source.mode == copies.WHOLE
+            found: list[Kept] = []
             try:
-                self.group.on_all(partial(self._take, source, opened))
+                self.group.on_all(partial(self._take, source, found))
             except CheckpointError as error:
                 self.report([str(error)], source.step)
                 self.reject(source)
                 continue
             self.keep_only(source)
-            ((index, tensors, rank_state),) = opened
-            has = self.leads or not shared
-            state = nested(tensors, index["paths"], index["values"], index["lists"]) if has else {}
-            return Kept(source.step, state, rank_state, shared, source.moved)
+            return found[0]
         return None
 
-    def _take(self, source: copies.Source, opened: list[Any]) -> None:
-        # Appends what `opened` returns, with tensors of their own: torch.save would write all of the memory for each
+    def _take(self, source: copies.Source, found: list[Kept]) -> None:
         index, tensors, rank_state = self.opened(source)
-        if source.mode == copies.WHOLE and not self.leads:
-            tensors = {}
-        several = 1 if source.mode == copies.WHOLE else self._env.local_world_size
-        if why := copies.shortage(2 * several * sum(each.nbytes for each in tensors.values()), self._free()):
-            raise CheckpointError(why)
-        opened.append((index, {name: tensor.clone() for name, tensor in tensors.items()}, rank_state))
+        shared, state = source.mode == copies.WHOLE, {}
+        if self.leads or not shared:
+            needed = 2 * sum(each.nbytes for each in tensors.values()) * (1 if shared else self._env.local_world_size)
+            if why := copies.shortage(needed, self._free()):
+                raise CheckpointError(why)
+            # tensors of their own: torch.save would write all of the memory for each
+            own = {name: tensor.clone() for name, tensor in tensors.items()}
+            state = nested(own, index["paths"], index["values"], index["lists"])
+        found.append(Kept(source.step, state, rank_state, shared, source.moved))
 
     def find(self, least: int) -> tuple[copies.Source | None, list[str]]:
         """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""
@@ -497,6 +495,10 @@ class MemoryCheckpoints:
         own = None if rank is None else self.part(copies.OWN, rank, source)[0]["rank_state"]
         return *self.part(copies.REPLICA, None, source), own
 
+    def report_restored(self, kept: Kept, began: float) -> None:
+        """Records on rank 0 that the ranks continue from what `newest` has returned; began: by perf_counter()."""
+        self._events(restored(kept.step, began, memory=True, received=kept.received))
+
     def report(self, problems: Sequence[str], step: int | None = None) -> None:
         """Logs and records on rank 0 why copies are not used."""
         if problems and self._env.rank == 0:
@@ -576,6 +578,14 @@ class InMemory(Opened):
             if error is not None:
                 raise error
         return [f"{name} is incomplete" for name, count in left.items() if count]
+
+
+def restored(step: int, began: float, *, memory: bool, received: int = 0) -> events.Restored:
+    """Returns the event of a training that continues after `step`; began: when its loading did, by perf_counter()."""
+    seconds = round(time.perf_counter() - began, 4)
+    return events.Restored(
+        step=step, memory=memory, redone=rank_report.redone(step), seconds=seconds, received=received
+    )  # fmt: skip
 
 
 def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:

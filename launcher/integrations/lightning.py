@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
-from launcher.integrations.memory import FilesOf, TrainerMemory, copied, memory_of
+from launcher.integrations.memory import FilesOf, TrainerMemory, copied, generators, memory_of
 from launcher.runs.event_writer import current_attempt
 from launcher.worker import heartbeat, process_group, stop
 
@@ -128,13 +128,7 @@ class LauncherCallback(Callback):
             return
         stop.listen().take_signals()  # after Lightning's own handlers, so that they do not replace these
         self._step, self._total = trainer.global_step, total_steps(trainer)
-        kind = type(trainer.strategy)
-        obstacle = (
-            "" if kind in (DDPStrategy, SingleDeviceStrategy) else f"the strategy is {kind.__name__}, and not ddp"
-        )
-        if any(hasattr(each, "consolidate_state_dict") for each in trainer.optimizers):
-            obstacle = "the state of an optimizer is divided over the ranks"
-        self._memory = memory_of(self._folder, obstacle)
+        self._memory = memory_of(self._folder, partial(obstacle_to_copies, trainer))
         if trainer.fit_loop.restarting:
             of_all = len(self._generators) == trainer.world_size
             then = self._generators[trainer.global_rank] if of_all else None
@@ -233,6 +227,14 @@ class LauncherCallback(Callback):
     on_test_start, on_test_batch_end, on_test_end = on_validation_start, on_validation_batch_end, on_validation_end
 
 
+def obstacle_to_copies(trainer: Any) -> str:
+    """Returns why a training can have no copies in memory; empty: it can."""
+    kind = type(trainer.strategy)
+    if any(hasattr(each, "consolidate_state_dict") for each in trainer.optimizers):
+        return "the state of an optimizer is divided over the ranks"
+    return "" if kind in (DDPStrategy, SingleDeviceStrategy) else f"the strategy is {kind.__name__}, and not ddp"
+
+
 def validates(trainer: Any) -> bool:
     """Returns whether a validation follows this training batch; the same on all ranks."""
     loop: Any = trainer.fit_loop
@@ -287,15 +289,6 @@ def all_generators() -> list[Any]:
     """Returns each rank's random number state, in types that torch.load(weights_only=True) accepts. Collective."""
     mine = generators()
     return process_group.all_gather(mine) if dist.is_initialized() and dist.get_world_size() > 1 else [mine]
-
-
-def generators() -> dict[str, Any]:
-    """Returns the state of this process's random number generators: Python's, NumPy's, torch's, and the GPU's."""
-    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
-    found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
 
 
 def set_generators(state: Mapping[str, Any]) -> None:

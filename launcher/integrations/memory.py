@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -16,17 +17,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
 from launcher import processes
 from launcher.checkpoint.format import CheckpointError
 from launcher.checkpoint.memory import Kept, MemoryCheckpoints
 from launcher.formatting import log_line
-from launcher.runs import events
-from launcher.runs.event_writer import Events, current_attempt
-from launcher.worker import process_group, rank_report, stop
+from launcher.worker import process_group, stop
 from launcher.worker.process_group import Env
 from launcher.worker.stop import Settings, settings
 
@@ -96,12 +97,7 @@ class TrainerMemory:
         self.given = replace(kept, state={})
         if self._env.rank == 0:
             log_line(f"continues after step {kept.step} (copies in memory)", sys.stdout)
-            Events(current_attempt(), "checkpoint")(
-                events.Restored(
-                    step=kept.step, memory=True, redone=rank_report.redone(kept.step),
-                    seconds=round(time.perf_counter() - began, 4), received=kept.received,
-                )
-            )  # fmt: skip
+        self._memory.report_restored(kept, began)
         return self._folder
 
     def _write(self, writers: Writers) -> Path:
@@ -140,17 +136,18 @@ class TrainerMemory:
         self._memory.close()
 
 
-def memory_of(folder: Path, obstacle: str = "") -> TrainerMemory | None:
+def memory_of(folder: Path, find_obstacle: Callable[[], str] = str) -> TrainerMemory | None:
     """Returns this process's copies in memory; None: there are none (checkpoint.memory=0, or not in a run).
 
     All ranks must call it. If they have no process group, they have one afterwards, which the trainer uses.
     folder: that of the trainer's checkpoints, to which the copies belong.
-    obstacle: why this training cannot have any, which is logged if it should have some; empty: it can.
+    find_obstacle: returns why this training cannot have any, which is logged; empty: it can.
     """
     global _current
     run = settings()
     if run.run_dir is None or run.checkpoint.memory == 0:
         return None
+    obstacle = find_obstacle()
     if not obstacle and dist.is_initialized() and dist.get_backend() == "mpi":
         obstacle = "workload.backend=mpi"
     if _current is not None and (obstacle or _current.training != os.path.abspath(folder)):
@@ -174,3 +171,12 @@ def copied(
         return None
     memory = memory_of(folder)
     return None if memory is None else memory.files(on_disk, shared, own)
+
+
+def generators() -> dict[str, Any]:
+    """Returns the state of this process's random number generators: Python's, NumPy's, torch's, and the GPU's."""
+    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
+    found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found

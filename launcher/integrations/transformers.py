@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -27,7 +25,7 @@ from launcher import errors, evaluated, progress, report
 from launcher.checkpoint.memory import Kept
 from launcher.checkpoint.state import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
-from launcher.integrations.memory import TrainerMemory, copied, memory_of
+from launcher.integrations.memory import TrainerMemory, copied, generators, memory_of
 from launcher.runs.event_writer import current_attempt
 from launcher.torch_compat import DTensor
 from launcher.worker import heartbeat, stop
@@ -109,7 +107,7 @@ class LauncherCallback(TrainerCallback):
         if self._inside:
             stop.listen().take_signals()
             self._callbacks, self._stepped, self._log = dict(state.stateful_callbacks), False, []
-            self._memory = memory_of(Path(args.output_dir), obstacle_to_copies(training["model"]))
+            self._memory = memory_of(Path(args.output_dir), partial(obstacle_to_copies, training["model"]))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **training: Any) -> None:
         self._copy(state, control, training)
@@ -141,7 +139,7 @@ class LauncherCallback(TrainerCallback):
     def _copy(self, state: Any, control: Any, training: Mapping[str, Any]) -> None:
         # When the next step begins: an evaluation, its best value and the scheduler's step belong to the last one
         if self._memory is not None and self._stepped and self._memory.due(state.global_step):
-            self._memory.keep(state.global_step, lambda: self._state(state, control, training), generators())
+            self._memory.keep(state.global_step, lambda: self._state(state, control, training), own_generators())
         self._stepped = False
 
     def _state(self, state: Any, control: Any, training: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,12 +204,12 @@ def obstacle_to_copies(model: Any) -> str:
     return ""
 
 
-def generators() -> dict[str, Any]:
+def own_generators() -> dict[str, Any]:
     """Returns the state of this process's random number generators, as the Trainer saves it."""
-    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
-    found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state_all() if dist.is_initialized() else torch.cuda.get_rng_state()
+    found = generators()
+    found["cpu"] = found.pop("torch")
+    if "cuda" in found and dist.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state_all()
     return found
 
 

@@ -24,7 +24,7 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
-from launcher.files.shared_files import read_text, unwrap
+from launcher.files.shared_files import read_json, unwrap
 from launcher.job.requeue import resubmit
 from launcher.monitoring.run_status import JobMonitor, forget, queries, status_of
 from launcher.monitoring.state import RunState
@@ -106,11 +106,11 @@ def _met_for_sweep(run: Run, plan: JobPlan) -> tuple[Awaited, ...]:
     if not run.is_point:
         return ()
     try:
-        found = json.loads(unwrap(read_text(run.path.parent / MET)) or "{}")
-        if found["after"] != list(plan.after) or abs(time.time() - found["time"]) > RECHECK_TIME:
+        found = unwrap(read_json(run.path.parent / MET))
+        if not found or found["after"] != list(plan.after) or abs(time.time() - found["time"]) > RECHECK_TIME:
             return ()
         return tuple(Awaited(id=id_, condition=condition, state=state) for id_, condition, state in found["others"])
-    except (RunError, ValueError, KeyError, TypeError, AttributeError):  # it is not what a point has written
+    except (RunError, ValueError, KeyError, TypeError):  # it is not what a point has written
         return ()
 
 
