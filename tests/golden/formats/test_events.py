@@ -25,8 +25,9 @@ from launcher.agent.preflight import Preflight, PreflightVerdict
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
 from launcher.attach import node_session
 from launcher.binding.hardware import Gpu, Nic
-from launcher.checkpoint.checkpointer import Checkpointer, Loaded
+from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
+from launcher.checkpoint.memory import restored
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import (
     AgentPhase,
@@ -268,7 +269,7 @@ def test_checkpoints(environment: directory.Attempt, tmp_path: Path, monkeypatch
     with pytest.raises(CheckpointError):
         other.close()
     monkeypatch.setenv(rank_report.REACHED, "4")
-    other._report_restored(Loaded(3, None, {}, {}, None, 1, {}), 0.0, received=2)
+    other._events(restored(3, 0.0, memory=True, received=2))
     frozen("checkpoints", tmp_path)
 
 
