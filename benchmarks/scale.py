@@ -24,8 +24,8 @@ def once() -> dict[str, float]:
     """Does each part once in this process; returns the milliseconds: "derive", "import" (with jinja2), "jinja2" and
     "render"."""
     from launcher.config.schema import Cluster, Collective, Config, Launch
+    from launcher.plan.build import PlanFacts
     from launcher.schedulers import topology
-    from launcher.spec.build import PlanFacts
     from launcher.submission.prepare import make_plan
 
     srun = {

@@ -27,10 +27,10 @@ from typing import Any
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, medians, parse, python, report, stand_ins
 from launcher.files.run_files import write
+from launcher.plan.plan import from_dict
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.spec.plan import from_dict
 
 STEPS = 4690  # steps of each training
 STAND_INS = {

@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from launcher.checkpoint.resumable import Resumable
     from launcher.errors import ConfigError
     from launcher.monitoring.state import RunState
+    from launcher.plan.workload_hook import WorkloadHook
     from launcher.remote.run import RemoteRun
     from launcher.schedulers.topology import Topology, TopologyError
-    from launcher.spec.workload_hook import WorkloadHook
     from launcher.worker.global_batch import GlobalBatchSampler
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
     from launcher.worker.stop import should_stop, stopping
@@ -90,7 +90,7 @@ _MODULES = {
     "RunState": "launcher.monitoring.state",
     "Topology": "launcher.schedulers.topology",
     "TopologyError": "launcher.schedulers.topology",
-    "WorkloadHook": "launcher.spec.workload_hook",
+    "WorkloadHook": "launcher.plan.workload_hook",
     "find": "launcher.api",
     "prepare": "launcher.api",
     "should_stop": "launcher.worker.stop",

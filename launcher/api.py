@@ -30,7 +30,7 @@ from launcher.sweeps import control
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
     from launcher.submission.resume import Ready
 
 Overrides = str | Sequence[str] | Mapping[str, Any]

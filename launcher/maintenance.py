@@ -38,6 +38,7 @@ from launcher.monitoring.run_status import (
     status_of,
 )
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
+from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import TOKEN, Run, token_of
 from launcher.runs.history import read_history
@@ -47,7 +48,6 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobOrigin, Queries, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import SharedSnapshot
-from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import FOLLOWERS
 
 REMOVED = ".removed-"  # prefix that a directory gets before its files are deleted

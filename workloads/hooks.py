@@ -18,7 +18,7 @@ from workloads.keys import check_group_ranks, members_of, parse_groups, parse_se
 
 if TYPE_CHECKING:
     from launcher.config.schema import P2P, Collective, Config, DDPMnist, FSDPLm, Workload
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 # -- The benchmarks

@@ -39,13 +39,13 @@ from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDev
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, Unbound, UnboundReason
 from launcher.files.shared_files import is_transient
+from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
 from launcher.runs import directory, health, history, saves
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, StartLimit
 from launcher.schedulers import topology
-from launcher.spec.plan import NIC, JobPlan
 from launcher.worker import debugger, devices, hangs, rank_report
 from launcher.worker.devices import OWN_CORES, torch_build
 from launcher.worker.hangs import Recorders

@@ -26,6 +26,7 @@ from launcher.failures.codes import CheckCode, FaultCode, PreflightReason, Prefl
 from launcher.failures.text import signal_name
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, placements
 from launcher.runs import directory
@@ -42,7 +43,6 @@ from launcher.runs.events import (
 )
 from launcher.runs.health import preflight_lines
 from launcher.schedulers import registry
-from launcher.spec.plan import JobPlan
 
 
 @dataclass(frozen=True)

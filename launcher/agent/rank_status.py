@@ -23,13 +23,13 @@ from launcher.binding import hardware
 from launcher.failures import text
 from launcher.files.json_types import as_json
 from launcher.formatting import log_line
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import GpusUnused, Pace, Resized, SlowRank
 from launcher.runs.health import StragglerSearch
-from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.hangs import RankActivity, Recorders, StepWatch
 from launcher.worker.heartbeat import Pulse, Sign

@@ -29,12 +29,12 @@ from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
 from launcher.files.shared_files import Ok, exists
 from launcher.formatting import log_line
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import event_file, events
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.time_left import time_left
-from launcher.spec.plan import JobPlan
 from launcher.worker.heartbeat import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow

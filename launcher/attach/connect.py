@@ -24,12 +24,12 @@ from launcher.attach.node_session import HELLO, SECRET, SERVED, data_message, da
 from launcher.errors import RunError
 from launcher.files.shared_files import NOT_ON_PATH
 from launcher.own_module import own_module
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.rendezvous.protocol import find_leader
 from launcher.runs.directory import Attempt
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
-from launcher.spec.plan import JobPlan
 
 REPLY_TIMEOUT = 15.0  # seconds for the agents' replies; the leading agent looks for requests every second
 EXIT_TIMEOUT = 5.0  # seconds for srun to exit by itself, and once more after SIGTERM, which it only forwards

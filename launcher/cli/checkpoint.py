@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from launcher.checkpoint.format import Manifest
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 def run(arguments: Namespace) -> int:

@@ -166,7 +166,7 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
     if name == "NAME" and command == "doctor":
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":
-        from launcher.spec import workload_hook
+        from launcher.plan import workload_hook
 
         return _starting(workload_hook.data_sets_of_all()[0], word)
     return []
@@ -258,7 +258,7 @@ def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
     if key in GROUPS:
         return choices(key)
     if key == "track":
-        from launcher.spec.build import TRACKERS
+        from launcher.plan.build import TRACKERS
 
         return list(TRACKERS)
     if key == "cluster.scheduler":

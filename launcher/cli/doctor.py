@@ -19,9 +19,9 @@ from launcher.errors import ConfigError
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.formatting import plural
 from launcher.paths import user_config_dir
+from launcher.plan import workload_hook
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Queue, Scheduler
-from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from argparse import Namespace

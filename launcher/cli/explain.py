@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from launcher.diagnose.findings import EndedAttempt, Findings
     from launcher.monitoring.run_status import RunStatus
+    from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
     from launcher.schedulers.pending import Option
-    from launcher.spec.plan import JobPlan
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
 TRIED_AT_ONCE = 3  # changes that are tried for a run that was just submitted: another size, time or queue

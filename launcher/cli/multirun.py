@@ -19,11 +19,11 @@ from launcher.config.search_space import size
 from launcher.errors import FAILED, ConfigError, LauncherError
 from launcher.formatting import plural, ranges
 from launcher.monitoring.sweep import point_statuses
+from launcher.plan import limits
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import too_many
-from launcher.spec import limits
 from launcher.submission import render
 from launcher.sweeps import prepare
 from launcher.sweeps.prepare import RequestedPoint, prepare_search, prepare_sweep, representatives, with_search_defaults

@@ -405,7 +405,7 @@ def of_data(parser: Parser) -> None:
     """Show which data sets are on this machine; with `fetch NAME`, download one."""
     parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
     parser.add("action", nargs="?", metavar="fetch", help="download the data set NAME, and verify its checksums")
-    from launcher.spec import workload_hook
+    from launcher.plan import workload_hook
 
     known = ", ".join(workload_hook.data_sets_of_all()[0])
     parser.add("name", nargs="?", metavar="NAME", help=f"the data set: {known}")

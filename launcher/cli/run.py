@@ -15,9 +15,9 @@ from launcher.config.keys import all_keys
 from launcher.config.scheduler_table import OURS, settings_class
 from launcher.errors import ConfigError, near
 from launcher.own_module import program
+from launcher.plan.build import name_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
-from launcher.spec.build import name_of
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace

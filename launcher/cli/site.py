@@ -21,18 +21,18 @@ from launcher.errors import FAILED, ConfigError, LauncherError, RunError, near
 from launcher.formatting import rough_size
 from launcher.own_module import program
 from launcher.paths import resource
+from launcher.plan import workload_hook
 from launcher.remote.clusters import remote_clusters
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.schedulers.site import described_schedulers
-from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
+    from launcher.plan.workload_hook import KnownDataSet, Progress
     from launcher.schedulers.site import Site
-    from launcher.spec.workload_hook import KnownDataSet, Progress
 
 TIMEOUT = 20.0  # seconds for one query to a scheduler
 POOLS = ("partition", "queue")

@@ -27,11 +27,11 @@ from launcher.config.keys import all_keys, opened
 from launcher.config.schema import MISSING, Program
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource
+from launcher.plan import limits
+from launcher.plan.plan import member_plan, race_token
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
-from launcher.spec import limits
-from launcher.spec.plan import member_plan, race_token
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from launcher.cli.multirun import Multirun
     from launcher.config.compose import Composed
+    from launcher.plan.plan import JobPlan
     from launcher.runs.output import Stream
-    from launcher.spec.plan import JobPlan
     from launcher.submission.prepare import Prepared
     from launcher.submission.resume import Ready
     from launcher.submission.submit import SubmittedRun

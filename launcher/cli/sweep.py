@@ -44,6 +44,7 @@ from launcher.monitoring.sweep import (
     summary,
 )
 from launcher.paths import default_runs_dir
+from launcher.plan import build
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_sweeps, find_sweep
 from launcher.runs.sweep_directory import (
@@ -58,7 +59,6 @@ from launcher.runs.sweep_directory import (
     values_of,
 )
 from launcher.search.progress import described, look, rung_lines, rungs_of
-from launcher.spec import build
 from launcher.units import parse_ranges
 
 if TYPE_CHECKING:
@@ -442,7 +442,7 @@ def _write_csv(
 
 
 def _rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool) -> int:
-    from launcher.spec import limits
+    from launcher.plan import limits
     from launcher.submission.resume import secrets_again
     from launcher.sweeps import control
 

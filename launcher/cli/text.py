@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from launcher.monitoring.run_status import RunStatus
     from launcher.monitoring.sweep import PointStatus
+    from launcher.plan.limits import Cost
+    from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
-    from launcher.spec.limits import Cost
-    from launcher.spec.plan import JobPlan
 
 WIDTH = 80
 LONGEST_CELL = 24  # characters of a value in a table of points
@@ -79,7 +79,7 @@ def print_unreadable(run: Run) -> None:
 
 
 def plan_table(plan: JobPlan) -> str:
-    from launcher.spec import limits
+    from launcher.plan import limits
 
     pools = [f"{key} {name}" for key, name in limits.pools_by_key(plan).items()]
     working = plan.nodes - plan.spares

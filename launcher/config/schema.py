@@ -18,7 +18,7 @@ MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must 
 
 
 class Form(Enum):
-    """The form of a key's value. `launcher.spec.sections` checks and converts the value accordingly."""
+    """The form of a key's value. `launcher.plan.sections` checks and converts the value accordingly."""
 
     time = "time"  # a wall time, in seconds
     memory = "memory"  # a size with a unit, in bytes

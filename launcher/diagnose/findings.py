@@ -18,12 +18,12 @@ from launcher.failures.symptoms import EndKind
 from launcher.formatting import format_hours, rough_size
 from launcher.monitoring.run_status import RunStatus, rerun
 from launcher.monitoring.state import RunState
+from launcher.plan.plan import JobPlan, keys_of
 from launcher.runs import saves
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
 from launcher.runs.output import rank_logs, tail
 from launcher.schedulers import registry
-from launcher.spec.plan import JobPlan, keys_of
 
 LAST_LINES = 10  # last lines of the failed rank's log that are shown
 LOOK = 3.0  # seconds in which files that a program has saved are looked for

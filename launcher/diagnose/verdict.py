@@ -33,13 +33,13 @@ from launcher.failures.symptoms import EndKind
 from launcher.formatting import plural, rough_size
 from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import JobStatus, RunState
+from launcher.plan.plan import JobPlan
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.history import first_fault
 from launcher.runs.output import file_names, rank_logs, start_of, tail
 from launcher.schedulers import pending, registry
 from launcher.schedulers.base import JobExecution, Queue, Scheduler
-from launcher.spec.plan import JobPlan
 from launcher.submission.render import setup_lines
 
 NEAR_LIMIT = 0.9  # a killed process that used more than this fraction of its memory limit was probably killed for it

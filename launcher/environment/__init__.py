@@ -1,6 +1,6 @@
 """Prepares the environment that ranks run in: the code snapshot, Python, packed archives, containers, secrets.
 
-It may import runs, spec and what is below them.
+It may import runs, plan and what is below them.
 
 - `repository`: the files of the user's code: those of a git repository, or those that were sent from another machine
 - `snapshot`: copies the user's code into the run directory (env.snapshot), and maps paths into the copy

@@ -28,7 +28,7 @@ from launcher.files.checksum import digest_of
 from launcher.files.run_files import write
 from launcher.own_module import program
 from launcher.paths import user_cache_dir
-from launcher.spec.sections import Archive
+from launcher.plan.sections import Archive
 
 EXCLUDED = ("/share/man/", "/pip-selfcheck")  # paths with one of these are not packed: a job does not need them
 

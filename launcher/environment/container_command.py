@@ -33,7 +33,7 @@ from launcher.runs import directory as runs
 from launcher.runs.event_writer import report_start_failure
 
 if TYPE_CHECKING:
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 # Variables with paths of the host's programs, libraries and Pythons, which the image does not have. HOME, USER and the

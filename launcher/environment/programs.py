@@ -20,13 +20,13 @@ from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
 from launcher.failures import text
 from launcher.failures.codes import SetupPart
-from launcher.spec.build import is_executable, options, with_options, words
+from launcher.plan.build import is_executable, options, with_options, words
 from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 # -- The type of the shell lines that the job script runs before the agents start

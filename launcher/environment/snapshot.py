@@ -21,10 +21,10 @@ from launcher.environment import programs
 from launcher.environment.repository import Tree, check, tree, within
 from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
+from launcher.plan.build import PlanFacts
+from launcher.plan.plan import JobPlan
+from launcher.plan.sections import SnapshotCode
 from launcher.runs.directory import Run
-from launcher.spec.build import PlanFacts
-from launcher.spec.plan import JobPlan
-from launcher.spec.sections import SnapshotCode
 from launcher.units import parse_size
 
 FOLDER = "code"  # name of the snapshot in the directory of a run or sweep

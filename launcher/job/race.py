@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import LauncherError
+from launcher.plan.plan import JobPlan, race_token
 from launcher.runs.directory import Run
 from launcher.schedulers import registry
 from launcher.schedulers.base import JOB_TIMEOUT
-from launcher.spec.plan import JobPlan, race_token
 
 
 def others(plan: JobPlan, token: str) -> Iterator[str]:

@@ -28,6 +28,7 @@ from launcher.errors import LauncherError, SubmissionError
 from launcher.failures import text
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.shared_files import Ok, is_transient, retry_read
+from launcher.plan.plan import JobPlan
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
@@ -48,7 +49,6 @@ from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
 from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError
 from launcher.schedulers.run_command import submit_after
-from launcher.spec.plan import JobPlan
 from launcher.submission import race, render
 from launcher.submission.dependencies import update_followers
 

@@ -28,6 +28,7 @@ from launcher.files.shared_files import read_json, unwrap
 from launcher.job.requeue import resubmit
 from launcher.monitoring.run_status import JobMonitor, forget, queries, status_of
 from launcher.monitoring.state import RunState
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Awaited, ConditionsMet, Fault, Submitting, every
@@ -35,7 +36,6 @@ from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
 from launcher.schedulers.run_command import submit_behind
-from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import (
     Dependency,
     StartDecision,

@@ -42,6 +42,7 @@ from launcher.files.lease import is_dead
 from launcher.files.shared_files import exists, is_transient, retry_read, unwrap
 from launcher.formatting import log_line
 from launcher.monitoring.state import JobStatus, RunState, run_state
+from launcher.plan.plan import JobPlan
 from launcher.runs import claims
 from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.directory import Run, chain_tokens
@@ -52,7 +53,6 @@ from launcher.runs.sweep_directory import RECORD, Packing, Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
-from launcher.spec.plan import JobPlan
 from launcher.structs import Struct
 
 SCHEDULER_INTERVAL = QUICKEST  # shortest time for which a scheduler's reply is fresh, in seconds

@@ -35,6 +35,7 @@ from launcher.monitoring.run_status import (
     status_of,
 )
 from launcher.monitoring.state import RunState
+from launcher.plan.plan import JobPlan
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager, State
@@ -42,7 +43,6 @@ from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
 from launcher.runs.sweep_directory import Packing, Point, Sweep, sweep_of
 from launcher.schedulers.base import QueryError, SchedulerJob
-from launcher.spec.plan import JobPlan
 from launcher.structs import Struct, replace
 
 WAITING = "waiting"

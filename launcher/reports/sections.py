@@ -13,6 +13,7 @@ from launcher import __version__
 from launcher.failures import text
 from launcher.formatting import clean, long_size, plural
 from launcher.monitoring.sweep import LIVE
+from launcher.plan import build
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import Entry, RunData, finite, positive, redact_override
 from launcher.reports.fabric import fabric_section
@@ -37,7 +38,6 @@ from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, eve
 from launcher.runs.health import differing_bindings, latest_bindings
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
 from launcher.search.progress import SearchProgress, described, rung_lines
-from launcher.spec import build
 
 # -- Makes the sections of a page about one run, and the facts above them
 

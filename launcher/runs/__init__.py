@@ -1,6 +1,6 @@
 """The run directory and the sweep directory: the only code that reads and writes their format, events, locks, output.
 
-It may import spec, failures, files and what is below them.
+It may import plan, failures, files and what is below them.
 
 - `directory`: layout of a run directory: its files and names, the record, the attempts; which of them are damaged
 - `sweep_directory`: layout of a sweep directory: manifest, points, submitted arrays, packing; the files of a search

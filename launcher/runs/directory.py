@@ -84,7 +84,7 @@ _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exi
 _UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of further such names, mostly temporary
 
 if TYPE_CHECKING:
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 TOKEN = "launcher-"  # noqa: S105  prefix of all job tokens
@@ -183,7 +183,7 @@ class Run(Struct):
         facts: about the submitting machine, with the run's token and overrides.
         Raises ConfigError: the record could not be read again: it is too large, or an integer or its nesting is.
         """
-        from launcher.spec.plan import plan_misfit
+        from launcher.plan.plan import plan_misfit
 
         try:
             text = run_files.json_text(record_of(plan, config, facts), bounds.RECORD_BYTES, lines=sync)
@@ -279,7 +279,7 @@ class Run(Struct):
 
     def plan(self, name: str = "record.json") -> JobPlan:
         """Returns the plan from the record in file `name`. Raises UnavailableError, RunError: as for `record`."""
-        from launcher.spec.plan import from_dict, member_plan, plan_misfit
+        from launcher.plan.plan import from_dict, member_plan, plan_misfit
 
         record = self.record(name)
         version = record.get("launcher", "unknown")
@@ -429,7 +429,7 @@ def require_private(folder: Path) -> None:
 
 def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's record; facts: about the submitting machine, with the run's token and overrides."""
-    from launcher.spec.plan import as_dict
+    from launcher.plan.plan import as_dict
 
     return {"format": FORMAT, "plan": as_dict(plan), "config": config, **facts}
 

@@ -20,7 +20,7 @@ from launcher.runs.events import Event, Fault
 from launcher.structs import replace
 
 if TYPE_CHECKING:
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 UNWRITTEN = 1000  # newest events that are kept in memory until they can be written
 

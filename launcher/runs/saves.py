@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from launcher.files.shared_files import is_transient
-from launcher.spec.plan import JobPlan
+from launcher.plan.plan import JobPlan
 
 SCAN_TIMEOUT = 60.0  # seconds for one scan
 EVERY = 100  # folders and entries of them that a scan looks at before it looks at the time

@@ -1,6 +1,6 @@
 """The scheduler interface and the code that all schedulers share. Each scheduler has its own folder.
 
-This package may import environment, runs, spec and the layers below them. The schedulers do not import each
+This package may import environment, runs, plan and the layers below them. The schedulers do not import each
 other.
 
 - `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs; which of the

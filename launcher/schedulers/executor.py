@@ -27,6 +27,7 @@ from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.run_files import naming, write
 from launcher.files.shared_files import exists, read_text, unwrap
+from launcher.plan.plan import JobPlan
 from launcher.processes import Process
 from launcher.runs.directory import Run
 from launcher.runs.events import ProcessStarted, Started, Submitted, Submitting, every, first, last
@@ -37,7 +38,6 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, Queue, SchedulerJob, parts
 from launcher.schedulers.registry import job_environment
 from launcher.schedulers.run_command import SubmissionRefused, submit_once
-from launcher.spec.plan import JobPlan
 
 # submitit's state names for jobs that have not ended; submitit takes any other name for the end of a job.
 NOT_OVER = {

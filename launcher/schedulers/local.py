@@ -16,7 +16,7 @@ from launcher.schedulers.base import Allocation, Ending, JobVariables, Scheduler
 from launcher.schedulers.registry import allocation, known
 
 if TYPE_CHECKING:
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 @dataclass

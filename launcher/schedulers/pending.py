@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from launcher.failures.codes import Code
+from launcher.plan.plan import JobPlan
 from launcher.runs.events import Awaited
 from launcher.schedulers.base import QueryError, QueryTimeout
-from launcher.spec.plan import JobPlan
 from launcher.structs import Struct
 from launcher.units import parse_local_time, parse_size
 

@@ -26,8 +26,8 @@ from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitC
 from launcher.schedulers.templates import require_plain
 
 if TYPE_CHECKING:
+    from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
-    from launcher.spec.plan import JobPlan
 
 # -- Detects which scheduler the qsub on PATH belongs to: PBS, Torque, Grid Engine and Slurm all install one
 #

@@ -15,9 +15,9 @@ from launcher.schedulers.base import Allocation, Queue, Scheduler, Scrubbed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from launcher.plan.plan import JobPlan
     from launcher.schedulers.functions import FunctionExecutor
     from launcher.schedulers.tasks import TaskRequest
-    from launcher.spec.plan import JobPlan
 
 
 # The table of schedulers is launcher/config/scheduler_table.py.

@@ -17,9 +17,9 @@ from launcher import bounds
 from launcher.errors import SubmissionError
 from launcher.files.shared_files import NOT_ON_PATH, backoff
 from launcher.formatting import long_size
+from launcher.plan.plan import JobPlan
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, QueryTimeout
-from launcher.spec.plan import JobPlan
 from launcher.structs import Struct
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.spec.plan import CONTROL
+from launcher.plan.plan import CONTROL
 
 if TYPE_CHECKING:
     import jinja2

@@ -28,6 +28,7 @@ from launcher.monitoring import sweep as sweep_live
 from launcher.monitoring.run_status import queries, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor
+from launcher.plan.plan import JobPlan
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Awaited, ConditionsMet, every
@@ -35,7 +36,6 @@ from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
-from launcher.spec.plan import JobPlan
 from launcher.structs import Struct
 
 CONDITIONS = ("ok", "any", "failed")

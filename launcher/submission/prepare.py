@@ -24,19 +24,19 @@ from launcher.errors import ConfigError, RunError
 from launcher.files import ownership
 from launcher.own_module import program
 from launcher.paths import code_root, new_id
+from launcher.plan import limits, workload_hook
+from launcher.plan.build import PlanFacts, build, check_name
+from launcher.plan.plan import JobPlan, keys_of
 from launcher.runs.directory import Run, token_of
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.base import Allocation, QueryError, Queue, Scheduler
 from launcher.schedulers.registry import job_environment, require_room
-from launcher.spec import limits, workload_hook
-from launcher.spec.build import PlanFacts, build, check_name
-from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render
 
 if TYPE_CHECKING:
     from launcher.environment.repository import Tree
-    from launcher.spec.sections import Archive
+    from launcher.plan.sections import Archive
 
 
 class Inputs:

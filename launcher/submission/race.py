@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config.keys import all_keys
 from launcher.errors import ConfigError, near
-from launcher.spec.plan import JobPlan, as_dict, keys_of, member_plan, race_token
+from launcher.plan.plan import JobPlan, as_dict, keys_of, member_plan, race_token
 
 if TYPE_CHECKING:
     from launcher.submission.prepare import Prepared

@@ -26,11 +26,11 @@ from launcher.files.json_types import as_json
 from launcher.files.shared_files import SEEN
 from launcher.own_module import own_module
 from launcher.paths import resource, user_config_dir
+from launcher.plan.plan import JobPlan
 from launcher.runs import lease
 from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields
 from launcher.schedulers import registry, tasks, templates
 from launcher.schedulers.templates import Raw, command, quote, shell_text
-from launcher.spec.plan import JobPlan
 from launcher.structs import Struct
 
 if TYPE_CHECKING:

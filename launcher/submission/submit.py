@@ -26,6 +26,7 @@ from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.shared_files import explain
 from launcher.formatting import clean
 from launcher.paths import default_runs_dir
+from launcher.plan.plan import JobPlan, keys_of
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import Submitting, every
@@ -35,7 +36,6 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
 from launcher.schedulers.registry import job_environment
 from launcher.schedulers.run_command import SubmissionRefused, submit_after
-from launcher.spec.plan import JobPlan, keys_of
 from launcher.structs import Struct
 from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared

@@ -22,13 +22,13 @@ from launcher.job.wait_for_others import submit_released
 from launcher.monitoring.run_status import RunStatus, cancel_point, cancelled, forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, SweepMonitor, live_pilots, point_statuses
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import Packing, Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, parts
-from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import update_followers
 from launcher.sweeps.prepare import shares
 

@@ -25,14 +25,14 @@ from launcher.environment import container_command, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
 from launcher.files import ownership
+from launcher.plan import limits
+from launcher.plan.build import check_name
+from launcher.plan.plan import PILOT_ENTRY, JobPlan, keys_of
+from launcher.plan.sections import Workload
 from launcher.runs import claims, directory, sweep_directory
 from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
 from launcher.search.points import template_of
 from launcher.search.progress import look
-from launcher.spec import limits
-from launcher.spec.build import check_name
-from launcher.spec.plan import PILOT_ENTRY, JobPlan, keys_of
-from launcher.spec.sections import Workload
 from launcher.submission import render
 from launcher.submission.prepare import Inputs, check_capacity, held_allocation, planned, secrets_of, site_of
 from launcher.submission.submit import facts_of_here

@@ -28,6 +28,7 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
+from launcher.plan.plan import JobPlan
 from launcher.runs import event_file, events, live_index
 from launcher.runs.claims import Claims, EntryKind, PointLog, State
 from launcher.runs.directory import Run, token_of
@@ -40,7 +41,6 @@ from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.search.progress import look
-from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies, render
 from launcher.submission.submit import (
     Interrupted,

@@ -49,7 +49,7 @@ from launcher.runs.time_left import time_left
 from launcher.schedulers.topology import hosts_in
 
 if TYPE_CHECKING:
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 SCREEN = 1 << 16  # most characters of earlier output that are sent to a new terminal

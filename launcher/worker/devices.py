@@ -14,7 +14,7 @@ import torch
 
 from launcher import errors
 from launcher.config.schema import Device, VisibleDevices
-from launcher.spec.plan import JobPlan
+from launcher.plan.plan import JobPlan
 from launcher.structs import Struct
 
 OWN_CORES = "LAUNCHER_CORES"  # variable: number of cores the agent has bound this rank to; unset if it is not bound

@@ -34,12 +34,12 @@ from launcher.failures.codes import StopReason
 from launcher.failures.symptoms import LOST_PEER
 from launcher.files import run_files
 from launcher.own_module import own_module
+from launcher.plan import build
+from launcher.plan.build import words as words_of
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import require_private
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop
-from launcher.spec import build
-from launcher.spec.build import words as words_of
-from launcher.spec.plan import JobPlan
 from launcher.worker import debugger, devices, hangs, heartbeat, rank_report, script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed

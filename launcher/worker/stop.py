@@ -35,12 +35,12 @@ from launcher.errors import LauncherError
 from launcher.failures import text
 from launcher.failures.codes import StopReason
 from launcher.formatting import log_line
+from launcher.plan.sections import Checkpoint, Resume, Train
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop as StopEvent
 from launcher.runs.history import Experience, experience
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry, topology
-from launcher.spec.sections import Checkpoint, Resume, Train
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, heartbeat, process_group
 from launcher.worker.debugger import FOREVER

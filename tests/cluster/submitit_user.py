@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from launcher.plan.build import PlanFacts
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.schedulers.executor import RunExecutor
-from launcher.spec.build import PlanFacts
-from launcher.spec.plan import JobPlan
 from launcher.submission import render, resume
 from launcher.submission.prepare import make_plan
 

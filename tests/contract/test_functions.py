@@ -18,9 +18,9 @@ from submitit.core.core import Executor, Job
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from launcher.errors import SubmissionError
+from launcher.plan.build import PlanFacts
 from launcher.runs.directory import Run
 from launcher.schedulers import registry
-from launcher.spec.build import PlanFacts
 from launcher.submission import render
 from tests.contract import functions
 from tests.launch import ROOT, until

@@ -27,10 +27,10 @@ from launcher.agent.node_checks import CheckProblem, check
 from launcher.agent.policy import RoundLimits
 from launcher.agent.preflight import Preflight
 from launcher.failures.codes import CheckCode, HangSign, PreflightThen
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
-from launcher.spec.plan import JobPlan
 from launcher.worker.hangs import Blamed
 from tests.processes.workload_ranks import _context, run_ranks
 from tests.unit.plans import bare_plan

@@ -23,8 +23,8 @@ from launcher.config.schema import Program
 from launcher.failures.codes import StopReason
 from launcher.failures.symptoms import LOST_PEER
 from launcher.job.requeue import further
+from launcher.plan.plan import JobPlan
 from launcher.runs import saves
-from launcher.spec.plan import JobPlan
 from launcher.worker import main as worker
 from launcher.worker import rank_report, script
 from launcher.worker.rank_report import WorkerError

@@ -10,9 +10,9 @@ import yaml
 from launcher.config.scheduler_table import cluster_class
 from launcher.config.schema import Cluster, Config, Launch, Workload
 from launcher.paths import resource
+from launcher.plan.build import PlanFacts
+from launcher.plan.plan import JobPlan
 from launcher.schedulers import registry
-from launcher.spec.build import PlanFacts
-from launcher.spec.plan import JobPlan
 from launcher.submission.prepare import make_plan
 from launcher.worker.stop import CHECKPOINT, RESUME, TRAIN, Settings
 

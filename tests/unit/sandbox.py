@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Attempt, Run
-from launcher.spec.plan import JobPlan
 from launcher.submission import render
 from tests.unit.plans import bare_plan
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.plan.plan import JobPlan
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, SweepManifest
-from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of
 
 TOKEN = "launcher-1"

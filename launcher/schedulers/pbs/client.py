@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.failures.text import signal_name
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand
-from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time, size_or_none
 
 

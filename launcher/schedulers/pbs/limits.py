@@ -14,6 +14,8 @@ from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
+from launcher.plan.limits import NodeGroup, too_much_for
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, PBSNode, PBSQueue, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
@@ -34,8 +36,6 @@ from launcher.schedulers.site import (
     stated_limits,
     timed,
 )
-from launcher.spec.limits import NodeGroup, too_much_for
-from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.formatting import format_size, plural
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.pbs import limits
 from launcher.schedulers.pbs.client import PBS, PBSNode, QueueFacts, amount, array_of, native_id, queue_facts
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
@@ -25,7 +26,6 @@ from launcher.schedulers.pending import (
     first_lines,
     may_offer_fewer_nodes,
 )
-from launcher.spec.plan import JobPlan, settings_of
 
 # -- Explains PBS's comments on pending jobs
 # The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds). Older PBS Pro has

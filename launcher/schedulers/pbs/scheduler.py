@@ -15,7 +15,7 @@ from launcher.schedulers.topology import hosts_of
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 # Variables that PBS sets in each job, in addition to PBS_*: a folder on each node, the number of CPUs, and BATCH.
 SET_ANEW = {"TMPDIR", "NCPUS", "ENVIRONMENT"}

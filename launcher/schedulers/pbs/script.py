@@ -9,11 +9,11 @@ from typing import Any
 
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import qsub
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.qsub import TOKEN, OptionNames
 from launcher.schedulers.templates import quote
-from launcher.spec.plan import JobPlan, settings_of
 
 LONGEST_NAME = 230
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")

@@ -33,7 +33,7 @@ from launcher.units import seconds_or_none, size_or_none
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:

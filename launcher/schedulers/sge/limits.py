@@ -12,6 +12,7 @@ from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.qsub import detect, notes_on_folder
 from launcher.schedulers.sge.client import SGE, ClusterQueue, Complex, Host, ParallelEnvironment, QueueInstance
@@ -33,7 +34,6 @@ from launcher.schedulers.site import (
     stated_limits,
     timed,
 )
-from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.pending import Answers, Explanation, Reason, Waiting, Why, explained, find_reason, first_lines
 from launcher.schedulers.sge.client import QUEUE_STATES, SGE, QueueInstance, array_of, jobs_of, native_id
 from launcher.schedulers.sge.settings import SGESettings
-from launcher.spec.plan import JobPlan, settings_of
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -16,7 +16,7 @@ from launcher.schedulers.sge.client import SGE, hosts_of
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 # Variables that Grid Engine sets in each job, in addition to SGE_* (submit(1), ENVIRONMENTAL VARIABLES).
 OF_A_JOB = {

@@ -26,7 +26,7 @@ from launcher.structs import Struct
 from launcher.units import parse_local_time, size_or_none, time_or_none
 
 if TYPE_CHECKING:
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). For a job

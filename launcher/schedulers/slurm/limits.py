@@ -15,6 +15,8 @@ from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, Level, ok, problem
 from launcher.formatting import format_size, format_time, plural
+from launcher.plan.limits import NodeGroup, too_much_for
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.site import (
     ErrorCollector,
@@ -35,8 +37,6 @@ from launcher.schedulers.site import (
 from launcher.schedulers.slurm.client import SACCTMGR, NodeCounts, Slurm, has_accounting, pairs, text_of
 from launcher.schedulers.slurm.script import effective
 from launcher.schedulers.slurm.settings import SlurmSettings
-from launcher.spec.limits import NodeGroup, too_much_for
-from launcher.spec.plan import JobPlan, settings_of
 from launcher.structs import Struct
 from launcher.units import parse_time, time_or_none
 

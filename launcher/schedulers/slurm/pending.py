@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.formatting import format_time, plural
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.base import JobState, QueryError
 from launcher.schedulers.pending import (
     CLEARLY,
@@ -33,7 +34,6 @@ from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import STATES, NodeCounts, Pending, Reservation, Slurm
 from launcher.schedulers.slurm.limits import Partition, Qos, partition_records, qos_of
 from launcher.schedulers.slurm.settings import SlurmSettings
-from launcher.spec.plan import JobPlan, settings_of
 from launcher.structs import Struct
 
 # -- Explains Slurm's reason codes of pending jobs

@@ -28,8 +28,8 @@ from launcher.schedulers.topology import expand_counts
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
+    from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
-    from launcher.spec.plan import JobPlan
 
 ASKED_FOR = 10.0  # seconds for which an ending job asks again if squeue gives no answer; Slurm kills it after 30
 

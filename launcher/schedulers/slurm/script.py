@@ -9,9 +9,9 @@ from typing import Any
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_time
+from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.slurm.settings import GpuDirective, SlurmSettings
 from launcher.schedulers.templates import quote, require_plain
-from launcher.spec.plan import JobPlan, settings_of
 
 # Families of equivalent options: an option in cluster.directives replaces all of the plan's options in its family.
 FAMILIES = (

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from launcher.plan.plan import settings_of
 from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob, Scrubbed, scrubbed
 from launcher.schedulers.run_command import SubmitCommand
-from launcher.spec.plan import settings_of
 from tests.fakes.third_scheduler import queue
 from tests.fakes.third_scheduler.settings import ThirdSettings
 
 if TYPE_CHECKING:
+    from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
-    from launcher.spec.plan import JobPlan
 
 
 @dataclass(frozen=True)

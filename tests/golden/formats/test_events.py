@@ -42,6 +42,7 @@ from launcher.failures.codes import (
     StopReason,
 )
 from launcher.job import requeue, wait_for_others
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Rounds, placements
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
@@ -61,7 +62,6 @@ from launcher.runs.events import (
     Stays,
     Stop,
 )
-from launcher.spec.plan import JobPlan
 from launcher.worker import rank_report
 from launcher.worker.tracking import Reporter
 from tests.golden.golden import check

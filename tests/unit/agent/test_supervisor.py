@@ -24,13 +24,13 @@ from launcher.agent.workers import WorkerExit
 from launcher.attach.node_session import RequestHandler
 from launcher.failures.codes import FaultCode, HangSign, StopReason
 from launcher.files.shared_files import Ok, Unavailable
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Accused, Fault, HostSignal, Place, Stop
 from launcher.runs.time_left import TimeLeft
-from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.hangs import Blamed
 from launcher.worker.heartbeat import Pulse, RankSlot

@@ -13,8 +13,8 @@ from launcher.__main__ import main
 from launcher.cli import commands, options, submit
 from launcher.cli.run import as_keys, overrides
 from launcher.errors import ConfigError
+from launcher.plan.build import check_name, command, name_of
 from launcher.runs.directory import Run
-from launcher.spec.build import check_name, command, name_of
 from tests.unit.plans import bare_plan, with_fields
 
 

@@ -10,11 +10,11 @@ from launcher.cli import commands
 from launcher.cli import site as command
 from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
+from launcher.plan.limits import NodeGroup
 from launcher.schedulers import registry
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.limits import PBSSite
 from launcher.schedulers.slurm.limits import Partition, SlurmSite
-from launcher.spec.limits import NodeGroup
 
 
 @pytest.fixture

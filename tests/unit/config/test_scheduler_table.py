@@ -18,8 +18,8 @@ from launcher.config import keys, scheduler_table
 from launcher.config.scheduler_table import OURS, SCHEDULERS, SETTINGS
 from launcher.errors import ConfigError
 from launcher.paths import PACKAGE
+from launcher.plan.plan import as_dict, keys_of, plan_misfit, settings_of
 from launcher.schedulers import registry
-from launcher.spec.plan import as_dict, keys_of, plan_misfit, settings_of
 from tests.fakes.third_scheduler.settings import Priority, ThirdSettings
 from tests.unit.plans import plan_of
 

@@ -19,8 +19,8 @@ from launcher.config.compose import typed
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.spec.build import PlanFacts
-from launcher.spec.limits import pools_of
+from launcher.plan.build import PlanFacts
+from launcher.plan.limits import pools_of
 from launcher.submission import render, resume
 from launcher.submission.prepare import Inputs, planned
 

@@ -20,12 +20,12 @@ from launcher.cli.doctor import DoctorCheck, line, run_all, start
 from launcher.config.schema import Cluster
 from launcher.diagnose import machine
 from launcher.findings import Finding, Level, ok, problem, warning, worst
+from launcher.plan.limits import NodeGroup
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
 from launcher.schedulers.local import LocalScheduler
 from launcher.schedulers.slurm.limits import Partition, SlurmSite
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
-from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_config
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM

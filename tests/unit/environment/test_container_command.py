@@ -17,8 +17,8 @@ from launcher.config.schema import DDPMnist, Env, Runtime
 from launcher.environment import container_command
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
-from launcher.spec.plan import JobPlan
 from launcher.submission import render
 from launcher.submission.prepare import Inputs, make_plan
 from tests.launch import ROOT

@@ -26,12 +26,12 @@ from launcher.config.points import Composer
 from launcher.config.schema import Env
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs import task_starters
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm
-from launcher.spec.plan import JobPlan
 from launcher.submission import prepare, resume, submit
 from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
 from launcher.sweeps.submit import submit_sweep

@@ -16,9 +16,9 @@ from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
 from launcher.environment.repository import tree
 from launcher.errors import ConfigError, RunError
+from launcher.plan.build import PlanFacts
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
-from launcher.spec.build import PlanFacts
-from launcher.spec.plan import JobPlan
 from launcher.submission.prepare import Inputs, make_plan
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox

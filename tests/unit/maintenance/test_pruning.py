@@ -18,12 +18,12 @@ from launcher.errors import ConfigError
 from launcher.maintenance import Old, needs, reason_to_keep
 from launcher.monitoring import run_status
 from launcher.monitoring.sweep import SweepMonitor
+from launcher.plan.plan import PILOT_ENTRY, JobPlan
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.lease import SUBMITTING, only_submitter
 from launcher.schedulers.base import JobState
-from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.submission import dependencies
 from tests.unit.faults import FileServer
 from tests.unit.plans import plan_of, with_fields

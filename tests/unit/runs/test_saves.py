@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.plan.plan import JobPlan
 from launcher.runs import saves
-from launcher.spec.plan import JobPlan
 from tests.unit.faults import FileServer
 from tests.unit.operations import operations
 from tests.unit.plans import bare_plan

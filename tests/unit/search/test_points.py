@@ -11,6 +11,7 @@ import pytest
 
 from launcher.config.points import space_of
 from launcher.config.search_space import Goal, Method
+from launcher.plan.plan import as_dict
 from launcher.runs import event_file
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
@@ -18,7 +19,6 @@ from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, TrialState
 from launcher.search.points import template_of
 from launcher.search.progress import PointReports, as_number, missing_reports, reports_in, seconds_of
-from launcher.spec.plan import as_dict
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin
 

@@ -10,10 +10,10 @@ import pytest
 from launcher.cli import commands
 from launcher.errors import ConfigError
 from launcher.files.shared_files import read_json, unwrap
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME
 from launcher.schedulers import registry
-from launcher.spec.plan import JobPlan
 from launcher.submission import render
 from launcher.submission.prepare import Inputs, make_plan
 from tests.unit.plans import SITE, make_config

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
+from launcher.plan.plan import CONTROL, JobPlan
 from launcher.runs.directory import Run
 from launcher.schedulers import tasks, templates
 from launcher.schedulers.pbs import script as qsub
-from launcher.spec.plan import CONTROL, JobPlan
 from launcher.submission import render
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox

@@ -19,8 +19,8 @@ from launcher.config.schema import Config, Function, Workload
 from launcher.errors import ConfigError
 from launcher.findings import Level
 from launcher.paths import resource
-from launcher.spec import workload_hook
-from launcher.spec.plan import JobPlan
+from launcher.plan import workload_hook
+from launcher.plan.plan import JobPlan
 from launcher.submission.prepare import Inputs, planned
 from tests.launch import ROOT
 from tests.unit.plans import SITE, hook_of, make_config, plan_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Env, Program, Runtime, Workload
 from launcher.errors import ConfigError
-from launcher.spec.plan import JobPlan
+from launcher.plan.plan import JobPlan
 from launcher.submission import render
 from launcher.sweeps import prepare
 from tests.unit.plans import plan_of, with_fields

@@ -20,7 +20,7 @@ import pytest
 
 from launcher.config.schema import Debug
 from launcher.errors import ConfigError
-from launcher.spec.plan import JobPlan, as_dict, from_dict
+from launcher.plan.plan import JobPlan, as_dict, from_dict
 from launcher.worker import debugger
 from tests.launch import ROOT, until
 from tests.unit.plans import bare_plan, plan_of

@@ -13,8 +13,8 @@ import pytest
 from launcher import bounds
 from launcher.environment import programs
 from launcher.errors import ConfigError
+from launcher.plan import build as tracking_keys
 from launcher.runs.directory import Run
-from launcher.spec import build as tracking_keys
 from launcher.worker import tracking
 from launcher.worker.trackers import keep, kept
 from launcher.worker.tracking import About, Reporter, TrackerEntry, TrackerQueues, flat_config, numbers_in

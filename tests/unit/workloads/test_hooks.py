@@ -11,7 +11,7 @@ import pytest
 from launcher.config.keys import WORKLOADS
 from launcher.config.schema import P2P, Backend, Collective, DDPMnist, FSDPLm, LaunchMode, Workload
 from launcher.errors import ConfigError
-from launcher.spec.workload_hook import load
+from launcher.plan.workload_hook import load
 from tests.launch import ROOT
 from tests.unit.plans import hook_of, plan_of
 from workloads.hooks import check_names, check_sweep, check_training

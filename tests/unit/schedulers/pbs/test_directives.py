@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import LaunchMode
 from launcher.errors import ConfigError
+from launcher.plan.plan import CONTROL, JobPlan
 from launcher.schedulers.pbs import script as qsub
 from launcher.schedulers.pbs.script import (
     LONGEST_NAME,
@@ -28,7 +29,6 @@ from launcher.schedulers.pbs.script import (
     size,
 )
 from launcher.schedulers.pbs.settings import GpuDirective
-from launcher.spec.plan import CONTROL, JobPlan
 from launcher.submission import render
 from tests.unit.plans import bare_plan, plan_of
 

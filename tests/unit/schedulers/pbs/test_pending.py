@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from launcher.plan.plan import JobPlan
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import client, pending
 from launcher.schedulers.pbs.client import PBS, PBSNode
 from launcher.schedulers.pbs.pending import in_words
 from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.schedulers.pending import Waiting, Why
-from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of
 
 GIB = 1024**3

@@ -10,10 +10,10 @@ import pytest
 
 from launcher import bounds
 from launcher.errors import ConfigError
+from launcher.plan.sections import Cluster
 from launcher.schedulers.sge import qrsh, script
 from launcher.schedulers.sge.scheduler import SGEScheduler
 from launcher.schedulers.sge.settings import SGESettings
-from launcher.spec.sections import Cluster
 from tests.unit.plans import sge_plan
 
 OF_CLUSTER = {field.name for field in (*dataclasses.fields(Cluster), *dataclasses.fields(SGESettings))} - {"name"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.failures.codes import NextReason
+from launcher.plan.limits import NodeGroup
 from launcher.schedulers.base import AnswerLost, JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.registry import job_environment
@@ -28,7 +29,6 @@ from launcher.schedulers.slurm.client import (
 )
 from launcher.schedulers.slurm.limits import Partition, parse_partitions, partitions_of
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
-from launcher.spec.limits import NodeGroup
 from tests.unit.plans import plan_of
 
 MIB = 1024**2

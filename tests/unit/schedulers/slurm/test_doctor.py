@@ -8,10 +8,10 @@ import pytest
 
 from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
+from launcher.plan.limits import NodeGroup
 from launcher.schedulers.site import TimedOutput
 from launcher.schedulers.slurm import limits
 from launcher.schedulers.slurm.limits import Partition
-from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_cluster
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
+from launcher.plan.limits import NodeGroup
 from launcher.schedulers.slurm.limits import Partition, check_partition
-from launcher.spec.limits import NodeGroup
 from tests.unit.plans import plan_of
 
 GIB = 1024**3

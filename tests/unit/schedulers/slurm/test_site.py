@@ -9,10 +9,10 @@ import yaml
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
+from launcher.plan.limits import NodeGroup
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.limits import Account, Partition, SlurmSite, choose_partition, survey
-from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_cluster
 
 # What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting (26.05 says the same).

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config.schema import Cluster, Limits, Pool
 from launcher.errors import ConfigError
-from launcher.spec.limits import check_jobs, check_limits
+from launcher.plan.limits import check_jobs, check_limits
 from tests.unit.plans import make_cluster, plan_of
 
 LIMITS = Limits(nodes=4, gpus_per_node=2, cpus_per_node=8, mem_per_node="16G", time="2h")

@@ -1,6 +1,6 @@
 """Makes the plan of a run from its config: one frozen object, which is submitted.
 
-All but `workload_hook` and `data_sets` is pure. It may import config.schema, errors, paths and units.
+All but `workload_hook` is pure. It may import config.schema, errors, paths and units.
 
 - `plan`: the JobPlan: what a run's plan contains besides its sections; its JSON form, and the check of JSON read back
 - `build`: makes the plan from a config: values that depend on several keys, checks, the program's arguments

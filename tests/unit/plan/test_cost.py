@@ -12,8 +12,8 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.config.schema import Resume, ResumeHow
-from launcher.spec import limits
-from launcher.spec.limits import Cost
+from launcher.plan import limits
+from launcher.plan.limits import Cost
 from tests.unit.plans import plan_of
 from tests.unit.slurm_stand_in import SlurmStandIn
 

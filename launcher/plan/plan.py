@@ -15,7 +15,7 @@ from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import LaunchMode, SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.spec.sections import (
+from launcher.plan.sections import (
     Archive,
     Checkpoint,
     Cluster,

@@ -18,9 +18,9 @@ from launcher.config.schema import (
     Workload,
 )
 from launcher.errors import BAD_INPUT, ConfigError
+from launcher.plan.build import check_name
+from launcher.plan.plan import keys_of
 from launcher.schedulers.slurm import settings as slurm
-from launcher.spec.build import check_name
-from launcher.spec.plan import keys_of
 from launcher.submission.prepare import make_plan
 from tests.unit.plans import SITE, make_cluster, make_config, plan_of
 

@@ -19,9 +19,8 @@ from launcher.config.hydra_text import key_of, quoted, texts
 from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow, Runtime
 from launcher.errors import ConfigError, near
 from launcher.formatting import plural
-from launcher.redaction import without_password
-from launcher.spec.plan import CONTROL, NIC, JobPlan, keys_of
-from launcher.spec.sections import (
+from launcher.plan.plan import CONTROL, NIC, JobPlan, keys_of
+from launcher.plan.sections import (
     Archive,
     Checkpoint,
     Cluster,
@@ -36,6 +35,7 @@ from launcher.spec.sections import (
     resolved,
     resolved_value,
 )
+from launcher.redaction import without_password
 from launcher.structs import Struct
 
 LONGEST_NAME = 64  # characters of a run's name

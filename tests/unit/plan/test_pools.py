@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import Pool
-from launcher.spec import limits
+from launcher.plan import limits
 from tests.unit.plans import make_cluster
 
 POOLS = {

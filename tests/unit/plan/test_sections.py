@@ -12,8 +12,8 @@ import pytest
 from launcher.config import schema
 from launcher.config.schema import Form
 from launcher.errors import ConfigError
-from launcher.spec import sections
-from launcher.spec.plan import JobPlan
+from launcher.plan import sections
+from launcher.plan.plan import JobPlan
 
 # Keys that a plan does not have, for only the submitting machine needs them; those of its workload are in params.
 BEFORE = {

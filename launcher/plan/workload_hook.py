@@ -21,7 +21,7 @@ from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config, Workload
-    from launcher.spec.plan import JobPlan
+    from launcher.plan.plan import JobPlan
 
 
 Progress = Callable[[str, int, int], None]  # file name, bytes so far, total bytes

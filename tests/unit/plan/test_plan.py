@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.config.schema import P2P, Collective, DDPMnist, LaunchMode, Workload
+from launcher.plan.plan import CONTROL, JobPlan, as_dict, from_dict, plan_misfit
 from launcher.schedulers.pbs import settings as pbs
 from launcher.schedulers.slurm import settings as slurm
-from launcher.spec.plan import CONTROL, JobPlan, as_dict, from_dict, plan_misfit
 from tests.unit.plans import plan_of
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=10).filter(lambda text: not CONTROL.search(text))

@@ -10,7 +10,7 @@ from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import Cluster, Limits, Pool, ResumeHow, SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.formatting import exact_time, format_size, format_time, number, plural
-from launcher.spec.plan import JobPlan
+from launcher.plan.plan import JobPlan
 from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
