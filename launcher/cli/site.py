@@ -97,7 +97,7 @@ def _init_remote(arguments: Namespace) -> int:
     if name is None:
         raise ConfigError("`site init --ssh HOST` needs a NAME for the profile: it is that of cluster=NAME")
     text = (
-        f"# A cluster behind ssh, written by `launcher site init`; docs/remote.md has all keys.\nssh: {arguments.ssh}\n"
+        f"# A cluster behind ssh, written by `launcher site init`; docs/sites.md has all keys.\nssh: {arguments.ssh}\n"
     )
     if not arguments.only_print:
         from launcher.cli import remote
