@@ -210,6 +210,8 @@ def test_a_run_that_is_not_there_is_a_failure(call: Call, line: str) -> None:
 def test_status_of_no_runs(call: Call, tmp_path: Path) -> None:
     assert call("status").out == f"no runs in {tmp_path / 'runs'}\n"
     assert json.loads(call("status", "--json").out) == []
+    answer = call("status", "--runs-dir", str(tmp_path / "misspelt"))
+    assert answer.error == f"--runs-dir {tmp_path / 'misspelt'}: there is no such folder"
 
 
 def test_status_as_json(call: Call, tmp_path: Path) -> None:
