@@ -452,12 +452,12 @@ class SearchPoints:
         self._sweep.run(number).journal(Pruned(step=reports.steps), sync=False)
         return True
 
-    def ended(self, number: int, outcome: TrialState, cause: str | None = None) -> None:
+    def ended(self, number: int, outcome: TrialState) -> None:
         """Records the end of a point that will not be resumed in the search's journal.
 
         A point that is done without a value of the objective ends the whole search: no other point would have one.
         """
-        run, reports = self._sweep.run(number), self._of(number)
+        run, reports, cause = self._sweep.run(number), self._of(number), None
         value = value_of(run, reports) if outcome is TrialState.COMPLETE else None
         if outcome is TrialState.COMPLETE and value is None:
             cause = missing_reports(reports.objective, run.result() or {})

@@ -193,7 +193,7 @@ def _custom(template: str, render: Callable[[jinja2.Template], T]) -> T:
 
 def _explain(message: str) -> str:
     # A clearer text for an unknown field of the plan
-    match = re.search(r"'launcher\.spec\.\w+\.(\w+) object' has no attribute '(\w+)'", message)
+    match = re.search(r"'launcher\.[\w.]+\.(\w+) object' has no attribute '(\w+)'", message)
     kinds = {"a plan": JobPlan, **{f"a plan's {name}": kind for name, kind in get_type_hints(JobPlan).items()}}
     for name, kind in kinds.items() if match else ():
         if match and is_dataclass(kind) and getattr(kind, "__name__", "") == match[1]:
@@ -312,10 +312,11 @@ def _values(
 
 def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, after: bool) -> JobFile:
     here, shell = scheduler.on_this_machine, scheduler.shell
+    start, node = _agents(plan)
     return JobFile(
         run_dir=plan.run_dir,
-        start=tuple(map(str, _start(plan))),
-        node=tuple(container_command.node_command(plan)),
+        start=tuple(map(str, start)),
+        node=tuple(node),
         requeue=(plan.python, *own_module("launcher.job.requeue")),
         wait=(plan.python, *own_module("launcher.job.wait_for_others")) if plan.after else (),
         signals=tuple(shell.signals.split()),
@@ -347,8 +348,17 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
     )
 
 
+def _agents(plan: JobPlan) -> tuple[list[str], list[str]]:
+    # The command that starts a program on all nodes of the job, and the program, without the run directory
+    node = container_command.node_command(plan)
+    if plan.starter is None and plan.nodes > 1 and plan.env.archive is None and plan.env.container is None:
+        flags = ["--go-on"] if plan.min_nodes < plan.nodes else []
+        counts = (plan.nodes, plan.tasks_per_node, plan.launch.grace + 5)
+        return [], [*node, "--simulate", *flags, *map(str, counts)]
+    return _start(plan), node
+
+
 def _start(plan: JobPlan) -> list[str]:
-    # The command that starts a program on all nodes of the job; the program's words follow it.
     if steps := registry.starting_steps(plan.starter):
         return steps.start_tasks(plan)
     return tasks.command(
