@@ -33,6 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT_TESTS := tests/unit tests/golden
 # Which of them `make test` runs; empty: all.
 UNIT_ARGS ?=
+# Which of the other tests it runs, by their markers (tests/conftest.py).
+MARKERS ?= not slow and not ci
 
 .PHONY: help demo test test-user test-slow test-torch test-python twins golden gpu-check lint chaos bench docs clean
 
@@ -40,7 +42,7 @@ help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm and Grid Engine too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-user  the unit tests as an ordinary user, for root"
-	@echo "make test-slow  what make test leaves out: more schedulers a test, longer forms, and tests of the test clusters"
+	@echo "make test-slow  what make test leaves out: what CI runs (benchmarks, chaos), more schedulers a test, longer forms"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
 	@echo "make test-python unit tests, checkpoints, and a run stopped and resumed, with each Python on this machine"
 	@echo "make twins      each profile of a site against a scheduler that keeps the site's published rules, as a table"
@@ -72,7 +74,7 @@ test: lint
 	@bash tests/setup_debian.sh
 	@unit=0 rest=0; \
 	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_ARGS) $(UNIT_TESTS) || unit=$$?; \
-	$(RUN) -m pytest --numprocesses=3 --durations=15 $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
+	$(RUN) -m pytest --numprocesses=3 --durations=15 -m "$(MARKERS)" $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
 	if [ $$unit != 0 ]; then echo "The unit tests failed, too: their failures are above."; fi; \
 	exit $$((unit ? unit : rest))
 
@@ -81,7 +83,7 @@ test-user: $(READY)
 
 test-slow: $(READY)
 	@bash tests/setup_debian.sh
-	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow
+	$(RUN) -m pytest --numprocesses=2 --durations=0 -m "slow or ci"
 
 .venv-torch-oldest/ready: MADE_BY = $(PYTHON_OLDEST)
 .venv-torch-oldest/ready: WITH = $(TORCH_OLDEST)

@@ -149,7 +149,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
-        "slow: what other tests hold too (longer, or with another scheduler); `make test-slow` runs these alone",
+        "ci: what CI runs besides `make test`, to keep that short",
+        "slow: what other tests hold too (longer, or with another scheduler); `make test-slow` runs both",
         "root: in a file of unit tests some of which need root; the CI of root runs the others as an ordinary user",
     ):
         config.addinivalue_line("markers", marker)

@@ -21,6 +21,7 @@ from benchmarks.suite import BENCHMARKS, Failed, measure, results
 GOOD, MISSED = Result("good", 1.0, 2.0, ""), Result("missed", 3.0, 2.0, "")
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_each_benchmark_gives_numbers(name: str) -> None:

@@ -10,6 +10,7 @@ from tests.chaos.harness import Chaos, report
 from tests.launch import Launcher
 
 
+@pytest.mark.ci
 @pytest.mark.backend("local", "this machine")
 def test_a_run_survives_a_short_storm_with_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     launcher = Launcher(tmp_path / "runs", {}, ["cluster=local"])

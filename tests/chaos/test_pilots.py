@@ -11,6 +11,7 @@ from tests.chaos import pilots
 pytestmark = [pytest.mark.backend("local", "this machine"), pytest.mark.timeout(900)]
 
 
+@pytest.mark.ci
 def test_each_point_is_done_once_or_has_failed_with_its_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

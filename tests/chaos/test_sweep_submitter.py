@@ -24,6 +24,7 @@ def test_no_point_is_lost_or_doubled_on_slurm(
     slurm.reset()
 
 
+@pytest.mark.ci
 def test_no_point_is_lost_or_doubled_on_pbs(
     tmp_path: Path, pbs_stand_in: PbsCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which schedulers a contract test is run with: it must pass with all, and `make test` runs what differs among them."""
+"""Which schedulers a contract test is run with: it must pass with all, and few differ in what it holds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 ALL = ("local", "slurm", "pbs", "sge", "third", "allocation")
 
 
-def on(*names: str, never: tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    """Runs a test with these schedulers in `make test`, and with all others but `never` in `make test-slow`."""
-    params = [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in ALL if name not in never]
+def on(*names: str, ci: tuple[str, ...] = (), never: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Runs a test with these schedulers in `make test`, with those of `ci` in CI too; `never`: with none of these."""
+    marks = {**dict.fromkeys(names, ()), **dict.fromkeys(ci, (pytest.mark.ci,))}
+    params = [pytest.param(name, marks=marks.get(name, (pytest.mark.slow,))) for name in ALL if name not in never]
     return pytest.mark.parametrize("launcher", params, indirect=True)
 
 

@@ -13,7 +13,7 @@ from tests.terminal import Terminal
 
 pytestmark = [
     pytest.mark.timeout(240),
-    on("local", "slurm", never=("third", "allocation")),
+    on("local", ci=("slurm",), never=("third", "allocation")),
 ]
 
 

@@ -41,7 +41,7 @@ def program(tmp_path: Path) -> str:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is of nobody's own")
-@on("local", "slurm", "sge")
+@on("local", ci=("slurm", "sge"))
 @pytest.mark.parametrize("bind", [pytest.param("auto", marks=pytest.mark.slow), "core"])
 def test_each_rank_has_the_cores_that_the_run_reports(launcher: Launcher, program: str, bind: str) -> None:
     result = launcher.run("workload=program", program, "procs_per_node=2", f"launch.bind={bind}")

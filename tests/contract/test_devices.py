@@ -53,6 +53,7 @@ def test_code_of_the_user_that_asked_for_gpus_does_not_start_where_none_is_visib
     assert "trains on the CPU" not in result.output
 
 
+@pytest.mark.ci
 def test_a_program_that_never_uses_its_gpus_is_told(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "trains.py").write_text(f"import time\ntime.sleep({GPU_SECONDS_AT_LEAST + 3})\n")
     result = launcher.run(
@@ -68,6 +69,7 @@ def test_a_program_that_never_uses_its_gpus_is_told(launcher: Launcher, tmp_path
     assert len(json.loads(launcher("post-mortem", "latest", "--json").stdout)["unused_gpus"]) == 1
 
 
+@pytest.mark.ci
 def test_ranks_that_differ_are_refused_on_every_one_of_them(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "differs.py").write_text(DIFFERS)
     result = launcher.run("workload=program", f"workload.script={tmp_path}/differs.py", "procs_per_node=2")

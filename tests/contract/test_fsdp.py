@@ -37,6 +37,7 @@ def test_a_language_model_is_trained_on_my_own_text(launcher: Launcher, tmp_path
     assert "the model writes:" in result.output
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)  # who starts the ranks is another suite's
 def test_a_stopped_training_resumes_with_another_number_of_ranks(launcher: Launcher, ended: None) -> None:
     done = launcher.submit(

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
+from tests.contract import schedulers
 from tests.launch import Launcher
 
 ENDS, FAULTS = "tests.chaos.ends", "tests.chaos.faults"
@@ -64,7 +65,7 @@ def test_ends_on_this_machine(launcher: Launcher) -> None:
     assert examined(launcher, "gone")["kind"] == "cancelled"
 
 
-@pytest.mark.parametrize("launcher", ["pbs", pytest.param("sge", marks=pytest.mark.slow)], indirect=True)
+@schedulers.on(ci=("pbs",), never=("local", "slurm", "third", "allocation"))
 def test_ends_where_qdel_ends_a_job(launcher: Launcher) -> None:
     submit(launcher, "late", f"{ENDS}:ignores_every_stop", "time=8s", "resume.lead=1s")
     deleted = submit(launcher, "deleted", f"{ENDS}:sleeps")

@@ -24,6 +24,7 @@ def test_a_bad_node_is_named_and_fails_the_run_that_needs_it(launcher: Launcher,
     assert not list(result.run.attempts()[-1].logs.glob("rank-*")), "ranks were started all the same"
 
 
+@pytest.mark.ci
 @local
 def test_the_run_goes_on_without_the_node_that_has_the_store(launcher: Launcher, tmp_path: Path) -> None:
     """And without both of its agents."""
@@ -37,7 +38,7 @@ def test_the_run_goes_on_without_the_node_that_has_the_store(launcher: Launcher,
 
 
 @local
-@pytest.mark.parametrize("node", [0, 1])  # the leader's, and another
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.ci)])  # the leader's, and another
 def test_a_spare_node_replaces_a_bad_one_and_is_checked(launcher: Launcher, tmp_path: Path, node: int) -> None:
     bad = without_tmpdir(tmp_path / "site", "LAUNCHER_NODE", str(node))
     result = launcher.run(*FINE, "nodes=2", "spares=1", bad)

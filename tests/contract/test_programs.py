@@ -72,6 +72,7 @@ def test_secrets_that_are_too_large_for_qrsh_are_refused_at_the_submission(launc
     assert not all_runs(launcher.runs_dir)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
 def test_a_script_without_any_handler_is_resumed_after_its_time_limit(launcher: Launcher, tmp_path: Path) -> None:
     """The script handles no signal and no exit code; an attempt lasts half a minute, and the work takes longer."""
@@ -103,6 +104,7 @@ def test_a_torchrun_script_trains_with_workers_and_its_own_group(launcher: Launc
     assert (tmp_path / "snapshot.pt").exists()
 
 
+@pytest.mark.ci
 @local
 def test_a_script_with_a_signal_handler_saves_exits_and_is_resumed(launcher: Launcher) -> None:
     done = launcher.submit(*example("handler"), "run_id=handler", "procs_per_node=2", "wait=false", STEPS="100000")
@@ -181,6 +183,7 @@ def test_the_first_failures_of_a_program_are_told_as_what_they_are(
     assert words.replace("FOLDER", str(tmp_path)).replace("HOST", launcher.hosts[0]) in told["cause"]
 
 
+@pytest.mark.ci
 @local
 def test_points_of_a_function_differ_in_its_arguments(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def main(lr, name='a'):\n    return {'tenfold': lr * 10, 'name': name}\n")
@@ -206,7 +209,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm"], indirect=True)
+@pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
 def test_run_passes_arguments_on_unchanged(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "my train.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     words = ["--lr", "0.1", "--name", "a=b", "[1,2]", "${oc.env:HOME}", "it's", "back\\", "", "a\tb", "--", "-m"]
@@ -218,6 +221,7 @@ def test_run_passes_arguments_on_unchanged(launcher: Launcher, tmp_path: Path) -
         assert json.loads((run.attempts()[0].logs / f"rank-{rank}.out").read_text()) == words
 
 
+@pytest.mark.ci
 @local
 def test_a_hydra_app_is_swept_by_name_and_keeps_its_own_configs(launcher: Launcher, tmp_path: Path) -> None:
     app = tmp_path / "app"

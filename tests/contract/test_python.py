@@ -47,7 +47,7 @@ print(json.dumps({
 """
 
 
-@on("local", "slurm")
+@on("slurm")
 def test_a_script_submits_waits_cancels_and_resumes(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "drive.py"
     script.write_text(SCRIPT)

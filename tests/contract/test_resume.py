@@ -13,6 +13,7 @@ from tests.contract.schedulers import detached, local
 from tests.launch import PYTHON, ROOT, Launcher
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
+ci = partial(pytest.param, marks=pytest.mark.ci)
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=2")
 
 
@@ -37,7 +38,7 @@ def is_over(launcher: Launcher) -> None:
 
 
 # A held allocation ends with its own time: test_allocation.py tests that.
-@pytest.mark.parametrize("launcher", [slow("local"), "slurm", "pbs", slow("sge")], indirect=True)
+@pytest.mark.parametrize("launcher", [slow("local"), "slurm", ci("pbs"), slow("sge")], indirect=True)
 def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> None:
     """100 steps take 30 s, and an attempt has 25 s with its start (Slurm counts whole minutes)."""
     result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")
@@ -53,7 +54,7 @@ def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> Non
     assert "ATTEMPT" in table and "75 wall-time: its time is nearly up" in table
 
 
-@detached("local", "slurm", "pbs", "sge")
+@detached("local", "slurm", ci=("pbs", "sge"))
 def test_a_stop_file_ends_a_run_and_resume_continues_it_at_another_size(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
@@ -85,7 +86,7 @@ def test_a_save_file_saves_and_the_run_continues(launcher: Launcher) -> None:
     is_over(launcher)
 
 
-@detached("slurm")
+@detached(ci=("slurm",))
 def test_a_cancelled_run_saves_and_is_not_resumed(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
@@ -123,7 +124,7 @@ def test_with_resume_how_never_a_run_stays_stopped(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "how"),
-    [slow("slurm", "resubmit"), slow("slurm", "chain"), slow("pbs", "chain"), ("sge", "chain")],
+    [slow("slurm", "resubmit"), slow("slurm", "chain"), slow("pbs", "chain"), ci("sge", "chain")],
     indirect=["launcher"],
 )
 def test_a_run_continues_in_other_jobs(launcher: Launcher, how: str) -> None:

@@ -29,7 +29,7 @@ IN_ORDER = [dict(zip(PLACES, values, strict=True)) for values in (
 )]  # fmt: skip
 
 
-@on("local", "slurm", "pbs", "sge", "third")
+@on("local", "slurm", "pbs", "sge", ci=("third",))
 def test_a_run_is_what_a_dry_run_showed_and_has_its_environment_and_private_files(launcher: Launcher) -> None:
     value = """a "b" 'c' $(id) `id` \\ ; | & é"""
     settings = {"cluster": {"setup": ["export FROM_SETUP=yes"], "environment": {"FROM_PROFILE": value}}}
@@ -72,7 +72,7 @@ def test_a_run_is_what_a_dry_run_showed_and_has_its_environment_and_private_file
     assert "choose another run_id" in other.stderr
 
 
-@detached("slurm", "pbs", "sge", never=("local", "allocation"))
+@detached("slurm", ci=("pbs", "sge"), never=("local", "allocation"))
 def test_a_run_that_the_user_submits_with_the_printed_command_is_a_run_like_any_other(launcher: Launcher) -> None:
     words = (
         "workload=collective", "workload.entry=tests.chaos.faults:tells", "nodes=2", "procs_per_node=2", "run_id=hand",
@@ -138,7 +138,7 @@ def test_ranks_fill_the_nodes_in_order_if_the_scheduler_starts_them(launcher: La
     assert result.metrics["places"] == IN_ORDER
 
 
-@on("local", "slurm")
+@on("slurm")
 def test_a_failing_rank_ends_the_run_and_is_named(launcher: Launcher) -> None:
     shown = blamed(launcher, "raises", "ValueError: the loss is a banana").output
     shown = shown[shown.index("Traceback of rank 3:") :]
@@ -174,7 +174,7 @@ def blamed(launcher: Launcher, kind: str, cause: str) -> Result:
     return result
 
 
-@on("local", "slurm")
+@on("local", ci=("slurm",))
 def test_a_rank_that_never_joins_is_named(launcher: Launcher) -> None:
     result = launcher.run(
         "workload=collective", "workload.entry=tests.chaos.hangs:main", "nodes=2", "procs_per_node=2",
@@ -201,7 +201,7 @@ def test_exit_code_75_means_stopped_and_not_failed(launcher: Launcher) -> None:
     assert launcher.status()["state"] == "stopped"
 
 
-@detached("local", "slurm", "pbs", "sge", "third")
+@detached("local", "slurm", "pbs", "sge", ci=("third",))
 def test_a_cancelled_run_leaves_no_process(launcher: Launcher) -> None:
     launcher.submit("workload=collective", "workload.entry=tests.chaos.faults:sleeps", "procs_per_node=2", "wait=false")
     launcher.until(lambda: launcher.printed().count("asleep") == 2, "both ranks are asleep")
@@ -283,7 +283,9 @@ def processes_of(launcher: Launcher) -> list[str]:
 
 
 @local
-@pytest.mark.parametrize("way", ["the window is closed", "nobody reads it any more"])
+@pytest.mark.parametrize(
+    "way", ["the window is closed", pytest.param("nobody reads it any more", marks=pytest.mark.ci)]
+)
 def test_a_run_of_this_machine_ends_with_its_terminal(launcher: Launcher, way: str, tmp_path: Path) -> None:
     script = tmp_path / "prints.py"
     script.write_text("import time\nwhile True:\n    print('at work', flush=True)\n    time.sleep(0.1)\n")

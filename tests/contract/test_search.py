@@ -25,7 +25,7 @@ def executed(sweep: Sweep, point: int) -> int:
     return len(list(sweep.run(point).path.glob("executed-*")))
 
 
-@detached("local", "slurm")
+@detached("local", ci=("slurm",))
 def test_a_search_chooses_points_while_its_pilots_run_and_prunes_those_that_are_behind(launcher: Launcher) -> None:
     shown = launcher.submit("-m", *TINY, *SEARCHED, "sweep.budget.points=10", "dry_run=true").stdout
     assert "asha, maximize height: at most 10 points" in shown

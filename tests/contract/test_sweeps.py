@@ -65,7 +65,7 @@ def events(run: Run) -> list[str]:
 FINE = "workload.entry=tests.chaos.faults:fine"
 
 
-@detached("local", "slurm", "pbs", "sge")
+@detached("slurm", "pbs", "sge", ci=("local",))
 def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher) -> None:
     grid = ("seed=1,2", "nodes=1,2", FINE)
     points, printed = sweep(launcher, *grid)
@@ -102,7 +102,7 @@ def test_the_user_submits_a_sweep_with_the_printed_commands(launcher: Launcher) 
     assert points.attempts() == [1] * 3
 
 
-@detached("local", "slurm")
+@detached("slurm")
 def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) -> None:
     """And no more points than sweep.parallelism run at once."""
     points, _ = sweep(
@@ -124,7 +124,7 @@ def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) ->
     assert points.attempts() == [1, 2, 1]
 
 
-@detached("slurm", "pbs", "sge", "third")
+@detached("slurm", ci=("pbs", "sge"))
 def test_a_cancelled_sweep_ends_its_points_and_starts_no_more(launcher: Launcher) -> None:
     points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(3)", "sweep.parallelism=1")
     until(launcher, lambda: "asleep" in printed(points.run(0)), points)
@@ -157,6 +157,7 @@ def test_a_stopped_point_is_resumed_alone(launcher: Launcher) -> None:
     assert points.states() == ["cancelled", "done"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["allocation"], indirect=True)
 def test_points_run_inside_an_allocation(launcher: Launcher) -> None:
     done = launcher.submit("-m", *TINY, FINE, "seed=1,2", "nodes=2")
@@ -167,6 +168,7 @@ def test_points_run_inside_an_allocation(launcher: Launcher) -> None:
     ] * 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
 def test_a_requeued_element_does_not_affect_the_others(launcher: Launcher, slurm: Any) -> None:
     points, _ = sweep(
@@ -218,7 +220,7 @@ def test_a_dry_run_shows_what_is_submitted(launcher: Launcher) -> None:
 PACKED = ("sweep.slots=2", "sweep.pack=2", "sweep.retries=1")
 
 
-@detached("local", "slurm")
+@detached("local", ci=("slurm",))
 def test_points_share_pilots(launcher: Launcher) -> None:
     points, printed = sweep(
         launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(7)", *PACKED, FAILS="3", PAUSE="0.3"
@@ -259,7 +261,7 @@ def test_points_of_a_stopped_pilot_go_on_in_its_next_attempt(launcher: Launcher)
     assert all((points.run(index).result() or {})["begun"] > 0 for index in range(2))
 
 
-@detached("slurm", "pbs")
+@detached("slurm", ci=("pbs",))
 def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: Launcher) -> None:
     """Or one of its points, and no other point of that pilot."""
     points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(4)", "sweep.slots=1")
@@ -280,7 +282,7 @@ def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: L
     assert row["state"] in ("done", "cancelled"), "it may have seen that no point is left before its job was cancelled"
 
 
-@detached("slurm", "sge")
+@detached("slurm")
 def test_a_run_waits_for_a_sweep_in_pilots(launcher: Launcher) -> None:
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(3)", "sweep.slots=1", PAUSE="0.5"
