@@ -34,7 +34,7 @@ def laptop(launcher: Launcher, tmp_path: Path) -> Iterator[Laptop]:
         made.close()
 
 
-@schedulers.detached(ci=("slurm",), never=("allocation", "third"))
+@schedulers.detached(never=("allocation", "third"))
 def test_runs_of_a_cluster_behind_ssh(launcher: Launcher, laptop: Laptop) -> None:
     size = ["cluster=hpc", "nodes=2", *(word for word in launcher.overrides if not word.startswith("cluster="))]
 

@@ -104,7 +104,7 @@ def test_a_torchrun_script_trains_with_workers_and_its_own_group(launcher: Launc
     assert (tmp_path / "snapshot.pt").exists()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @local
 def test_a_script_with_a_signal_handler_saves_exits_and_is_resumed(launcher: Launcher) -> None:
     done = launcher.submit(*example("handler"), "run_id=handler", "procs_per_node=2", "wait=false", STEPS="100000")

@@ -38,7 +38,7 @@ def is_over(launcher: Launcher) -> None:
 
 
 # A held allocation ends with its own time: test_allocation.py tests that.
-@pytest.mark.parametrize("launcher", [slow("local"), "slurm", ci("pbs"), slow("sge")], indirect=True)
+@pytest.mark.parametrize("launcher", [slow("local"), "slurm", slow("pbs"), slow("sge")], indirect=True)
 def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> None:
     """100 steps take 30 s, and an attempt has 25 s with its start (Slurm counts whole minutes)."""
     result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")
@@ -54,7 +54,7 @@ def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> Non
     assert "ATTEMPT" in table and "75 wall-time: its time is nearly up" in table
 
 
-@detached("local", "slurm", ci=("pbs", "sge"))
+@detached("local", "slurm", ci=("sge",))
 def test_a_stop_file_ends_a_run_and_resume_continues_it_at_another_size(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)

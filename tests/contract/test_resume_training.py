@@ -63,7 +63,7 @@ def test_a_stopped_and_resumed_training_equals_an_uninterrupted_one(launcher: La
     assert progress == sorted(progress) and progress[0] > step and progress[-1] == 3300
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_an_invariant_training_resumed_at_other_sizes_has_the_same_weights(launcher: Launcher) -> None:
     keys = ("workload.epochs=100", "train.invariant=true")
     whole = undisturbed(launcher, 1, *keys)

@@ -65,7 +65,7 @@ def events(run: Run) -> list[str]:
 FINE = "workload.entry=tests.chaos.faults:fine"
 
 
-@detached("slurm", "pbs", "sge", ci=("local",))
+@detached("slurm", "pbs", "sge")
 def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher) -> None:
     grid = ("seed=1,2", "nodes=1,2", FINE)
     points, printed = sweep(launcher, *grid)
@@ -124,7 +124,7 @@ def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) ->
     assert points.attempts() == [1, 2, 1]
 
 
-@detached("slurm", ci=("pbs", "sge"))
+@detached("slurm", ci=("sge",))
 def test_a_cancelled_sweep_ends_its_points_and_starts_no_more(launcher: Launcher) -> None:
     points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(3)", "sweep.parallelism=1")
     until(launcher, lambda: "asleep" in printed(points.run(0)), points)
