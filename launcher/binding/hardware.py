@@ -345,29 +345,21 @@ FOLDER = Path(__file__).parent / "nodes"
 class NodeType(Struct):
     """A type of node."""
 
-    name: str
-    source: str
     node: Node
     allowed: tuple[int, ...]  # the CPUs that a job with the whole node may use
 
 
-def names() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
-
-
-def require(name: str, key: str) -> None:
-    """Raises ConfigError, naming this key or option, if there is no such node type."""
-    if name not in (known := names()):
-        raise ConfigError(f"{key}={name}: there is no such type of node.{near(name, known)} Known: {', '.join(known)}")
+def require(name: str) -> None:
+    """Raises ConfigError if there is no such node type."""
+    known = sorted(path.stem for path in FOLDER.glob("*.json"))
+    if name not in known:
+        hint = f"{near(name, known)} Known: {', '.join(known)}"
+        raise ConfigError(f"cluster.node_type={name}: there is no such type of node.{hint}")
 
 
 def load(name: str) -> NodeType:
     """Returns the node type of this name; raises FileNotFoundError."""
-    return of(name, json.loads((FOLDER / f"{name}.json").read_text()))
-
-
-def of(name: str, about: Mapping[str, Any]) -> NodeType:
-    """Returns the node type that a JSON file describes."""
+    about = json.loads((FOLDER / f"{name}.json").read_text())
     nics = tuple(Nic(device or interface, interface, *rest) for device, interface, *rest in about["nics"])
     distances = {
         (one, other): distance
@@ -377,7 +369,7 @@ def of(name: str, about: Mapping[str, Any]) -> NodeType:
     node = Node(_cores_of_type(about), _gpus_of_type(about), nics, distances)
     everything = {cpu for core in node.cores for cpu in core.cpus}
     kept = parse_ranges(about["kept"]) if about["kept"] else ()
-    return NodeType(name, about["source"], node, tuple(sorted(everything.difference(kept))))
+    return NodeType(node, tuple(sorted(everything.difference(kept))))
 
 
 def _cores_of_type(about: Mapping[str, Any]) -> tuple[Core, ...]:

@@ -267,9 +267,6 @@ def of_topology(parser: Parser) -> None:
         "--ranks", type=whole_number, metavar="N", help="number of ranks on the node (default: one per GPU, else one)"
     )
     parser.add("--bind", default="auto", metavar="HOW", help="the binding, a value of launch.bind (default: auto)")
-    parser.add(
-        "--node-type", metavar="TYPE", help="show a node of this type instead of this node (list: list the types)"
-    )
     add_runs_dir(parser)
 
 

@@ -137,11 +137,11 @@ def bound_to(plan: JobPlan) -> list[str]:
             pairs=plan.cluster.nics,
         )  # fmt: skip
     except masks.DeviceError as error:
-        return [*lines, f"on a node of type {about.name} nothing: {error.unbound.words}"]
+        return [*lines, f"on a node of type {plan.cluster.node_type} nothing: {error.unbound.words}"]
     found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
     if found.unbound is not None:
-        return [*lines, f"on a node of type {about.name} nothing: {found.unbound.words}"]
-    return [*lines, f"on a whole node of type {about.name}:", *(
+        return [*lines, f"on a node of type {plan.cluster.node_type} nothing: {found.unbound.words}"]
+    return [*lines, f"on a whole node of type {plan.cluster.node_type}:", *(
         ", ".join([
             f"  CPUs {ranges(rank.cpus)}: local rank {place}",
             *([f"GPU {about.node.gpus.index(rank.devices.gpu)}"] if rank.devices.gpu else []),

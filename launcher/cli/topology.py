@@ -6,13 +6,12 @@ import os
 import socket
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from launcher.binding import hardware, masks
 from launcher.cli.text import WIDTH, print_unreadable, table
-from launcher.errors import ConfigError, RunError
+from launcher.errors import RunError
 from launcher.formatting import name_ranks
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
 from launcher.runs.lookup import find
@@ -29,10 +28,9 @@ _CELL = 32  # characters of a cell in the table of NUMA nodes, after which it is
 
 
 def run(arguments: Namespace) -> int:
-    if arguments.name is not None and arguments.node_type is not None:
-        raise ConfigError("--node-type shows a type of node, and RUN the nodes of a run: leave out one of the two")
     if arguments.name is None:
-        print("\n".join(_without_run(arguments.ranks, arguments.bind, arguments.node_type)))
+        node, allowed = hardware.read(), os.sched_getaffinity(0)
+        print("\n".join(_bound(socket.gethostname(), node, allowed, os.environ, arguments.ranks, arguments.bind)))
         return 0
     found = find(arguments.name, arguments.runs_dir)
     for attempt in reversed(found.attempts()):
@@ -41,19 +39,6 @@ def run(arguments: Namespace) -> int:
             print_unreadable(found)
             return 0
     raise RunError(f"{found.id} has started no ranks yet")
-
-
-def _without_run(wanted: int | None, how: str, node_type: str | None) -> list[str]:
-    if node_type is None:
-        return _bound(socket.gethostname(), hardware.read(), os.sched_getaffinity(0), os.environ, wanted, how)
-    if node_type == "list":
-        return [f"{name}  {hardware.load(name).node.kind}" for name in hardware.names()]
-    hardware.require(node_type, "--node-type")
-    about = hardware.load(node_type)
-    gpus = tuple(replace(gpu, address=f"GPU {place}", tile=None) for place, gpu in enumerate(about.node.gpus))
-    node = replace(about.node, gpus=gpus)  # the addresses differ from node to node
-    source = textwrap.wrap(f"Source: {about.source}", WIDTH)
-    return [*_bound(node_type, node, about.allowed, {}, wanted, how), "", *source]
 
 
 def _bound(

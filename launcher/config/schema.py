@@ -18,7 +18,7 @@ MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must 
 
 
 class Form(Enum):
-    """The form of a key's value. `launcher.plan.sections` checks and converts the value accordingly."""
+    """The form of a key's value. `launcher.plan.build` checks and converts the value accordingly."""
 
     time = "time"  # a wall time, in seconds
     memory = "memory"  # a size with a unit, in bytes
@@ -184,7 +184,7 @@ class Cluster:
     limits: Limits = field(default_factory=Limits)  # limits for a job
     pools: dict[str, Pool] = field(default_factory=dict)  # limits and variables of partitions, queues and QOS
     check: bool = True  # check a plan against the actual partition or queue before submission
-    node_type: str | None = None  # type of its nodes (`topology --node-type`), for the bindings that a dry run shows
+    node_type: str | None = None  # type of its nodes (launcher/binding/nodes), for the bindings that a dry run shows
     nics: list[str] = field(default_factory=list)  # network device of each GPU (without GPUs: of each rank), by number
     rank_environment: dict[str, Any] = field(default_factory=dict)  # variables of each rank; {nic} is its own of nics
     expects: dict[str, Any] = field(default_factory=dict)  # what NCCL should use, for preflights: net, plugin, provider

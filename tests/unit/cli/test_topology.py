@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding import hardware, masks
+from launcher.binding import masks
 from launcher.binding.masks import parse
 from launcher.cli import commands
 from launcher.cli.text import WIDTH
 from launcher.cli.topology import devices_of, node_tables
-from launcher.errors import ConfigError, RunError
+from launcher.errors import RunError
 from launcher.runs import event_file
 from launcher.runs.events import Bound
 from launcher.runs.health import bindings_event
@@ -75,24 +75,6 @@ def test_every_known_node_fits_the_terminal(name: str, bind: str) -> None:
 def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["topology", "--ranks", "1"]) == 0
     assert "  RANK  CORES  CPUS" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", trees.NAMES)
-def test_a_node_of_a_known_type(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["topology", "--node-type", name]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"{name}: {hardware.load(name).node.kind}"[:60])
-    assert "Source: http" in shown or "Source: NCAR" in shown
-    assert max(map(len, shown.splitlines())) <= WIDTH
-
-
-def test_known_types_are_listed_and_others_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["topology", "--node-type", "list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(trees.NAMES)
-    with pytest.raises(ConfigError, match=r"--node-type=frontir: there is no such type of node\. Did you mean"):
-        commands.main(["topology", "--node-type", "frontir"])
-    with pytest.raises(ConfigError, match="leave out one of the two"):
-        commands.main(["topology", "a", "--node-type", "frontier"])
 
 
 def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
