@@ -1,8 +1,6 @@
 """Makes archives of environments (`env pack`) and checks them before submission, on the login node.
 
-`pack` writes FILE.json next to an archive FILE. It has the archive's checksum, the folder that was packed, and how long
-importing torch took from that folder. For an archive without such a file, the checksum is cached in the user's cache
-folder (archives/), since computing it takes long.
+Facts about an archive FILE, such as its checksum, are in FILE.json, or cached in the user's cache folder (archives/).
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from launcher.files.checksum import digest_of
 from launcher.files.run_files import write
 from launcher.own_module import program
 from launcher.paths import user_cache_dir
-from launcher.plan.sections import Archive
+from launcher.plan.plan import Archive
 
 EXCLUDED = ("/share/man/", "/pip-selfcheck")  # paths with one of these are not packed: a job does not need them
 
@@ -36,7 +34,7 @@ EXCLUDED = ("/share/man/", "/pip-selfcheck")  # paths with one of these are not 
 def checked(name: str) -> tuple[str, Archive]:
     """Returns env.archive's absolute path, and the plan's section `archive`; raises ConfigError."""
     key = f"env.archive={name}"
-    path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
+    path = programs.absolute(name)
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(
             f"{key} is none of {', '.join(SUFFIXES)}: make one with `{program()} env pack FOLDER {path.name}.tar.gz`"
@@ -73,10 +71,9 @@ def _stamp(path: Path) -> dict[str, int]:
 
 
 def pack(folder: Path, archive: Path) -> dict[str, Any]:
-    """Packs a venv into an archive that can be unpacked anywhere, and writes FILE.json next to it.
+    """Packs a venv into an archive, and writes its facts, with the time that torch's import takes, to FILE.json.
 
-    Raises ConfigError: ranks could not run in this venv, or the archive's name has a wrong suffix.
-    Raises RunError: the archive cannot be written.
+    Raises ConfigError: ranks could not run in this venv, or the archive's name has a wrong suffix. RunError: no space.
     """
     if not archive.name.endswith(SUFFIXES):
         raise ConfigError(f"{archive} is none of {', '.join(SUFFIXES)}")
@@ -99,9 +96,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError, ArchiveError) as error:
         part.unlink(missing_ok=True)
         raise RunError(f"{archive} cannot be written: {error}") from None
-    facts = {
-        "sha256": digest_of(archive), **_stamp(archive), "of": str(folder), "import_seconds": round(seconds, 2),
-    }  # fmt: skip
+    facts = {"sha256": digest_of(archive), **_stamp(archive), "of": str(folder), "import_seconds": round(seconds, 2)}
     Path(f"{archive}.json").write_text(json.dumps(facts, indent=1) + "\n")
     return facts
 
@@ -139,7 +134,6 @@ def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
 
 
 def default_folder() -> Path:
-    """Returns the folder of the venv that this Python belongs to; raises ConfigError if it belongs to none."""
     if not (Path(sys.prefix) / "pyvenv.cfg").is_file():
         raise ConfigError(f"{sys.executable} belongs to no venv: name the FOLDER of one")
     return Path(sys.prefix)

@@ -1,13 +1,8 @@
 """Runs a node's agent in a container: `python -m launcher.environment.container_command RUN_DIR`, in the job script.
 
-The values of the job's variables are on no command line: runtimes read them from the environment (`APPTAINERENV_NAME`,
-`enroot --env NAME`). Variables of the host that would break programs of the image are not passed. Of the launcher only
-`launcher.agent` runs in the container. It needs torch, numpy and submitit in the image; the launcher itself is on
-PYTHONPATH, in a folder that is mounted. This module needs only the standard library.
-
-The container is started twice. The first start queries the version and packages of its Python, so that this process
-can report an error before the agent starts. The second replaces this process by the container runtime, so that signals
-reach it directly.
+Of the launcher only `launcher.agent` runs in it, from a mounted folder; the image has torch, numpy and submitit. The
+container is started twice: first its Python is asked for its version and packages, whose errors this process reports;
+then the runtime replaces this process, so that signals reach it.
 """
 
 from __future__ import annotations
@@ -36,8 +31,7 @@ if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan
 
 
-# Variables with paths of the host's programs, libraries and Pythons, which the image does not have. HOME, USER and the
-# like are set by the container runtime.
+# Variables with paths of the host, which the image does not have. The runtime sets HOME, USER and the like.
 BREAKING = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 OF_HOST = re.compile(
     r"(PATH|LD_\w+|PYTHON(HOME|PATH|STARTUP|USERBASE|EXECUTABLE)|VIRTUAL_ENV\w*|_?CONDA_\w+|_CE_\w+|MODULE\w*|"
@@ -77,13 +71,12 @@ def outermost(paths: Sequence[str]) -> list[str]:
 
 
 def folders_to_make(plan: JobPlan) -> list[str]:
-    """Returns the folders to create before they are mounted: those of `folders` that may not exist yet."""
+    """Returns those of `folders` that may not exist yet."""
     theirs = [os.path.normpath(each) for each in (plan.checkpoint.dir, plan.tracking.dir) if each]
     return [folder for folder in folders(plan) if folder in theirs]
 
 
-def mounts(binds: Sequence[str]) -> list[str]:
-    """Returns the folders of `binds` in the form SOURCE:TARGET; a plain FOLDER becomes FOLDER:FOLDER."""
+def _mounts(binds: Sequence[str]) -> list[str]:
     return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
 
 
@@ -106,14 +99,17 @@ def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str
 def command(
     plan: JobPlan, environ: Mapping[str, str], runtime: str, exists: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts the container's Python, and its environment; exists: of a path here."""
+    """Returns the command that starts the container's Python, and its environment; exists: of a path here.
+
+    No variable's value is on the command line: the runtime reads it from the environment.
+    """
     assert plan.env.container is not None
     inside = passed_variables(environ, plan)
     seen = [*folders(plan), *(environ[name] for name in ("TMPDIR", "PBS_NODEFILE") if environ.get(name))]
     binds = [*filter(exists, outermost(seen)), *plan.env.binds]
     python = python_inside(plan)
     if runtime == "enroot":
-        bound = [word for mount in mounts(binds) for word in ("--mount", mount)]
+        bound = [word for mount in _mounts(binds) for word in ("--mount", mount)]
         names = [word for name in inside for word in ("--env", name)]
         return ["enroot", "start", *bound, *names, *plan.env.container_args, plan.env.container, *python], dict(environ)
     prefix = "APPTAINERENV_" if runtime == "apptainer" else "SINGULARITYENV_"
@@ -180,40 +176,28 @@ def main(run_dir: str) -> int:
 
 
 # -- Checks a run's container at submission, and makes the commands of the job script for it
-#
-# | runtime | the script starts on each node | how it works |
-# |---|---|---|
-# | apptainer, singularity, enroot, auto | this module | checks the image, and starts the container |
-# | pyxis | `srun --container-image=... python3 -m launcher.agent RUN` | needs no Python of the launcher on nodes |
+# With pyxis, that is `srun --container-image=... python3 -m launcher.agent RUN`, else this module on each node.
 
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def checked_image(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Checks env.container. Returns the image (as an absolute path if it is a file), and notes for the user.
+    """Checks env.container; returns the image (as an absolute path if it is a file), and notes; raises ConfigError.
 
     An image in a folder that does not exist on this machine is not checked, unless the run is `here`.
-    Raises ConfigError: the image is not in its folder, cannot be read, or is not on this machine with `here`.
     """
     image = str(env.container)
-    key = f"env.container={image}"
     if SCHEME.match(image):
-        note = f"{key} is downloaded by each node: for many nodes, make it a file first (apptainer pull)"
+        note = f"env.container={image} is downloaded by each node: for many nodes, make it a file (apptainer pull)"
         return image, (note,)
     is_path = image.startswith(("/", "~", ".")) or image.endswith((".sif", ".sqsh", ".img"))
     if env.container_runtime in (Runtime.pyxis, Runtime.enroot) and not is_path:
         return image, ()  # a name such as nvcr.io#nvidia/pytorch:25.01-py3, or of a container that enroot has made
-    path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(image))))
-    if path.exists():
-        if not os.access(path, os.R_OK):
-            raise ConfigError(f"{key} cannot be read: chmod u+r {path}")
-        return str(path), ()
-    if path.parent.is_dir():
-        raise ConfigError(f"{key}: there is no {path.name} in {path.parent}: make the image first (apptainer build)")
-    if here:
-        raise ConfigError(f"env.container={path} is not there")
-    return str(path), (f"{key} is not visible on this machine, and was not checked: the nodes need it",)
+    path, notes = programs.seen("env.container=", image, "make the image first (apptainer build)", here=here)
+    if not notes and not os.access(path, os.R_OK):
+        raise ConfigError(f"env.container={image} cannot be read: chmod u+r {path}")
+    return str(path), notes
 
 
 def node_command(plan: JobPlan) -> list[str]:
@@ -242,11 +226,7 @@ def setup_lines(plan: JobPlan) -> list[SetupLine]:
 
 
 def before_srun(plan: JobPlan) -> list[str]:
-    """Returns the command to put before srun for pyxis (`env -u NAME ...`), which removes variables about the host.
-
-    pyxis passes the whole environment. The variables are removed outside of the container, since inside of it they may
-    have the image's values. Without pyxis the result is empty.
-    """
+    """Returns what to put before srun for pyxis, which passes the whole environment: `env -u NAME ...`."""
     if not _pyxis(plan):
         return []
     hosts = [name for name in BREAKING if name == "PYTHONPATH" or name not in plan.cluster.environment]
@@ -254,12 +234,11 @@ def before_srun(plan: JobPlan) -> list[str]:
 
 
 def srun_options(plan: JobPlan) -> list[str]:
-    """Returns srun's options for pyxis; none for other runtimes."""
     if not _pyxis(plan):
         return []
     return [
         f"--container-image={plan.env.container}",
-        f"--container-mounts={','.join(mounts([*folders(plan), *plan.env.binds]))}",
+        f"--container-mounts={','.join(_mounts([*folders(plan), *plan.env.binds]))}",
         f"--container-workdir={plan.workdir}",
         *plan.env.container_args,
     ]

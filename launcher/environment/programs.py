@@ -29,25 +29,20 @@ if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan
 
 
-# -- The type of the shell lines that the job script runs before the agents start
-
-
 class SetupLine(Struct):
-    """One shell line (or several that belong together) of the job script's set-up."""
+    """A shell line (or several that belong together) that the job script runs before the agents start."""
 
-    line: str  # shell text
-    of: SetupPart  # purpose of the line, by the config key that it comes from
+    line: str
+    of: SetupPart  # the config key that it comes from
     number: int = 0  # number of the line in cluster.setup or env.setup, from 1; 0: it comes from another key
     name: str = ""  # module, environment or folder that the line loads, activates or creates; empty: none
 
     @property
     def words(self) -> str:
-        """The description of the line in errors."""
         return text.of_setup_line(self.of, self.number, self.name)
 
 
 # -- Checks at submission that the packages of a run's trackers (TensorBoard, MLflow, W&B) are installed
-# launcher/worker/tracking.py sends the metrics to them, on the compute node.
 
 
 def check(plan: JobPlan) -> tuple[str, ...]:
@@ -57,8 +52,7 @@ def check(plan: JobPlan) -> tuple[str, ...]:
         return ()
     needs = f"track={missing[0]} needs the package {missing[0]}"
     fix = f"pip install 'launcher[{','.join(missing)}]'"
-    if plan.env.container or plan.env.archive or plan.env.activate:
-        where = plan.env.container or plan.env.archive or plan.env.activate
+    if where := plan.env.container or plan.env.archive or plan.env.activate:
         return (f"{needs}, which is not installed here; {where} has to have it",)
     if plan.cluster.setup or plan.env.modules or plan.env.setup or "PYTHONPATH" in plan.cluster.environment:
         where = "cluster.setup, cluster.environment or env"
@@ -72,9 +66,7 @@ def _is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None  # a mere folder has no origin; W&B makes one called `wandb`
 
 
-# -- Checks the user's own environment (env.activate). Its Python runs the ranks instead of the launcher's
-# Only the packages in `NEEDED` have to be installed in it. The launcher itself is on PYTHONPATH there. All other
-# commands of the job script are run by the launcher's own Python.
+# -- Checks the user's own environment (env.activate), whose Python runs the ranks, with the launcher on PYTHONPATH
 
 
 NEEDED = ("torch", "numpy", "submitit")  # imported by launcher.agent, and needed by submitit and torch
@@ -104,19 +96,31 @@ else
 fi"""
 
 
-def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Returns a venv's or conda environment's absolute path, and notes; raises ConfigError.
+def absolute(name: str) -> Path:
+    return Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
 
-    If even its parent folder does not exist on this machine, the environment is not checked, unless the run is `here`.
+
+def seen(key: str, name: str, do: str, *, here: bool) -> tuple[Path, tuple[str, ...]]:
+    """Returns the absolute path of what a setting (`key`: `env.activate=`) names, and a note if it cannot be checked.
+
+    That is so if even its parent folder does not exist on this machine, unless the run is `here`. Raises ConfigError.
     """
+    path = absolute(name)
+    if path.exists():
+        return path, ()
+    if path.parent.is_dir():
+        raise ConfigError(f"{key}{name}: there is no {path.name} in {path.parent}: {do}")
+    if here:
+        raise ConfigError(f"{key}{path} is not there")
+    return path, (f"{key}{name} is not visible on this machine, and was not checked: the nodes need it",)
+
+
+def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Returns a venv's or conda environment's absolute path, and notes, as `seen`; raises ConfigError."""
     key = f"{given_as}{folder}"
-    path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(folder))))
-    if not path.exists():
-        if path.parent.is_dir():
-            raise ConfigError(f"{key}: there is no {path.name} in {path.parent}: name the folder of an environment")
-        if here:
-            raise ConfigError(f"{given_as}{path} is not there")
-        return str(path), (f"{key} is not visible on this machine, and was not checked: the nodes need it",)
+    path, notes = seen(given_as, folder, "name the folder of an environment", here=here)
+    if notes:
+        return str(path), notes
     if path.is_file() and path.name == "activate":
         raise ConfigError(f"{key} is a script: name the environment's folder, {path.parents[1]}")
     if not (path / "conda-meta").is_dir() and not (path / "bin/activate").is_file():
@@ -169,7 +173,7 @@ class ModulePath(Struct):
 
 
 def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> ModulePath:
-    """Returns where Python will look for modules in a job that this process submits from a folder (None: this one).
+    """Returns where Python will look for modules in a job submitted from a folder (None: this one).
 
     setup: set-up lines, modules, environments and containers of the job; with any, the result is not complete.
     """
@@ -212,10 +216,7 @@ def checked_function(function: Function, place: ModulePath) -> Function:
 
 
 def entry_file(workload: Program | Function, place: ModulePath) -> tuple[str, str | None]:
-    """Returns the setting of the workload's code (`workload.script=train.py`), and its first file, or None.
-
-    Raises ConfigError: the module does not exist.
-    """
+    """Returns the setting of the workload's code (`workload.script=train.py`), its first file, or None; ConfigError."""
     if isinstance(workload, Function):
         module, _ = _split(str(workload.target))
         return f"workload.target={workload.target}", _file(_found(module, place, "workload.target"))
@@ -234,9 +235,6 @@ def _program(module: str, place: ModulePath) -> ModuleSpec | None:
     if spec is not None and spec.submodule_search_locations is not None:
         return _found(f"{module}.__main__", place, "workload.module")
     return spec
-
-
-# -- scripts
 
 
 def _check_script(program: Program, place: ModulePath) -> None:
@@ -307,8 +305,7 @@ def _arguments(program: Program) -> list[str]:
     except ValueError as error:
         raise ConfigError(
             f"workload.args: {error}. Write a list (workload.args='[--lr,0.1]') or a text "
-            "(\"workload.args='--lr 0.1'\"); what follows `--` needs no quotes: "
-            "launcher run train.py -- --lr 0.1"
+            "(\"workload.args='--lr 0.1'\"); what follows `--` needs no quotes: launcher run train.py -- --lr 0.1"
         ) from None
     try:
         flags = options(program.flags)
@@ -338,9 +335,6 @@ def _parsed(path: Path, key: str) -> ast.Module:
         raise ConfigError(f"{key} is no Python: {path}, line {error.lineno}:{line}: {error.msg}") from None
     except ValueError as error:  # a zero byte
         raise ConfigError(f"{key} is no Python: {path}: {error}") from None
-
-
-# -- modules
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -395,9 +389,6 @@ def _modules(folders: Sequence[str]) -> Iterator[str]:
             for entry in os.scandir(folder):
                 if entry.name.endswith(".py") or entry.is_dir():
                     yield entry.name.removesuffix(".py")
-
-
-# -- functions
 
 
 def _tree(spec: ModuleSpec | None, key: str) -> ast.Module | None:

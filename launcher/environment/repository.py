@@ -26,8 +26,6 @@ TIMEOUT = 60.0  # seconds for one git command
 
 
 class Tree(Struct):
-    """The files of a snapshot."""
-
     root: Path  # folder of the repository
     files: dict[str, int]  # size of each file in bytes, by its path relative to `root`
 
@@ -44,7 +42,7 @@ def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
     if (sent := sent_tree(folder)) is not None:
         return sent.tree
     root = Path(_git(key, folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
-    inner = [each for each in map(os.path.realpath, without) if within(each, str(root)) and each != str(root)]
+    inner = (each for each in map(os.path.realpath, without) if each != str(root) and within(each, str(root)))
     left_out = tuple(each + os.sep for each in inner)
     files = {}
     for name in _names(key, root, ""):
@@ -131,7 +129,6 @@ def check(found: Tree, limit: int, key: str = SNAPSHOT) -> None:
 
 
 def within(path: str, folder: str) -> bool:
-    """Returns whether a path is the folder itself or within it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 

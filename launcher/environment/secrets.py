@@ -15,6 +15,7 @@ from launcher.errors import RESUME, ConfigError, RunError, SubmissionError, Unav
 from launcher.files import run_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.paths import user_data_dir
+from launcher.plan.plan import texts_in
 from launcher.runs.directory import Run, require_private
 from launcher.runs.events import Ended, every
 
@@ -27,16 +28,14 @@ _NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?
 
 
 def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Returns overrides without the values of secrets. When the run is resumed, the environment must have them.
+    """Returns overrides without the values of secrets, for which a resumed run needs its environment.
 
     | override of cluster.environment for a secret | result |
     |---|---|
     | `NAME=VALUE`, even if a later override replaces it | `NAME=${oc.env:NAME}` |
     | `~NAME=VALUE` | `~NAME` |
     | `NAME=${oc.env:OTHER}`, `NAME=null` | unchanged |
-
-    Raises ConfigError: an override sets a secret in the whole section (`cluster.environment={...}`), so that its value
-        cannot be removed.
+    | the whole section with a value of one (`{NAME:VALUE}`) | ConfigError: it cannot be removed |
     """
     found = []
     for word in words:
@@ -71,7 +70,7 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
     """Raises ConfigError if values have a secret (by name) of at least MIN_LENGTH characters in them."""
     # A variable may have the path of a file with the secret: this path itself is no secret.
     wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and not _is_path(text)}
-    for key, text in _texts("", values):
+    for key, text in texts_in(values):
         for name, value in wanted.items():
             if value in text:
                 raise ConfigError(
@@ -84,38 +83,15 @@ def _is_path(text: str) -> bool:
     return text.startswith("/") and os.path.exists(text)
 
 
-def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield key, str(name)
-            yield from _texts(f"{key}.{name}" if key else str(name), item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(key, item)
-
-
 # -- Passes secret environment variables to jobs without writing their values into scripts
-#
-#
-# | cluster | how a value gets to the job |
-# |---|---|
-# | local, allocation | in the environment of the job's process |
-# | slurm | in sbatch's environment, which slurmctld keeps for the job's owner and root (man sbatch, --export) |
-# | pbs | in a file of mode 0600, in a private folder of the user outside of the run directory |
-#
-# `qsub -v NAME` would make a value an attribute of the job, which `qstat -f` shows to everybody unless the site forbids
-# it (query_other_jobs, pbs_server_attributes(7B)). So PBS jobs read a file, which the job script removes when the run
-# is over. This module needs neither torch nor hydra nor submitit, since the login node and the job both use it.
+# In the environment of the job's process (local), of sbatch (which slurmctld keeps for the job's owner and root), or
+# (PBS, Grid Engine: `qstat -f` shows to everybody what `qsub -v` got) in a private file outside of the run directory,
+# which the driver removes when the run is over.
 
 
 PATTERNS = "LAUNCHER_SECRETS"  # variable of a job: the patterns of secret names, comma-separated
 FILE = "LAUNCHER_SECRETS_FILE"  # variable of a PBS job: the file with the values
 FOLDER = "LAUNCHER_SECRETS_DIR"  # variable of the user: the folder of such files
-
-
-# -- submission
 
 
 @contextlib.contextmanager
@@ -142,9 +118,6 @@ def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
         )
 
 
-# -- files, for PBS
-
-
 def folder() -> Path:
     """Returns the folder, seen by the nodes, of all files of secrets: $LAUNCHER_SECRETS_DIR, or the user's data."""
     if named := os.environ.get(FOLDER):
@@ -164,25 +137,20 @@ def file_of(run_dir: str, base: str) -> Path:
 
 
 def write(text: str, path: Path) -> None:
-    """Writes a file of secrets, which jobs source, that only its owner can read, in folders that only he can change.
-
-    Raises OSError, or RunError: one of the folders belongs to somebody else, or others can write to it.
-    """
-    try:
-        _write(text, path)
-    except (FileNotFoundError, FileExistsError):  # another submission has just removed the empty folder
-        _write(text, path)
-
-
-def _write(text: str, path: Path) -> None:
-    for folder in (path.parent.parent, path.parent):
-        run_files.make_folder(folder)
-        require_private(folder)
-    run_files.replace(path, os.fsencode(text), sync=False)
+    """Writes a file of secrets, which jobs source, for its owner only; raises OSError, RunError: an unsafe folder."""
+    for last in (False, True):
+        try:
+            for folder in (path.parent.parent, path.parent):
+                run_files.make_folder(folder)
+                require_private(folder)
+            run_files.replace(path, os.fsencode(text), sync=False)
+            return
+        except (FileNotFoundError, FileExistsError):  # another submission has just removed the empty folder
+            if last:
+                raise
 
 
 def remove(path: Path) -> None:
-    """Removes a file of secrets, and then its folder if that is empty."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
@@ -227,7 +195,7 @@ def prune(base: Path) -> None:
 
 
 def _over(run_dir: Path, written: float) -> bool:
-    """Returns whether a run does not need its file of secrets any more.
+    """Returns whether a run does not need its file of secrets, `written` then (seconds since the epoch), any more.
 
     | the run | result |
     |---|---|
@@ -235,10 +203,7 @@ def _over(run_dir: Path, written: float) -> bool:
     | both are gone: they may be on another cluster with the same home folder | no |
     | is cancelled | yes |
     | has ended after the file was written, with an exit code other than 75 | yes |
-    | has ended before the file was written: it was submitted again, and waits | no |
-    | waits, runs, or has ended with 75, after which it may be requeued or resubmitted | no |
-
-    written: time at which the file was written, in seconds since the epoch.
+    | waits (also again), runs, or has ended with 75, after which another job may continue it | no |
     """
     run = Run(run_dir)
     if not unwrap(exists(run_dir)):

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from launcher.environment.repository import Tree, check, tree, within
 from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
 from launcher.plan.build import PlanFacts
-from launcher.plan.plan import JobPlan
-from launcher.plan.sections import SnapshotCode
+from launcher.plan.plan import JobPlan, SnapshotCode
 from launcher.runs.directory import Run
 from launcher.units import parse_size
 
@@ -32,10 +31,9 @@ LIBRARY = "lib-"  # prefix of the folder (lib-VERSION, next to it) of our packag
 
 
 def planned(config: Config, site: PlanFacts, found: Tree | None, before: JobPlan | None, folder: Path) -> PlanFacts:
-    """Returns `site` with folders in the repository replaced by those in the run's snapshot.
+    """Returns `site` with folders in the repository replaced by those in the run's snapshot; raises ConfigError.
 
     found: files of a new snapshot; None: the run uses the existing one of `before`, an earlier plan of it or its sweep.
-    Raises ConfigError: the snapshot would be too large, or would not contain the workload's code.
     """
     if found is None:
         assert before is not None and before.code.snapshot is not None and before.code.repository is not None
@@ -124,27 +122,15 @@ def _has(code: str, workdir: str, script: str) -> bool:
 
 def into_plan(plan: JobPlan) -> JobPlan:
     """Returns the plan with its script and PYTHONPATH in its snapshot, if any, instead of in the repository."""
-    if plan.code.snapshot is None:
+    code, params, environment = plan.code, dict(plan.workload.params), dict(plan.cluster.environment)
+    if code.snapshot is None or code.repository is None:
         return plan
-    params = dict(plan.workload.params)
     if params.get("script"):
         params["script"] = script_in(params["script"], plan)
-    return replace(
-        plan,
-        workload=replace(plan.workload, params=params),
-        cluster=replace(plan.cluster, environment=environment_in(plan.cluster.environment, plan)),
-    )
-
-
-def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict[str, str | None]:
-    """Returns environment variables in which PYTHONPATH has the snapshot's folders instead of the repository's."""
-    path = environment.get("PYTHONPATH")
-    if not path or plan.code.snapshot is None or plan.code.repository is None:
-        return dict(environment)
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join(path_in(path.split(os.pathsep), plan.code.repository, plan.code.snapshot)),
-    }
+    if path := environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(path_in(path.split(os.pathsep), code.repository, code.snapshot))
+    cluster = replace(plan.cluster, environment=environment)
+    return replace(plan, workload=replace(plan.workload, params=params), cluster=cluster)
 
 
 def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
@@ -190,7 +176,6 @@ def take(plan: JobPlan) -> None:
 
 @contextlib.contextmanager
 def _whole(folder: Path, name: str) -> Iterator[Path]:
-    # Yields a temporary folder that is renamed to `folder` at the end, so that `folder` is complete or missing
     part = folder.with_name(name)
     previous = os.umask(0o077)
     try:
@@ -272,13 +257,3 @@ def _of_sweep(run: Run) -> JobPlan | None:
     points = (Run(each) for each in run.path.parent.glob("[0-9]*") if each.name.isdecimal())
     other = next((point for point in points if point.recorded()), None)
     return None if other is None else other.first_plan()  # later plans of a point may have a snapshot of their own
-
-
-def facts(plan: JobPlan) -> dict[str, object]:
-    """Returns facts about the snapshot for the run's record: number of files, size in bytes, repository."""
-    if plan.code.snapshot is None:
-        return {}
-    sizes = [
-        path.lstat().st_size for path in Path(plan.code.snapshot).rglob("*") if path.is_symlink() or path.is_file()
-    ]
-    return {"snapshot": {"files": len(sizes), "bytes": sum(sizes), "of": plan.code.repository}}

@@ -2,14 +2,9 @@
 
     python -m launcher.environment.unpack_on_node RUN_DIR
 
-Instead of thousands of small files on a shared file system, each node reads one large file. The first process on a node
-unpacks it, and the others wait. The last one that ends removes the environment. Each process holds a shared lock on one
-file (flock). A process that can turn its lock into an exclusive one knows that it is the last.
-
-A venv finds its packages relative to `bin/python` (by pyvenv.cfg, PEP 405), so it can be moved, and nothing in it is
-rewritten. Only its scripts (`bin/torchrun`) contain the original path, and start the original Python. An archive of
-conda-pack contains `conda-unpack`, which is run. This module needs only the standard library, and for .tar.zst the
-command zstd.
+The first process on a node unpacks it, and the others wait. The last one that ends removes it: each holds a shared lock
+on a file (flock), and one that can make its own exclusive is the last. A venv can be moved (pyvenv.cfg, PEP 405), but
+for its scripts (`bin/torchrun`), which start the original Python. An archive of conda-pack has `conda-unpack`.
 """
 
 from __future__ import annotations
@@ -66,19 +61,16 @@ def shared(folder: str, mounts: str) -> bool:
 
 def _usable(folder: str) -> bool:
     try:
-        return os.access(folder, os.W_OK | os.X_OK) and not shared(
-            os.path.realpath(folder), Path("/proc/mounts").read_text(errors="replace")
-        )
+        mounts = Path("/proc/mounts").read_text(errors="replace")
+        return os.access(folder, os.W_OK | os.X_OK) and not shared(os.path.realpath(folder), mounts)
     except (OSError, ValueError):
         return False
 
 
 def unpack(archive: Path, folder: Path, digest: str) -> None:
-    """Unpacks an archive, if it has this SHA-256, into a new folder.
+    """Unpacks an archive with this SHA-256 into a new folder; raises ArchiveError, OSError.
 
     The archive is copied first, and the copy is verified and unpacked, so that nobody can change it in between.
-    Raises ArchiveError: the archive's SHA-256 is not `digest`, the archive is damaged, or one of its files would be
-        outside of the folder. Or OSError.
     """
     folder.mkdir(mode=0o700)
     with open(archive, "rb") as file, tempfile.TemporaryFile(dir=folder.parent) as copy:
@@ -121,13 +113,13 @@ class Members:
         self._files: set[PurePosixPath] = set()
 
     def of(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
-        """Yields the members to extract. Raises ArchiveError: a member is refused."""
+        """Yields the members to extract; raises ArchiveError: one is refused."""
         for member in map(self.allowed, tar):
             if str(PurePosixPath(member.name)) not in self.interpreters:
                 yield member
 
     def allowed(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
-        """Checks the next member of the archive, and returns it. Raises ArchiveError: the member is refused."""
+        """Returns the next member of the archive; raises ArchiveError: it is refused."""
         if problem := self._problem(member):
             raise ArchiveError(f"{member.name} {problem}")
         return member
@@ -178,11 +170,9 @@ def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
 
 
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:
-    """Unpacks an environment on this node, unless another process has done so, and locks it against removal.
+    """Unpacks an environment on this node, unless another process has, and locks it against removal; ArchiveError.
 
-    Returns the file descriptor of the shared lock, the folder of the environment, and the seconds that unpacking took
-    (None: another process on this node has unpacked it).
-    Raises ArchiveError: the environment cannot be unpacked.
+    Returns the descriptor of the lock, the environment's folder, and the seconds that it took (None: another process).
     """
     folder = Path(base) / f"launcher-{os.getuid()}-{digest[:16]}"
     while True:
@@ -210,7 +200,6 @@ def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | Non
 
 
 def _ensure_unpacked(lock: int, archive: Path, digest: str, folder: Path) -> float | None:
-    # Unpacks the environment unless another process has done so. Afterwards this process holds a shared lock.
     while True:
         fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that unpacks
         _require_same(lock, folder)
@@ -274,10 +263,7 @@ def print_summary(seconds: float) -> None:
 
 
 def summary(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
-    """Returns the text about the seconds that unpacking took and saved.
-
-    unpacked, imported: here; shared: to import torch from folder `of` (None: unknown) when it was packed.
-    """
+    """Returns what unpacking and importing torch took here, and to import it from folder `of` when it was packed."""
     words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
     if of is None:
         return words

@@ -8,36 +8,26 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 from launcher import redaction
 from launcher.binding import hardware
 from launcher.binding import masks as binding
 from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted, texts
-from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow, Runtime
+from launcher.config.schema import Backend, Config, Form, LaunchMode, ResumeHow, Runtime
 from launcher.errors import ConfigError, near
+from launcher.files.json_types import as_json
 from launcher.formatting import plural
-from launcher.plan.plan import CONTROL, NIC, JobPlan, keys_of
-from launcher.plan.sections import (
-    Archive,
-    Checkpoint,
-    Cluster,
-    Debug,
-    Env,
-    Launch,
-    Resume,
-    SnapshotCode,
-    Tracking,
-    Train,
-    Workload,
-    resolved,
-    resolved_value,
-)
+from launcher.plan import plan as plans
+from launcher.plan.plan import CONTROL, NIC, JobPlan, keys_of, texts_in
 from launcher.redaction import without_password
 from launcher.structs import Struct
+from launcher.units import parse_memory, parse_time
 
+S = TypeVar("S", bound=Struct)
 LONGEST_NAME = 64  # characters of a run's name
 
 
@@ -116,8 +106,6 @@ def is_executable(path: Path) -> bool:
 
 
 # -- Makes the plan of a run from its config
-# Values that depend on a single key are converted in sections.py. Here are those that depend on several keys, and the
-# checks that need no scheduler and no profile's limits.
 
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -127,17 +115,12 @@ LONGEST_CHAIN = 50  # most jobs that one command submits with resume.how=chain
 
 
 class SchedulerRules(Protocol):
-    """What `build` needs of a scheduler to check and complete a config. All methods may raise ConfigError."""
+    """What `build` needs of a `schedulers.base.Scheduler`. All methods may raise ConfigError."""
 
     @property
-    def queued(self) -> bool:
-        """Whether jobs wait in a queue; otherwise they start at once on this machine."""
-
-    def starter(self, cluster: schema.Cluster) -> str | None:
-        """Returns the command that starts tasks on the job's nodes; None: tasks are processes of this machine."""
-
-    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks cluster.directives, and returns them in the form that the plan has."""
+    def queued(self) -> bool: ...
+    def starter(self, cluster: schema.Cluster) -> str | None: ...
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class PlanFacts(Struct):
@@ -152,10 +135,75 @@ class PlanFacts(Struct):
     # command that starts tasks in the held allocation (srun, pbsdsh); None: the run uses no allocation
     starter: str | None = None
     after: tuple[str, ...] = ()  # dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py
-    code: SnapshotCode = SnapshotCode()  # see launcher/environment/snapshot.py
-    archive: Archive = Archive()  # facts about env.archive; see launcher/environment/archives.py
+    code: plans.SnapshotCode = plans.SnapshotCode()  # see launcher/environment/snapshot.py
+    archive: plans.Archive = plans.Archive()  # facts about env.archive; see launcher/environment/archives.py
     # folder with the files of secrets, for schedulers that need one (PBS); see launcher/environment/secrets.py
     secrets_dir: str | None = None
+
+
+# -- Converts values of the config by their types in the schema: times to seconds, sizes to bytes
+
+
+def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:
+    """Makes a section of a plan, each field from the config's key of that name, or from `own`; raises ConfigError.
+
+    prefix: of the section's keys (`launch.`), for errors that name the key, the value and the fix.
+    """
+    found = {name: resolved_value(config, name, prefix) for name in part.FIELDS if name not in own}
+    return part(**found, **own)
+
+
+def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
+    """Returns the value of a key, converted for the plan; ConfigError names the key, the value and the fix."""
+    section: Any = type(config)
+    value = getattr(config, name)
+    return None if value is None else _converted(_forms(section).get(name), f"{prefix}{name}", value)
+
+
+def plain(value: Any) -> Any:
+    """Converts an enum to its string and a list to a tuple; other values are returned unchanged."""
+    if isinstance(value, Enum):
+        return value.value
+    return tuple(value) if isinstance(value, list) else value
+
+
+@cache
+def _forms(kind: Any) -> dict[str, Form]:
+    found: dict[str, Form] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for each in (hint, *get_args(hint)):  # also for `Time | None`
+            for form in getattr(each, "__metadata__", ()):
+                found[name] = form
+    return found
+
+
+def _converted(form: Form | None, key: str, value: Any) -> Any:
+    if form is None:
+        return plain(value)
+    if form in (Form.time, Form.memory):
+        try:
+            return parse_time(value) if form is Form.time else parse_memory(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
+    if form is Form.natural and value < 1:
+        raise ConfigError(f"{key}={value}: it must be 1 or more")
+    if form is Form.above_one and not 1 < value < float("inf"):
+        raise ConfigError(f"{key}={value:g}: it must be more than 1")
+    if form is Form.steps:
+        if value != "auto" and not value.isdecimal():
+            raise ConfigError(f"{key}={value}: it must be a number of steps (0: off) or auto")
+        return None if value == "auto" else int(value)
+    if form is Form.ports:
+        low, _, high = value.partition("-")
+        if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) < int(high) <= 65535):
+            raise ConfigError(f"{key}={value!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535")
+        return int(low), int(high)
+    if form is Form.flat:
+        for name, each in value.items():
+            if not (each is None or isinstance(each, (str, int, float, bool))):
+                raise ConfigError(f"{key}.{name}: {each!r} is neither text nor a number")
+        return dict(value)
+    return value
 
 
 def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
@@ -190,15 +238,15 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         race=(),
         member=0,
         workload=resolved(
-            Workload,
+            plans.Workload,
             workload,
             "workload.",
             entry=_entry(workload.entry),
             kind=type(workload).__name__,
-            params={each.name: _plain(getattr(workload, each.name)) for each in dataclasses.fields(workload)},
+            params={each.name: as_json(getattr(workload, each.name)) for each in dataclasses.fields(workload)},
         ),
         cluster=resolved(
-            Cluster,
+            plans.Cluster,
             cluster,
             "cluster.",
             settings=_settings(cluster),
@@ -207,14 +255,14 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
             rank_environment=_rank_environment(cluster),
             expects=_expects(cluster.expects),
         ),
-        launch=resolved(Launch, launch, "launch.", bind=_bind(launch.bind, procs)),
-        env=resolved(Env, config.env, "env.", secrets=secret_names),
+        launch=resolved(plans.Launch, launch, "launch.", bind=_bind(launch.bind, procs)),
+        env=resolved(plans.Env, config.env, "env.", secrets=secret_names),
         checkpoint=_checkpoint(config, site.run_dir),
         resume=_resume(config),
-        train=resolved(Train, config.train, "train."),
-        debug=resolved(Debug, config.debug, "debug.", ranks=_debug_ranks(config.debug, nodes * procs)),
+        train=resolved(plans.Train, config.train, "train."),
+        debug=resolved(plans.Debug, config.debug, "debug.", ranks=_debug_ranks(config.debug, nodes * procs)),
         tracking=resolved(
-            Tracking,
+            plans.Tracking,
             config.tracking,
             "tracking.",
             uri=tracking_uri(config),
@@ -227,9 +275,12 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         raise ConfigError("workload.backend=mpi: with MPI the scheduler must start every rank: add launch=tasks")
     _require(cluster)
     _refuse_negative("", config)
-    _refuse_control_characters("", keys_of(plan))
+    for key, text in texts_in(keys_of(plan)):
+        # Only set-up lines may have line breaks
+        if match := CONTROL.search(text.replace("\n", "") if key in ("cluster.setup", "env.setup") else text):
+            raise ConfigError(f"{key}={text!r} contains the control character {match[0]!r}: remove it")
     if cluster.node_type is not None:
-        hardware.require(cluster.node_type, "cluster.node_type")
+        hardware.require(cluster.node_type)
     if plan.world_size < workload.min_ranks:
         raise ConfigError(
             f"workload={plan.workload.name} needs {workload.min_ranks} ranks and would get {plan.world_size}: "
@@ -243,7 +294,7 @@ def _settings(cluster: schema.Cluster) -> dict[str, Any]:
     own = [each.name for each in dataclasses.fields(cluster) if each.name not in common]
     for name in own:
         resolved_value(cluster, name, "cluster.")  # refuses a value of the wrong form
-    return {name: _plain(getattr(cluster, name)) for name in own}
+    return {name: as_json(getattr(cluster, name)) for name in own}
 
 
 def _rank_environment(cluster: schema.Cluster) -> dict[str, str]:
@@ -276,14 +327,14 @@ def _bind(text: str, procs: int) -> str:
     return text
 
 
-def _checkpoint(config: Config, run_dir: str) -> Checkpoint:
+def _checkpoint(config: Config, run_dir: str) -> plans.Checkpoint:
     checkpoint = config.checkpoint
     if checkpoint.every is not None and checkpoint.every_steps is not None:
         raise ConfigError("checkpoint.every and checkpoint.every_steps exclude each other: leave one of them out")
-    return resolved(Checkpoint, checkpoint, "checkpoint.", dir=checkpoint.dir or f"{run_dir}/checkpoints")
+    return resolved(plans.Checkpoint, checkpoint, "checkpoint.", dir=checkpoint.dir or f"{run_dir}/checkpoints")
 
 
-def _resume(config: Config) -> Resume:
+def _resume(config: Config) -> plans.Resume:
     resume, seconds = config.resume, resolved_value(config, "time")
     lead = resolved_value(resume, "lead", "resume.") or min(max(seconds // 20, 10), 120)
     if lead >= seconds:
@@ -296,7 +347,7 @@ def _resume(config: Config) -> Resume:
             f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: set resume.max_attempts "
             f"to the number that the run may need (at most {LONGEST_CHAIN})"
         )
-    return resolved(Resume, resume, "resume.", lead=lead)
+    return resolved(plans.Resume, resume, "resume.", lead=lead)
 
 
 def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
@@ -343,7 +394,6 @@ def _entry(value: str) -> str:
 
 
 def _require(cluster: schema.Cluster) -> None:
-    # Refuses a config that lacks a key of cluster.required, which each user of the site must set (`account`)
     known = {field.name for field in dataclasses.fields(cluster)}
     for required in cluster.required:
         key, _, example = required.partition("=")
@@ -368,31 +418,6 @@ def _environment(values: Mapping[str, Any], key: str = "environment") -> dict[st
     return {variable: None if value is None else str(value) for variable, value in values.items()}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _refuse_control_characters(path: str, value: Any) -> None:
-    # Only set-up lines may have one
-    if isinstance(value, str):
-        text = value.replace("\n", "") if path in ("cluster.setup", "env.setup") else value
-        if match := CONTROL.search(text):
-            raise ConfigError(f"{path}={value!r} contains the control character {match[0]!r}: remove it")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _refuse_control_characters(f"{path}.{key}" if path else str(key), item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _refuse_control_characters(path, item)
-
-
-# -- The keys about environments and containers
-
-
 def check_environments(env: schema.Env, starter: str | None) -> None:
     """Raises ConfigError if keys of `env` exclude each other, with what starts tasks (None: this machine)."""
     given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
@@ -413,9 +438,6 @@ def check_environments(env: schema.Env, starter: str | None) -> None:
     for bind in env.binds:
         if not bind.startswith("/") or "," in bind or bind.count(":") > 2:
             raise ConfigError(f"env.binds: {bind!r} is not /SOURCE, /SOURCE:/TARGET or /SOURCE:/TARGET:ro")
-
-
-# -- The keys about experiment trackers
 
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # also the names of the packages, and of our extras

@@ -47,29 +47,20 @@ def with_pool(cluster: Cluster) -> Cluster:
     return replace(cluster, environment=environment, interface=interface)
 
 
-# -- What a plan may ask for, and what it costs
-
-
 # -- Compares a plan with the limits in the cluster's profile, before it is submitted
-# Each error names the key, the limit and a value to use instead. Limits of partitions and queues that a scheduler
-# reports are compared in launcher/schedulers.
+# Those of live partitions and queues are compared in launcher/schedulers.
 
 
 class NodeGroup(Struct):
-    """Nodes of one kind."""
-
-    nodes: int  # number of nodes. cpus, gpus: number of CPUs and GPUs of each node
-    cpus: int
-    mem: int  # memory of each node in bytes
+    nodes: int
+    cpus: int  # of each node, as mem (in bytes) and gpus
+    mem: int
     gpus: int
     gpu_types: tuple[str, ...] = ()  # names of the models of the nodes' GPUs, as the site spells them
 
 
 def check_limits(plan: JobPlan, cluster: Cluster) -> None:
-    """Checks a plan against the limits in the profile: those of the cluster, and of the job's partition, queue or QOS.
-
-    Raises ConfigError: the plan exceeds a limit or is below a minimum, or the profile's limits are not valid.
-    """
+    """Raises ConfigError unless a plan is within the profile's limits, of the cluster and of its partition or queue."""
     _check(plan, cluster.limits, f"the profile of cluster={plan.cluster.name}", "cluster.limits")
     for name, pool in pools_of(cluster).items():
         _check(plan, pool.limits, f"{name} of cluster={plan.cluster.name}", f"cluster.pools.{name}.limits")
@@ -104,10 +95,8 @@ def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
 def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
     _at_most(plan.nodes_key, plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", f"{source}.nodes")
     _at_least("nodes", plan.nodes, limits.min_nodes, where)
-    _at_most(
-        "gpus_per_node", plan.gpus_per_node, limits.gpus_per_node, f"{where} has {limits.gpus_per_node} on a node",
-        f"{source}.gpus_per_node",
-    )  # fmt: skip
+    has = f"{where} has {limits.gpus_per_node} on a node"
+    _at_most("gpus_per_node", plan.gpus_per_node, limits.gpus_per_node, has, f"{source}.gpus_per_node")
     _at_least("gpus_per_node", plan.gpus_per_node, limits.min_gpus_per_node, where)
     gpus = plan.gpus_per_node * plan.nodes
     if limits.gpus is not None and gpus > limits.gpus:
@@ -172,34 +161,26 @@ def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) 
 
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
     """Returns why the plan does not fit on these nodes of `where` even if all are idle, with the fix, or None."""
-    for key, wanted, best, fitting, fix in (
+    for what, wanted, each_has, fix in (
         (
-            f"gpus_per_node={plan.gpus_per_node}", plan.gpus_per_node, max((g.gpus for g in groups), default=0),
-            [g for g in groups if g.gpus >= plan.gpus_per_node], "gpus_per_node={best} or less",
+            f"gpus_per_node={plan.gpus_per_node}", plan.gpus_per_node, [g.gpus for g in groups],
+            "gpus_per_node={} or less",
         ),
         (
             f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} = {plan.cpus_per_node} CPUs",
-            plan.cpus_per_node, max((g.cpus for g in groups), default=0),
-            [g for g in groups if g.cpus >= plan.cpus_per_node], "fewer of either, {best} CPUs in all",
+            plan.cpus_per_node, [g.cpus for g in groups], "fewer of either, {} CPUs in all",
         ),
-        (
-            f"mem={format_size(plan.mem or 0)}", plan.mem or 0, max((g.mem for g in groups), default=0),
-            [g for g in groups if g.mem >= (plan.mem or 0)], "mem={size} or less",
-        ),
+        (f"mem={format_size(plan.mem or 0)}", plan.mem or 0, [g.mem for g in groups], "mem={} or less"),
     ):  # fmt: skip
-        count = sum(group.nodes for group in fitting)
+        best = max(each_has, default=0)
+        shown = format_size(best) if what.startswith("mem=") else str(best)
         if wanted > best:
-            return f"{key}: the nodes of {where} have at most {_shown(key, best)}: use " + fix.format(
-                best=best, size=format_size(best)
-            )
+            return f"{what}: the nodes of {where} have at most {shown}: use {fix.format(shown)}"
+        count = sum(group.nodes for group, has in zip(groups, each_has, strict=True) if has >= wanted)
         if count < plan.nodes:
             few, nodes = plural(count, "node"), plan.nodes_key
-            return f"{key}: {where} has only {few} with that much, and {nodes}={plan.nodes}: use {nodes}={count}"
+            return f"{what}: {where} has only {few} with that much, and {nodes}={plan.nodes}: use {nodes}={count}"
     return None
-
-
-def _shown(key: str, value: int) -> str:
-    return format_size(value) if key.startswith("mem=") else str(value)
 
 
 # -- Computes the cost of a submission in node-hours, GPU-hours and core-hours
@@ -207,10 +188,7 @@ def _shown(key: str, value: int) -> str:
 
 
 class Cost(Struct):
-    """The cost of one or more jobs."""
-
-    # node_hours, gpu_hours, core_hours: number of nodes, GPUs and CPUs, each times the requested wall time in hours
-    node_hours: float = 0.0
+    node_hours: float = 0.0  # number of nodes times the requested wall time in hours
     gpu_hours: float = 0.0
     core_hours: float = 0.0
 
@@ -237,7 +215,6 @@ def of_plan(plan: JobPlan) -> Cost:
 
 
 def of_plans(plans: Iterable[JobPlan]) -> Cost:
-    """Returns the cost of several runs together."""
     return sum((of_plan(plan) for plan in plans), Cost())
 
 
@@ -257,14 +234,8 @@ def lines_of_all(plans: Iterable[JobPlan]) -> list[str]:
 
 
 def _attempts(plans: Iterable[JobPlan]) -> list[str]:
-    most = max(
-        (
-            plan.resume.max_attempts
-            for plan in plans
-            if plan.resume.how not in (ResumeHow.never.value, ResumeHow.chain.value)
-        ),
-        default=1,
-    )
+    once = (ResumeHow.never.value, ResumeHow.chain.value)
+    most = max((plan.resume.max_attempts for plan in plans if plan.resume.how not in once), default=1)
     return [f"per attempt, up to {most} attempts (resume.max_attempts)"] if most > 1 else []
 
 

@@ -8,32 +8,144 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import LaunchMode, SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.plan.sections import (
-    Archive,
-    Checkpoint,
-    Cluster,
-    Debug,
-    Env,
-    Launch,
-    Resume,
-    SnapshotCode,
-    Tracking,
-    Train,
-    Workload,
-)
 from launcher.structs import Struct
 
 S = TypeVar("S", bound=SchedulerSettings)
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # control characters but the tab; line breaks
 NIC = "{nic}"  # in cluster.rank_environment it stands for the rank's network device of cluster.nics
 PILOT_ENTRY = "launcher.pilots.manager:main"  # workload.entry of pilots
+
+
+# -- The sections of a plan. Their names, fields and order are the config's, the values converted (build.py)
+
+
+class Cluster(Struct):
+    name: str
+    scheduler: str
+    account: str | None
+    settings: Mapping[str, Any]  # keys that only this scheduler has, as plain values; see `plan.settings_of`
+    directives: Mapping[str, Any]
+    setup: tuple[str, ...]
+    template: str | None
+    environment: Mapping[str, str | None]  # without secrets
+    node_type: str | None
+    nics: tuple[str, ...]  # one for each GPU or, without GPUs, for each local rank
+    rank_environment: Mapping[str, str]  # {nic} in a value stands for the rank's network device
+    expects: Mapping[str, list[str]]  # compared with what NCCL reports; see launcher/worker/devices.py
+    interface: str | None
+    host_suffix: str
+    port_range: tuple[int, int]
+    submit_timeout: int  # seconds
+    query_interval: int | None  # seconds
+
+
+class Launch(Struct):
+    mode: str
+    rendezvous_timeout: int
+    timeout: int
+    grace: int
+    max_restarts: int
+    hang_timeout: int
+    start_timeout: int
+    idle_timeout: int
+    heartbeat: int
+    visible_devices: str
+    bind: str  # the CPUs that a rank may use; see launcher/binding/masks.py
+
+
+class Env(Struct):
+    modules: tuple[str, ...]
+    activate: str | None
+    setup: tuple[str, ...]
+    archive: str | None
+    container: str | None
+    container_runtime: str
+    container_args: tuple[str, ...]
+    binds: tuple[str, ...]
+    python: str
+    snapshot_limit: int  # bytes
+    secrets: tuple[str, ...]  # patterns of names of secret variables: the user's and the built-in ones
+
+
+class Checkpoint(Struct):
+    every: int | None
+    every_steps: int | None
+    keep: int
+    best: str | None
+    best_is: str
+    dir: str
+    background: bool
+    verify: bool
+    read_timeout: int
+    timeout: int
+    max_failures: int
+    check_replicas: bool
+    start_over: bool
+    memory: int | None = 0  # steps; None: from the cost of a copy
+    peers: bool = True
+
+
+class Resume(Struct):
+    how: str
+    max_attempts: int
+    lead: int  # seconds
+    strict: bool
+
+
+class Train(Struct):
+    invariant: bool
+    micro_batches: int
+    straggler_factor: float
+    straggler_time: int  # seconds
+
+
+class Debug(Struct):
+    ranks: tuple[int, ...]  # those that stop at breakpoint()
+    post_mortem: bool
+
+
+class Tracking(Struct):
+    experiment: str
+    uri: str | None
+    dir: str | None
+    project: str | None
+    entity: str | None
+    mode: str | None
+
+
+class Workload(Struct):
+    """The section `workload` of a plan: the keys that all workloads have, and in `params` all keys of this one."""
+
+    name: str
+    entry: str  # module:function
+    backend: str
+    device: str
+    kind: str  # name of its class in launcher.config.schema
+    params: Mapping[str, Any]  # all keys, as plain values
+
+
+class SnapshotCode(Struct):
+    """The snapshot of the user's code. Without one, ranks use the code in place."""
+
+    # folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot
+    snapshot: str | None = None
+    repository: str | None = None  # folder that was copied
+    path: tuple[str, ...] = ()  # folders of the copy that are put on PYTHONPATH
+
+
+class Archive(Struct):
+    """Facts about the file of env.archive."""
+
+    digest: str = ""  # SHA-256 of the file, in hexadecimal
+    of: str | None = None  # folder of the environment that was packed; None: not known
+    import_time: float = 0.0  # seconds that importing torch took from that folder
 
 
 class JobPlan(Struct):
@@ -106,7 +218,6 @@ class JobPlan(Struct):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks if the run gets all its nodes."""
         return (self.nodes - self.spares) * self.procs_per_node
 
     @property
@@ -145,12 +256,10 @@ class JobPlan(Struct):
 
 
 def as_dict(plan: JobPlan) -> dict[str, Any]:
-    """Returns the plan as plain JSON types."""
     return as_json(plan)
 
 
 def member_plan(plan: JobPlan, member: int) -> JobPlan:
-    """Returns the plan of one job of a race (cluster.race)."""
     return from_dict({**as_dict(plan), **plan.race[member], "member": member})
 
 
@@ -172,6 +281,19 @@ def keys_of(plan: JobPlan) -> dict[str, Any]:
 _SECTIONS = (
     "workload", "cluster", "launch", "env", "checkpoint", "resume", "train", "debug", "tracking", "code", "archive",
 )  # fmt: skip
+
+
+def texts_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields each text in nested values, and each name, with the key that it is in (`cluster.setup`)."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from texts_in(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from texts_in(item, key)
 
 
 def plan_misfit(values: Any) -> str | None:
@@ -212,5 +334,4 @@ def settings_of(plan: JobPlan, kind: type[S]) -> S:
 
 
 def python_of(folder: str) -> str:
-    """Returns the path of the interpreter in the folder of a Python environment (venv, conda)."""
     return f"{folder}/bin/python"

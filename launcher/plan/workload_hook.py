@@ -43,18 +43,10 @@ class DataSet(Protocol):
     def name(self) -> str: ...
 
     def find(self, data_dir: Path | None) -> Location | None:
-        """Finds the data set below `data_dir`, or in its usual folders, and verifies it; None: it is not there.
-
-        Raises:
-            ConfigError: its files are damaged.
-        """
+        """Finds the data set below `data_dir`, or in its usual folders; None: not there. ConfigError: it is damaged."""
 
     def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Location:
-        """Downloads the data set from the base URLs `mirrors` or, if they are None, from its usual ones.
-
-        Raises:
-            ConfigError: no URL had it.
-        """
+        """Downloads it from the base URLs `mirrors`, by default its usual ones. Raises ConfigError: none had it."""
 
 
 class WorkloadHook:
@@ -67,18 +59,14 @@ class WorkloadHook:
     def prepare(self, config: Config) -> tuple[Workload, Sequence[str]]:
         """Returns the workload's section of the config, completed with paths on this machine, and notes for the user.
 
-        Raises:
-            ConfigError: a file is missing, or keys contradict each other; the text names the key and the fix.
+        Raises ConfigError, which names the key and the fix: a file is missing, or keys contradict each other.
         """
         return config.workload, ()
 
     def check(self, plan: JobPlan) -> Sequence[str] | None:
-        """Checks that the plan can run; returns notes for the user, or None.
+        """Returns notes for the user, or None; raises ConfigError, with the key and the fix: the plan cannot run.
 
         The keys of the workload are in `plan.workload.params`, the number of ranks is `plan.world_size`.
-
-        Raises:
-            ConfigError: the plan cannot run; the text names the key and the fix.
         """
 
     def data_sets(self) -> Sequence[DataSet]:
@@ -128,11 +116,7 @@ class KnownDataSet(Struct):
 
 
 def load(name: str | None) -> Hook:
-    """Imports the hook with a name (`module:Class`); for None, returns a hook that does nothing.
-
-    Raises:
-        ConfigError: the class does not exist, cannot be imported, or is no WorkloadHook.
-    """
+    """Imports the hook with a name (`module:Class`); for None, one that does nothing. Raises ConfigError."""
     if name is None:
         return Hook("", WorkloadHook())
     module, _, attribute = name.partition(":")
@@ -168,8 +152,6 @@ def _hook_errors(name: str) -> Iterator[None]:
 
 
 # -- Collects the data sets that the hooks of all workloads list, ours and the user's, for `launcher data` and `doctor`
-#
-# If two data sets have the same name, the one of our workloads is used.
 
 
 # The line `hook: module:Class` of a workload's file. Loading a YAML parser would take longer than the whole command.
@@ -177,20 +159,17 @@ _HOOK = re.compile(r"""^hook:[ \t]*(["']?)([^\s"'#]+:[^\s"'#]+)\1[ \t]*(?:#.*)?$
 
 
 def data_sets_of_all() -> tuple[dict[str, KnownDataSet], tuple[str, ...]]:
-    """Returns the data sets of all workloads by name, and the errors of hooks that could not be loaded."""
+    """Returns the data sets of all workloads by name, ours first, and the errors of hooks that could not be loaded."""
     known: dict[str, KnownDataSet] = {}
     problems = []
-    for path in (path for folder in (resource("conf"), user_config_dir()) for path in _files(folder / "workload")):
+    folders = [folder / "workload" for folder in (resource("conf"), user_config_dir())]
+    for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
         try:
             for each in load(_hook_in(path)).data_sets():
                 known.setdefault(each.name, each)
         except LauncherError as error:
             problems.append(f"{path}: {error}")
     return known, tuple(problems)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.yaml"))
 
 
 def _hook_in(path: Path) -> str | None:

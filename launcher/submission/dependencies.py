@@ -6,11 +6,8 @@
 | any | start | start | wait |
 | failed | never | start | wait |
 
-A sweep is over when all its points are, and done when all are done.
-
-The scheduler holds the job until the jobs of the dependency have ended, with any result (`afterany`): a run may
-continue in another job after its first has failed, by when PBS would have deleted an `afterok`. When the job starts, it
-reads the dependency's record (launcher/job/wait_for_others.py).
+A sweep is over when all its points are. The scheduler holds the job until the jobs of the dependency have ended, with
+any result (`afterany`), since a run may continue in another job. Then the job reads its record (job/wait_for_others).
 """
 
 from __future__ import annotations
@@ -55,10 +52,9 @@ class Dependency(Struct):
     id: str
     path: Path
     state: str
-    done: bool  # whether the run or sweep is done
-    over: bool  # whether the run or sweep is over, with any result
-    # whether the state may soon be read differently, since shared file systems show changes late
-    uncertain: bool = False
+    done: bool  # of a sweep: all points are
+    over: bool  # with any result
+    uncertain: bool = False  # the state may soon be read differently, since shared file systems show changes late
     scheduler: str | None = None  # name of the scheduler that has the dependency's jobs; None: there are no jobs
     jobs: tuple[str, ...] = ()
 
@@ -77,15 +73,10 @@ class Dependency(Struct):
 def decide(dependencies: Sequence[Dependency]) -> tuple[StartDecision, str]:
     """Returns what a run does next (NEVER if any dependency says so, else WAIT, else START), and why."""
     for decision in (StartDecision.NEVER, StartDecision.WAIT):
-        for dependency in dependencies:
-            if dependency.decision is decision:
-                asked = f", and after={dependency.condition}:{dependency.id} was asked for"
-                why = asked if decision is StartDecision.NEVER else ""
-                return decision, f"{dependency.id} is {dependency.state}{why}"
+        if each := next((each for each in dependencies if each.decision is decision), None):
+            asked = f", and after={each.condition}:{each.id} was asked for" if decision is StartDecision.NEVER else ""
+            return decision, f"{each.id} is {each.state}{asked}"
     return StartDecision.START, ", ".join(f"{dependency.id} is {dependency.state}" for dependency in dependencies)
-
-
-# -- the key `after`
 
 
 def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
@@ -94,15 +85,13 @@ def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
     for word in [] if value is None else value if isinstance(value, (list, tuple)) else [value]:
         text = str(word) if isinstance(word, (str, int)) and not isinstance(word, bool) else ""
         condition, colon, name = text.partition(":")
-        if not colon:
+        if not colon or "/" in condition:  # a path may have a colon in it
             condition, name = "ok", text
-        elif condition not in CONDITIONS and "/" not in condition:
+        elif condition not in CONDITIONS:
             raise ConfigError(
                 f"{key}={word}: {condition!r} is no condition.{near(condition, CONDITIONS)} "
                 f"There are {', '.join(CONDITIONS)}: {key}=ok:RUN"
             )
-        elif condition not in CONDITIONS:
-            condition, name = "ok", text  # a path with a colon in it
         if not name:
             raise ConfigError(f"{key}={word}: name a run or sweep, or a list of them ([ok:one,any:other])")
         found.append((condition, name))
@@ -123,15 +112,10 @@ def _find(name: str, runs_dir: Path, setting: str) -> Path:
         raise ConfigError(f"{setting}: {error}") from None
 
 
-# -- their present state
-
-
 def read_dependencies(after: Sequence[str]) -> list[Dependency]:
     """Reads the state of a plan's dependencies (`CONDITION:DIRECTORY`), a query a scheduler; raises RunError."""
-    live = SweepMonitor()
-    return [
-        _read_dependency(condition, Path(path), live) for condition, _, path in (each.partition(":") for each in after)
-    ]
+    live, parts = SweepMonitor(), [each.partition(":") for each in after]
+    return [_read_dependency(condition, Path(path), live) for condition, _, path in parts]
 
 
 def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependency:
@@ -165,13 +149,9 @@ def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependen
 
 
 def _blocking_job(plan: JobPlan, job: str, *, whole: bool) -> str:
-    # The array's id is used for a whole sweep, since one id is shorter than many, and with schedulers that support no
-    # dependency on one element of an array.
+    # The array's id for a whole sweep, as it is short, and with schedulers that cannot wait for one of its elements
     scheduler = registry.queue(plan.cluster.scheduler)
     return scheduler.array_of(job) if whole or not scheduler.can_be_waited_for(job) else job
-
-
-# -- submission
 
 
 def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
@@ -194,15 +174,12 @@ def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
         if not plan.queued:
             notes.append(f"waits until {dependency.id} is over: it is {dependency.state}")
         elif dependency.scheduler != plan.cluster.scheduler:
-            where = "this machine" if dependency.scheduler is None else dependency.scheduler
             raise ConfigError(
-                f"{setting}: it is {dependency.state} on {where}, and a job of {plan.cluster.scheduler} cannot wait "
-                f"for that: `wait {dependency.id}` first, and then submit without after"
+                f"{setting}: it is {dependency.state} on {dependency.scheduler or 'this machine'}, and a job of "
+                f"{plan.cluster.scheduler} cannot wait for that: `wait {dependency.id}` first, and submit without after"
             )
         elif not dependency.jobs:
-            raise ConfigError(
-                f"{setting}: it is {dependency.state}, and has no job to wait for: submit it (again) first"
-            )
+            raise ConfigError(f"{setting}: it is {dependency.state}, and has no job to wait for: submit it first")
     return tuple(notes)
 
 
@@ -214,7 +191,6 @@ def _dependencies_of(plan: JobPlan) -> list[Dependency]:
 
 
 def jobs_to_wait_for(dependencies: Sequence[Dependency]) -> list[str]:
-    """Returns the ids of the jobs that must end before the run can start."""
     waiting = [each for each in dependencies if each.decision is StartDecision.WAIT]
     return list(dict.fromkeys(job for each in waiting for job in each.jobs))
 
@@ -235,9 +211,6 @@ def blocking_jobs(plan: JobPlan) -> list[str]:
 def conditions_met(run: Run) -> bool:
     """Returns whether an attempt of a run has recorded that the conditions of all its dependencies are met."""
     return any(every(attempt.latest_events(), ConditionsMet) for attempt in run.attempts())
-
-
-# -- when a run continues in another job
 
 
 def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:

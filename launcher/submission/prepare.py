@@ -1,8 +1,4 @@
-"""Makes and checks the plan of a run, and finds the files that it names, before anything is written or submitted.
-
-They are the user's program or function, the data set that the workload's hook finds (workload.hook), the environment
-or container, the snapshot, and the template. The checks themselves are in launcher/environment and custom_template.
-"""
+"""Makes and checks the plan of a run, and finds the files that it names, before anything is written or submitted."""
 
 from __future__ import annotations
 
@@ -35,8 +31,7 @@ from launcher.schedulers.registry import job_environment, require_room
 from launcher.submission import dependencies, render
 
 if TYPE_CHECKING:
-    from launcher.environment.repository import Tree
-    from launcher.plan.sections import Archive
+    from launcher.plan.plan import Archive
 
 
 class Inputs:
@@ -44,10 +39,10 @@ class Inputs:
 
     def __init__(self) -> None:
         self._hook = functools.cache(workload_hook.load)
-        self._template = functools.cache(_template)
+        self._template = functools.cache(render.checked_template)
         self._archive = functools.cache(_archive)
         self._environment = functools.cache(programs.checked)
-        self._tree = functools.cache(_tree)
+        self._tree = functools.cache(repository.tree)
         self._before = functools.cache(snapshot.earlier_plan)
 
     def with_code(self, config: Config, site: PlanFacts, *, new_snapshot: bool = False) -> PlanFacts:
@@ -61,27 +56,26 @@ class Inputs:
             return site
         before = None if new_snapshot else self._before(run)
         runs_dir = str(Path(config.runs_dir).expanduser().absolute())
-        tree = self._tree(site.workdir, runs_dir) if before is None else None
+        tree = self._tree(site.workdir, (runs_dir,)) if before is None else None
         # A recorded point without a snapshot gets one of its own, since that of its sweep may be older code.
         folder = snapshot.folder_of(run, another=new_snapshot or run.recorded())
         return snapshot.planned(config, site, tree, before, folder)
 
     def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """Returns the config with the path of its container, archive or environment, and notes; raises ConfigError."""
-        here = scheduler_of(config.cluster).on_this_machine
-        if config.env.container is not None:
-            image, notes = container_command.checked_image(config.env, here=here)
-            return dataclasses.replace(config, env=dataclasses.replace(config.env, container=image)), notes
-        if config.env.archive is not None:
-            archive, _ = self._archive(config.env.archive)
-            return dataclasses.replace(config, env=dataclasses.replace(config.env, archive=archive)), ()
-        if config.env.activate is None:
-            return config, ()
-        path, notes = self._environment(config.env.activate, here=here)
-        return dataclasses.replace(config, env=dataclasses.replace(config.env, activate=path)), notes
+        env, here, notes = config.env, scheduler_of(config.cluster).on_this_machine, tuple[str, ...]()
+        if env.container is not None:
+            image, notes = container_command.checked_image(env, here=here)
+            env = dataclasses.replace(env, container=image)
+        elif env.archive is not None:
+            env = dataclasses.replace(env, archive=self._archive(env.archive)[0])
+        elif env.activate is not None:
+            path, notes = self._environment(env.activate, here=here)
+            env = dataclasses.replace(env, activate=path)
+        return dataclasses.replace(config, env=env), notes
 
     def with_template(self, config: Config) -> Config:
-        """Returns the config with its custom template's absolute path, checked without a plan; raises ConfigError."""
+        """Returns the config with its custom template's path, checked without a plan; raises ConfigError."""
         if config.cluster.template is None:
             return config
         path = self._template(config.cluster.template)
@@ -97,7 +91,6 @@ class Inputs:
         return config, notes
 
     def check(self, plan: JobPlan) -> tuple[str, ...]:
-        """Checks a plan with the hook of its workload, and returns notes; raises ConfigError."""
         return self._hook(plan.workload.params["hook"]).check(plan)
 
 
@@ -112,23 +105,10 @@ def _with_code(config: Config, workload: Program | Function, before: JobPlan | N
     return dataclasses.replace(config, workload=programs.checked_function(workload, place))
 
 
-def _template(name: str) -> str:
-    path = render.template_file(name)
-    render.require_sound_template(path)
-    return str(path)
-
-
 def _archive(name: str) -> tuple[str, Archive]:
     from launcher.environment import archives
 
     return archives.checked(name)
-
-
-def _tree(folder: str, runs_dir: str) -> Tree:
-    return repository.tree(folder, [runs_dir])
-
-
-# -- The plan
 
 
 @dataclass(frozen=True)
@@ -180,21 +160,12 @@ def site_of(config: Config, run_id: str, held: Allocation | None) -> PlanFacts:
     umask = os.umask(0o077)
     os.umask(umask)
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
-    starter, root = held.starter if held else None, code_root()
-    after = _after(config, Run(run_dir))
-    in_files = scheduler_of(config.cluster).secrets_in_files
-    secrets_dir = str(secret.folder()) if in_files else None
+    root = code_root()
     return PlanFacts(
-        run_id,
-        str(run_dir),
-        sys.executable,
-        None if root is None else str(root),
-        os.getcwd(),
-        umask,
-        starter,
-        after,
-        secrets_dir=secrets_dir,
-    )
+        run_id, str(run_dir), sys.executable, None if root is None else str(root), os.getcwd(), umask,
+        held.starter if held else None, _after(config, Run(run_dir)),
+        secrets_dir=str(secret.folder()) if scheduler_of(config.cluster).secrets_in_files else None,
+    )  # fmt: skip
 
 
 def _after(config: Config, run: Run) -> tuple[str, ...]:
@@ -295,18 +266,13 @@ def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | 
     return scheduler_of(config.cluster).held(environ)
 
 
-# -- Builds the plan of a config, and validates `resume.how` for its scheduler
-
-
 def make_plan(config: Config, site: PlanFacts) -> JobPlan:
-    """Builds the plan of a config; raises ConfigError, which names the key, the value and the fix."""
     scheduler = scheduler_of(config.cluster)
     _check_resume(scheduler, config.resume.how)
     return build(config, site, scheduler)
 
 
 def scheduler_of(cluster: Cluster) -> Scheduler:
-    """Returns the scheduler of a profile; raises ConfigError if it does not exist."""
     try:
         return registry.scheduler(cluster.scheduler)
     except ConfigError as error:

@@ -26,7 +26,7 @@ from launcher.files.json_types import as_json
 from launcher.files.shared_files import SEEN
 from launcher.own_module import own_module
 from launcher.paths import resource, user_config_dir
-from launcher.plan.plan import JobPlan
+from launcher.plan.plan import JobPlan, texts_in
 from launcher.runs import lease
 from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields
 from launcher.schedulers import registry, tasks, templates
@@ -44,43 +44,26 @@ T = TypeVar("T")
 
 BLOCKS = ("directives", "setup", "run", "after")
 VALUES = ("plan", "directives")  # names that the block `directives` may use
-# Blocks that templates had before there was a driver, and what to write instead.
-BEFORE = {
-    "begin": "the driver does it (docs/job-script.md)", "environment": "the driver does it (docs/job-script.md)",
-    "before": "put its lines at the end of the block setup, behind {{ super() }}",
-    "start": "put a command in front of {{ super() }} in the block run",
-    "end": "the driver does it (docs/job-script.md)",
-}  # fmt: skip
 
 
-class TemplateProblem(Struct):
-    """An error in a template; `what` is a text about it and the fix."""
+def checked_template(name: str) -> str:
+    """Returns the path of the file that cluster.template names, in the user's config folder or here.
 
-    path: str
-    line: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.what}"
-
-
-def template_file(name: str) -> Path:
-    """Returns the file that cluster.template names, in the user's config folder or here; raises ConfigError."""
+    Raises ConfigError for errors that do not depend on a plan, with the file and line of each.
+    """
     places = [folder / Path(name).expanduser() for folder in (user_config_dir(), Path.cwd())]
-    for path in places:
-        if path.is_file():
-            return path
-    tried = " or ".join(dict.fromkeys(map(str, places)))
-    raise ConfigError(f"cluster.template={name}: there is no file {tried}; `template show` prints one to start from")
-
-
-def require_sound_template(path: Path) -> None:
-    """Raises ConfigError for a template's errors that do not depend on a plan, with the file and line of each."""
+    path = next(filter(Path.is_file, places), None)
+    if path is None:
+        tried = " or ".join(dict.fromkeys(map(str, places)))
+        raise ConfigError(
+            f"cluster.template={name}: there is no file {tried}; `template show` prints one to start from"
+        )
     if wrong := list(template_problems(path)):
-        raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
+        raise ConfigError("cluster.template: " + "\n  ".join(wrong))
+    return str(path)
 
 
-def template_problems(path: Path) -> Iterator[TemplateProblem]:
+def template_problems(path: Path) -> Iterator[str]:
     """Yields the errors of a template, and of those of the user's that it extends, that do not depend on a plan."""
     import jinja2
     from jinja2 import nodes
@@ -92,61 +75,52 @@ def template_problems(path: Path) -> Iterator[TemplateProblem]:
         try:
             tree = templates.environment().parse(Path(file).read_text(), filename=file)
         except jinja2.TemplateSyntaxError as error:
-            yield TemplateProblem(file, error.lineno, f"{error.message}")
+            yield f"{file}:{error.lineno}: {error.message}"
             continue
         except (OSError, UnicodeDecodeError) as error:
-            yield TemplateProblem(file, 1, f"it cannot be read as text: {error}")
+            yield f"{file}:1: it cannot be read as text: {error}"
             continue
         extends = tree.find(nodes.Extends)
         parent = extends.template.as_const() if extends and isinstance(extends.template, nodes.Const) else None
         ours = sorted(each.name for each in resource("templates").glob("*.sh.j2"))
-        if parent is None:
-            yield TemplateProblem(file, 1, f'it lacks {{% extends "sbatch.sh.j2" %}} (there are {", ".join(ours)})')
+        if parent is None or extends is None:
+            yield f'{file}:1: it lacks {{% extends "sbatch.sh.j2" %}} (there are {", ".join(ours)})'
         elif Path(parent).is_absolute():
             names += [parent] if parent not in seen else []
         elif parent not in ours:
             hint = near(parent, ours) or " Name your own by its absolute path"
-            assert extends is not None
-            yield TemplateProblem(file, extends.lineno, f"there is no template {parent}.{hint}")
-        yield from sorted(_of_tree(file, tree), key=lambda each: each.line)
+            yield f"{file}:{extends.lineno}: there is no template {parent}.{hint}"
+        for line, what in sorted(_of_tree(tree), key=lambda each: each[0]):
+            yield f"{file}:{line}: {what}"
 
 
-def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[TemplateProblem]:
+def _of_tree(tree: jinja2.nodes.Template) -> Iterator[tuple[int, str]]:
     from jinja2 import nodes
 
     directives = set[int]()
     for block in tree.find_all(nodes.Block):
         if block.name not in BLOCKS:
-            instead = BEFORE.get(block.name) or f"There are {', '.join(BLOCKS)}.{near(block.name, BLOCKS)}"
-            yield TemplateProblem(file, block.lineno, f"there is no block {block.name} (any more): {instead}")
+            there = f"There are {', '.join(BLOCKS)}.{near(block.name, BLOCKS)}"
+            yield block.lineno, f"there is no block {block.name}. {there}"
         if block.name == "directives":
             directives.update(map(id, block.find_all(nodes.Name)))
         if block.name in ("setup", "run") and not any(
             isinstance(call.node, nodes.Name) and call.node.name == "super" for call in block.find_all(nodes.Call)
         ):
             lost = "cluster.setup and env have" if block.name == "setup" else "the run's driver has"
-            yield TemplateProblem(
-                file, block.lineno, f"the block {block.name} lacks {{{{ super() }}}}: {lost} no place in it"
-            )
+            yield block.lineno, f"the block {block.name} lacks {{{{ super() }}}}: {lost} no place in it"
     for other in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport)):
-        yield TemplateProblem(
-            file, other.lineno, "a template cannot include or import another one: write it into this one"
-        )
+        yield other.lineno, "a template cannot include or import another one: write it into this one"
     own = {each.name for each in tree.find_all(nodes.Name) if each.ctx in ("store", "param")}
     known = {"super", "loop", *own, *templates.environment().globals}
     for name in tree.find_all(nodes.Name):
         if name.ctx != "load" or name.name in known:
             continue
         if name.name not in VALUES:
-            yield TemplateProblem(
-                file, name.lineno, f"there is no {name.name}.{near(name.name, VALUES)} Known: plan, directives"
-            )
+            yield name.lineno, f"there is no {name.name}.{near(name.name, VALUES)} Known: plan, directives"
         elif id(name) not in directives:
-            yield TemplateProblem(
-                file, name.lineno,
-                f"{name.name} is used outside of the block directives: use an exported variable, such as "
-                '"$LAUNCHER_NAME" (docs/job-script.md)',
-            )  # fmt: skip
+            instead = 'use an exported variable, such as "$LAUNCHER_NAME" (docs/job-script.md)'
+            yield name.lineno, f"{name.name} is used outside of the block directives: {instead}"
 
 
 def rendered_custom(template: str, values: Mapping[str, Any]) -> str:
@@ -192,7 +166,6 @@ def _custom(template: str, render: Callable[[jinja2.Template], T]) -> T:
 
 
 def _explain(message: str) -> str:
-    # A clearer text for an unknown field of the plan
     match = re.search(r"'launcher\.[\w.]+\.(\w+) object' has no attribute '(\w+)'", message)
     kinds = {"a plan": JobPlan, **{f"a plan's {name}": kind for name, kind in get_type_hints(JobPlan).items()}}
     for name, kind in kinds.items() if match else ():
@@ -228,9 +201,7 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
 def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> RenderedScript:
     """Renders the job script of a run, and the files beside it; raises ConfigError, or ValueError: control characters.
 
-    plan: the run's plan; for an array, a plan whose run_dir contains the directories of the runs.
-    array: indices and throttle of a job array in Slurm's syntax (`0-14%4`); None: a plain job.
-    elements: for an array, the file with the names of the runs' directories, one per line, beside the outputs.
+    For an array, plan.run_dir contains the directories of the runs, whose names are the lines of the file `elements`.
     """
     assert (array is None) == (elements is None)
     scheduler, template = registry.scheduler(plan.cluster.scheduler), plan.cluster.template
@@ -244,7 +215,8 @@ def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: P
         environment = {**job["environment"], "LAUNCHER_MEMBER": str(plan.member)}
         words = (plan.python, *own_module("launcher.job.race"), plan.run_dir, token)
         job |= {"race": token.removesuffix(f"-m{plan.member}"), "won": words, "environment": environment}
-    _require_no_control_characters(job)
+    for _, each in texts_in(job):
+        quote(each)  # refuses control characters
     return RenderedScript(text, json.dumps(job, indent=1) + "\n", after)
 
 
@@ -265,14 +237,12 @@ def write(run: Run, plan: JobPlan, *, token: str) -> Path:
 
 
 def write_array(plan: JobPlan, path: Path, *, token: str, array: str, elements: Path) -> Path:
-    """Writes the job script of an array to `path`, and the files beside it. Returns the path."""
     text = rendered(plan, token=token, array=array, elements=elements)
     _write_beside(text, plan, elements)
     return run_files.write(path, text.script)
 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
-    """Returns the shell lines that run before the agents start, in order."""
     lines = [SetupLine(line, SetupPart.CLUSTER, number) for number, line in enumerate(plan.cluster.setup, start=1)]
     if plan.env.modules:
         lines.append(SetupLine(programs.MODULE, SetupPart.MODULE))
@@ -380,21 +350,11 @@ def _write_beside(text: RenderedScript, plan: JobPlan, elements: Path | None) ->
         run_files.write(_path_of(AFTER, plan, elements), text.after)
 
 
-def _require_no_control_characters(value: Any) -> None:
-    if isinstance(value, str):
-        quote(value)
-    elif isinstance(value, (list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            _require_no_control_characters(each)
-
-
 def _environment_file(plan: JobPlan, scheduler: Scheduler) -> str | None:
     return f"{plan.run_dir}/environment.sh" if scheduler.secrets_in_files else None
 
 
 def _secrets_file(plan: JobPlan, elements: Path | None) -> str | None:
-    # The file with the run's secrets, for an array the folder of them; None: the scheduler passes the environment.
-    if plan.secrets_dir is None:
-        return None
-    folder_or_file = secrets.file_of if elements is None else secrets.folder_of
-    return str(folder_or_file(plan.run_dir, plan.secrets_dir))
+    # For an array the folder of them; None: the scheduler passes the environment
+    of = secrets.file_of if elements is None else secrets.folder_of
+    return None if plan.secrets_dir is None else str(of(plan.run_dir, plan.secrets_dir))

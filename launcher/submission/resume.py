@@ -52,7 +52,6 @@ def register() -> None:
 
 
 def composed_config(overrides: Sequence[str]) -> Composed:
-    """Returns one run's config; Hydra's state in this process is restored; raises ConfigError."""
     with hydra_setup.registered(_held_nodes):
         return compose.composed(overrides)
 
@@ -65,9 +64,6 @@ def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 
 def _held_nodes() -> int:
     return registry.nodes(os.environ)
-
-
-# -- Another attempt
 
 
 def resume(
@@ -127,9 +123,6 @@ def require_over(run: Run, live: JobMonitor) -> None:
         raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
 
 
-# -- Makes a checked plan from overrides: of a new run, or of another attempt of a run. Commands and the API use it
-
-
 FIXED = ("run_id", "runs_dir", "workload", "name")  # keys that another attempt of a run cannot change
 # Keys that are for one command: a resumed run does not take them from its earlier overrides.
 PASSING = ("run_id", "runs_dir", "wait", "submit", "dry_run", "confirm_above")
@@ -144,7 +137,6 @@ class Ready(Struct):
     run: Run | None = None  # run that gets another attempt; None: it is a new run
 
     def submit(self) -> SubmittedRun:
-        """Submits the attempt; for errors see `submit` and `resume`."""
         by_hand = not self.composed.config.submit
         if self.run is None:
             return submit(self.prepared, self.composed.resolved, self.overrides, by_hand=by_hand)
@@ -153,7 +145,6 @@ class Ready(Struct):
 
 
 def ready_run(composed: Composed, overrides: Sequence[str]) -> Ready:
-    """Prepares a new run; raises ConfigError."""
     if word := next((each for each in overrides if key_of(each).startswith("sweep.")), None):
         raise ConfigError(f"{word} is for a sweep, and this is a single run: add -m, or leave it out")
     return Ready(*_prepared(composed, overrides), tuple(overrides))

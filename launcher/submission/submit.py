@@ -1,7 +1,6 @@
 """Idempotent submission of a plan: the run directory is created first, then the job, with a journal in between.
 
-A run id is submitted at most once. Another submission of it returns the existing job, or completes an interrupted
-submission; the config must be the same.
+Another submission of a run id with the same config returns the existing job, or completes an interrupted submission.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ def submit(
 ) -> SubmittedRun:
     """Creates the run directory and submits the job; raises ConfigError, and SubmissionError: refused, or no answer.
 
-    overrides: overrides of the user, for the record; `resume` needs them.
-    by_hand: whether the user submits the job, with the command in the result (submit=false).
+    overrides: of the user, for the record. by_hand: the user submits the job, with the result's command (submit=false).
     """
     with secret.exported(prepared.secrets):
         return _submit(prepared, config, overrides, by_hand=by_hand)
@@ -142,7 +140,6 @@ def tried(run: Run, token: str) -> bool:
 
 
 def _remove(run: Run) -> None:
-    # Removes the directory of a run that was never submitted
     shutil.rmtree(run.path, ignore_errors=True)
     live_index.discard(run.path)
 
@@ -156,7 +153,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     plan = prepared.plan
     require_commands(plan)
     public = redacted_record(prepared, config, overrides)
-    Run.create(run.path)
+    Run.create(run.path)  # a folder that it refuses is somebody else's, and is not removed
     try:
         snapshot.take(plan)
         write_record(run, prepared, *public)
@@ -178,13 +175,11 @@ def redacted_record(
 
 def write_record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Writes the record of a run; config (resolved) and overrides have no secrets."""
-    facts = {**facts_of_here(prepared.plan.submitted_in), **snapshot.facts(prepared.plan)}
-    facts |= {"token": prepared.token, "overrides": list(overrides)}
+    facts = {**facts_of_here(prepared.plan.submitted_in), "token": prepared.token, "overrides": list(overrides)}
     run.write_record(prepared.plan, config, facts)
 
 
 def facts_of_here(folder: str) -> dict[str, Any]:
-    """Returns facts for the record: versions of packages, this host, and the git commit of a folder."""
     from importlib.metadata import version
 
     return {
@@ -199,8 +194,7 @@ def start(
 ) -> SubmittedRun:  # fmt: skip
     """Submits the job of a run, with resume.how=chain also those that follow it, and writes them into its journal.
 
-    resumed: whether a job with this token may exist already, so that the scheduler is queried first.
-    blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
+    resumed: a job with this token may exist already. blocking_jobs: those that must end first; None: of key `after`.
     """
 
     def executor_of(plan: JobPlan, token: str) -> RunExecutor:

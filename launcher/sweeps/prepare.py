@@ -21,14 +21,13 @@ from launcher import redaction
 from launcher.config.schema import BestIs, Config, LaunchMode, ResumeHow
 from launcher.config.search_space import Goal, Method, Space, size
 from launcher.config.search_space import overrides as overrides_of
-from launcher.environment import container_command, snapshot
+from launcher.environment import container_command
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
 from launcher.files import ownership
 from launcher.plan import limits
 from launcher.plan.build import check_name
-from launcher.plan.plan import PILOT_ENTRY, JobPlan, keys_of
-from launcher.plan.sections import Workload
+from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, keys_of
 from launcher.runs import claims, directory, sweep_directory
 from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
 from launcher.search.points import template_of
@@ -512,7 +511,7 @@ def _template(prepared: PreparedSweep, space: Space) -> dict[str, Any]:
         site = site_of(point.config, f"{sweep_id}/{number}", held_allocation(point.config, os.environ))
         plan, _ = planned(point.config, site, inputs)
         if not facts:
-            facts.update({**facts_of_here(plan.submitted_in), **snapshot.facts(plan)})
+            facts.update(facts_of_here(plan.submitted_in))
         values = directory.record_of(plan, point.resolved, facts)
         found: dict[str, Any] = json.loads(json.dumps(values))
         return found

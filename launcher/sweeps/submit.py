@@ -167,7 +167,7 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
         if run.recorded():
             require_same(run, plan)
             continue
-        facts = facts or {**facts_of_here(plan.submitted_in), **snapshot.facts(plan)}
+        facts = facts or facts_of_here(plan.submitted_in)
         Run.create(run.path)
         overrides = prepared.manifest.points[index]
         record = {**facts, "token": token_of(plan.run_dir), "overrides": list(overrides)}
@@ -422,7 +422,7 @@ def _submit_pilot(
     run = sweep.pilot(number)
     if not run.recorded():
         Run.create(run.path)
-        facts = {**facts_of_here(plan.submitted_in), **snapshot.facts(plan)}
+        facts = facts_of_here(plan.submitted_in)
         run.write_record(plan, config, {**facts, "token": token_of(plan.run_dir), "overrides": []})
     run.clear_marks()
     before = len(every(journal_events(run), Submitted))

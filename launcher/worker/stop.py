@@ -35,7 +35,7 @@ from launcher.errors import LauncherError
 from launcher.failures import text
 from launcher.failures.codes import StopReason
 from launcher.formatting import log_line
-from launcher.plan.sections import Checkpoint, Resume, Train
+from launcher.plan.plan import Checkpoint, Resume, Train
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop as StopEvent
 from launcher.runs.history import Experience, experience

@@ -21,8 +21,7 @@ from launcher.config.schema import Env
 from launcher.environment import archives, programs, snapshot, unpack_on_node
 from launcher.errors import ConfigError, RunError
 from launcher.own_module import own_module
-from launcher.plan.plan import JobPlan
-from launcher.plan.sections import Archive
+from launcher.plan.plan import Archive, JobPlan
 from launcher.runs.directory import Run
 from launcher.submission.prepare import Inputs, make_plan
 from tests.launch import ROOT

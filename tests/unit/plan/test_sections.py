@@ -12,7 +12,7 @@ import pytest
 from launcher.config import schema
 from launcher.config.schema import Form
 from launcher.errors import ConfigError
-from launcher.plan import sections
+from launcher.plan import build
 from launcher.plan.plan import JobPlan
 
 # Keys that a plan does not have, for only the submitting machine needs them; those of its workload are in params.
@@ -79,7 +79,7 @@ def test_a_value_is_resolved_as_the_type_of_its_key_says(key: str, value: Any, e
     config = schema.Config(**{key: value})
     if isinstance(expected, str):
         with pytest.raises(ConfigError) as refusal:
-            sections.resolved_value(config, key, "x.")
+            build.resolved_value(config, key, "x.")
         assert str(refusal.value).startswith(expected)
     else:
-        assert sections.resolved_value(config, key) == expected
+        assert build.resolved_value(config, key) == expected

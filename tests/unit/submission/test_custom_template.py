@@ -56,12 +56,7 @@ def planned(template: str, **cluster: object) -> JobPlan:
             r":2: the block setup lacks \{\{ super\(\) \}\}: cluster\.setup",
         ),
         ("{% block run %}srun x\n{% endblock %}", r":2: the block run lacks \{\{ super\(\) \}\}: the run's driver has"),
-        (
-            "{% block before %}x\n{% endblock %}",
-            r":2: there is no block before \(any more\): put its lines at the end of",
-        ),
-        ("{% block start %}x\n{% endblock %}", r":2: there is no block start \(any more\): put a command in front of"),
-        ("{% block end %}x\n{% endblock %}", r":2: there is no block end \(any more\): the driver does it"),
+        ("{% block start %}x\n{% endblock %}", r":2: there is no block start\. There are directives, setup"),
         ("{% block stup %}x\n{% endblock %}", r":2: there is no block stup .*Did you mean setup"),
         ('{% include "job.sh.j2" %}', r":2: a template cannot include or import another one"),
         ('{% import "/x/macros.j2" as m %}', r":2: a template cannot include or import another one"),
@@ -91,7 +86,7 @@ def test_those_that_it_extends_are_looked_at_as_well(tmp_path: Path) -> None:
     (tmp_path / "base.j2").write_text(f"{EXTENDS}{{% block run %}}{{{{ super() }}}}{{{{ plan.name }}}}{{% endblock %}}")
     path = write(tmp_path, f'{{% extends "{tmp_path}/base.j2" %}}\n')
     (problem,) = render.template_problems(Path(path))
-    assert str(problem).startswith(f"{tmp_path}/base.j2:2: plan is used outside of")
+    assert problem.startswith(f"{tmp_path}/base.j2:2: plan is used outside of")
 
 
 def test_one_that_extends_itself_or_is_no_text_is_told_with_its_name(tmp_path: Path) -> None:
@@ -107,11 +102,11 @@ def test_one_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path, monk
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/config/my\.j2 or {tmp_path}/my\.j2"):
-        render.template_file("my.j2")
+        render.checked_template("my.j2")
     (tmp_path / "config").mkdir()
-    (tmp_path / "config/my.j2").touch()
+    (tmp_path / "config/my.j2").write_text(EXTENDS)
     (tmp_path / "my.j2").touch()
-    assert render.template_file("my.j2") == tmp_path / "config/my.j2"
+    assert render.checked_template("my.j2") == f"{tmp_path}/config/my.j2"
 
 
 def test_each_block_does_what_it_is_for(tmp_path: Path) -> None:
