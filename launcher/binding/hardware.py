@@ -359,7 +359,11 @@ def require(name: str) -> None:
 
 def load(name: str) -> NodeType:
     """Returns the node type of this name; raises FileNotFoundError."""
-    about = json.loads((FOLDER / f"{name}.json").read_text())
+    return of(json.loads((FOLDER / f"{name}.json").read_text()))
+
+
+def of(about: Mapping[str, Any]) -> NodeType:
+    """Returns the node type that a JSON file describes."""
     nics = tuple(Nic(device or interface, interface, *rest) for device, interface, *rest in about["nics"])
     distances = {
         (one, other): distance

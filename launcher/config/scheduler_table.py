@@ -39,8 +39,8 @@ class SchedulerEntry(NamedTuple):
 
 
 OURS = {
-    "local": SchedulerEntry("launcher.schedulers.local:LocalScheduler",
-                   "launcher.schedulers.local:LocalSettings"),
+    "local": SchedulerEntry("launcher.schedulers.registry:LocalScheduler",
+                   "launcher.schedulers.registry:LocalSettings"),
     "slurm": SchedulerEntry("launcher.schedulers.slurm.scheduler:SlurmScheduler",
                    "launcher.schedulers.slurm.settings:SlurmSettings", "squeue",
                    ("SLURM_", "SLURMD_", "SBATCH_"), ("SLURM_CONF",)),
@@ -49,8 +49,8 @@ OURS = {
                  ("PBS_",), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT")),
     "sge": SchedulerEntry("launcher.schedulers.sge.scheduler:SGEScheduler",
                  "launcher.schedulers.sge.settings:SGESettings", "qsub"),
-    "allocation": SchedulerEntry("launcher.schedulers.local:AllocationScheduler",
-                        "launcher.schedulers.local:AllocationSettings"),
+    "allocation": SchedulerEntry("launcher.schedulers.registry:AllocationScheduler",
+                        "launcher.schedulers.registry:AllocationSettings"),
 }  # fmt: skip
 
 

@@ -189,8 +189,8 @@ def checked_image(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]
     """
     image = str(env.container)
     if SCHEME.match(image):
-        note = f"env.container={image} is downloaded by each node: for many nodes, make it a file (apptainer pull)"
-        return image, (note,)
+        do = "for many nodes, make it a file first (apptainer pull)"
+        return image, (f"env.container={image} is downloaded by each node: {do}",)
     is_path = image.startswith(("/", "~", ".")) or image.endswith((".sif", ".sqsh", ".img"))
     if env.container_runtime in (Runtime.pyxis, Runtime.enroot) and not is_path:
         return image, ()  # a name such as nvcr.io#nvidia/pytorch:25.01-py3, or of a container that enroot has made

@@ -5,10 +5,10 @@ other.
 
 - `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs; which of the
   user's environment variables a job inherits
-- `registry`: loads schedulers, task starters and function executors by name; the allocation of this shell
+- `registry`: loads schedulers, task starters and function executors by name; those without a queue: this machine, and
+  the allocation of this shell
 - `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, qsub's options
 - `run_command`: runs a scheduler's command with a timeout; submits a job exactly once, and the next job of a run
-- `local`: this machine, and the allocation of this shell, as schedulers without a queue
 - `query_cache`: caches the list of the user's jobs for all commands on this machine
 - `executor`: the submitit executors that submit runs and job arrays; states of jobs
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from launcher.schedulers.site import Site
 
 
-# -- Job states, and the interface of queries and commands that every scheduler with a queue implements
-
-
 class QueryError(LauncherError):
     """A query of the scheduler failed, so the state of the queried jobs is unknown."""
 
@@ -69,22 +66,17 @@ class SchedulerJob(Struct):
     state: JobState  # job state, the same for all schedulers
     raw_state: str  # job state as the scheduler prints it
     reason: str = ""  # pending reason as the scheduler prints it
-    # comment of the job, which is the token in jobs of the launcher; None if the query does not return it
-    comment: str | None = None
+    comment: str | None = None  # which is the token in jobs of the launcher; None if the query does not return it
     time_left: int | None = None  # seconds of wall time left at the time of the query; None if unlimited or unknown
-    # number of the signal that ended the job; None if no signal did, or the scheduler does not print it
-    signal: int | None = None
+    signal: int | None = None  # number of the signal that ended the job; None: none did, or it is not printed
 
 
 def state_text(raw_state: str, reason: str) -> str:
-    """Returns a job's state and reason for display: `PENDING (Resources)`."""
     return raw_state + (f" ({reason})" if reason else "")
 
 
 class JobOrigin(Struct):
-    """Where a job or array came from: its script and token."""
-
-    id: str  # job id as the scheduler's commands take it
+    id: str  # of a job or array, as the scheduler's commands take it
     token: str  # unique text that the launcher stored with the job; empty if the job has none
     file: str  # path of the job script, or of another file in the same folder
 
@@ -175,33 +167,27 @@ KEPT = {
 
 
 class Scrubbed(Struct):
-    """An environment without the variables of other jobs."""
-
-    environment: dict[str, str]  # the remaining variables
-    # sorted names of the removed variables; removed bash functions are not listed, as most users have some
-    dropped: tuple[str, ...]
+    environment: dict[str, str]  # without the variables of other jobs
+    dropped: tuple[
+        str, ...
+    ]  # sorted names of the removed variables, without bash functions, of which most users have some
 
 
 def scrubbed(
     environ: Mapping[str, str], *, kept: Collection[str] = (), own: Collection[str] = (), schedulers: bool = True
 ) -> Scrubbed:
     """Returns the environment without variables of other jobs and launchers, of schedulers and MPI, and functions."""
-    dropped = {
-        name
-        for name in environ
-        if name not in KEPT | set(kept)
-        and (name in own or OF_LAUNCHERS.match(name) or (schedulers and _of_a_job(name)))
-    }
+
+    def of_others(name: str) -> bool:
+        of_a_job = schedulers and (name.startswith(OF_SCHEDULERS) or OF_MPI.match(name))
+        return name not in KEPT and name not in kept and bool(name in own or OF_LAUNCHERS.match(name) or of_a_job)
+
+    dropped = set(filter(of_others, environ))
     left = {name: value for name, value in environ.items() if name not in dropped and not FUNCTIONS.match(name)}
     return Scrubbed(left, tuple(sorted(dropped)))
 
 
-def _of_a_job(name: str) -> bool:
-    return name.startswith(OF_SCHEDULERS) or OF_MPI.match(name) is not None
-
-
 # -- The interface of a scheduler: one class per scheduler, returned by `registry.scheduler(name)`
-# No code outside of a scheduler's folder compares its name.
 
 
 JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about to end
@@ -214,8 +200,8 @@ class JobVariables(Struct):
     element_id: str = "${LAUNCHER_JOB_ID:-}"  # id of an array's element
     index: str = "LAUNCHER_ARRAY_INDEX"  # number of the element, from 0, in arithmetic
     output: str = "output-$LAUNCHER_JOB_ID.log"  # the element's output file
-    # `module:function` that takes the job's environment and returns the seconds until the scheduler ends the job, or
-    # None if that is not known; None: the scheduler does not tell. The module needs the standard library only.
+    # `module:function` of the standard library only that takes the job's environment, and returns the seconds until the
+    # scheduler ends the job, or None: not known; None: the scheduler does not tell.
     time_left: str | None = None
     # A variable with the path of a file, and the exit code with which the script ends if that file exists, so that the
     # scheduler starts the job again; None: the scheduler does not do so.
@@ -225,20 +211,15 @@ class JobVariables(Struct):
 
 
 class JobExecution(Struct):
-    """One execution of a job; a requeued job has several."""
-
     raw_state: str  # state as the scheduler prints it; empty if not reported
     by: str = ""  # name or id of the user who cancelled the job; empty if it was not cancelled
     begin: str = ""  # start in local time (`2026-11-21T20:00:00`); any other text means unknown
     end: str = ""  # end, in the same form
-    # peak memory in bytes, per task, node or job as in `Scheduler.memory`; None if not measured
-    used: int | None = None
+    used: int | None = None  # peak memory in bytes, per task, node or job as in `Scheduler.memory`; None: not measured
 
 
 class Allocation(Struct):
-    """The nodes of an interactive job."""
-
-    nodes: int  # number of nodes
+    nodes: int
     starter: str  # command that starts tasks on the nodes: `srun`, or a key of registry.STARTERS
     cpus: tuple[int, ...] = ()  # number of allocated CPUs on each node; empty if unknown
     job: str = ""  # id of the interactive job
@@ -270,8 +251,7 @@ class Scheduler(ABC):
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         """Returns the directive lines of a job script without their prefix (`#SBATCH`), quoted; raises ConfigError.
 
-        token: unique text that is stored with the job, so that a later query can find the job.
-        array: indices and throttle of a job array (`0-14%4`); None: a plain job.
+        token: unique text by which the job is found. array: indices and throttle of a job array (`0-14%4`), or None.
         folder: directory of the job's output; None: the run directory.
         """
         return []
@@ -323,8 +303,7 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     interactive = ""  # example of a command that starts an interactive job, for messages
-    # Environment variables that are all set inside an allocation, in which runs can start (cluster=allocation); empty:
-    # runs cannot.
+    # Variables that are all set inside an allocation in which runs can start (cluster=allocation); empty: they cannot.
     allocation_variables: Collection[str] = ()
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
@@ -433,50 +412,39 @@ class Queue(Scheduler):
         """Raises ConfigError if the secret variables of `environ` cannot be handed to a plan's tasks."""
 
 
-class FolderQueue(Queue):
-    """One of our queues: its folder has the modules script, client, limits and pending, each imported on use.
+def in_folder(place: str, *, asks: bool = False) -> Any:
+    """Returns a method that calls a function of the scheduler's folder (`script:lines`), which is imported on use.
 
-    The results have the types that `Scheduler` and `Queue` say.
+    asks: whether its last argument, the timeout of queries, becomes `queries(timeout)`.
     """
+    module, _, name = place.partition(":")
+
+    def method(self: FolderQueue, *given: Any, **named: Any) -> Any:
+        arguments = (*given[:-1], self.queries(given[-1])) if asks else given
+        return getattr(importlib.import_module(f"{self.folder}.{module}"), name)(*arguments, **named)
+
+    return method
+
+
+class FolderQueue(Queue):
+    """One of our queues: its folder has the modules script, client, limits and pending, each imported on use."""
 
     folder: ClassVar[str]  # the package of these modules, also for a site's own class that is derived from this one
 
-    def _module(self, name: str) -> Any:
-        return importlib.import_module(f"{self.folder}.{name}")
-
-    def options(self, values: Mapping[str, Any]) -> Any:
-        return self._module("script").extra_options(values)
-
-    def command_options(self) -> Any:
-        return self._module("script").command_options()
-
-    def keys_of(self, option: str, value: str | None) -> Any:
-        return self._module("script").keys_of(option, value)
-
-    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> Any:
-        return self._module("script").lines(plan, token, array, folder)
-
-    def array_of(self, job_id: str) -> Any:
-        return self._module("client").array_of(job_id)
+    options = in_folder("script:extra_options")
+    command_options = in_folder("script:command_options")
+    keys_of = in_folder("script:keys_of")
+    directives = in_folder("script:lines")
+    array_of = in_folder("client:array_of")
+    history = in_folder("client:history", asks=True)
+    compare = in_folder("limits:compare")
+    check = in_folder("limits:check", asks=True)
+    survey = in_folder("limits:survey", asks=True)
+    explain = in_folder("pending:explain", asks=True)
 
     def count_jobs(self, timeout: float) -> Any:
         queries: Any = self.queries(timeout)
         return queries.count_jobs()
 
-    def history(self, job_id: str, timeout: float) -> Any:
-        return self._module("client").history(self.queries(timeout), job_id)
-
     def notices(self) -> Any:
-        return self._module("client").NOTICES
-
-    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> Any:
-        return self._module("limits").compare(plan, environ)
-
-    def check(self, cluster: Cluster, timeout: float) -> Any:
-        return self._module("limits").check(cluster, self.queries(timeout))
-
-    def survey(self, timeout: float) -> Any:
-        return self._module("limits").survey(self.queries(timeout))
-
-    def explain(self, waiting: Waiting, timeout: float) -> Any:
-        return self._module("pending").explain(waiting, self.queries(timeout))
+        return importlib.import_module(f"{self.folder}.client").NOTICES

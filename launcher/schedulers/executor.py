@@ -1,7 +1,6 @@
-"""Base class of the launcher's submitit executors, which submit runs and job arrays.
+"""Base class of the launcher's submitit executors, which submit runs and job arrays, each job once.
 
-They take their parameters from a plan, use the launcher's templates, write private files and submit each job once. The
-payload is dumped before the submission, and the job script renames it to the name that submitit looks for. So an
+The payload is dumped before the submission, and the job script renames it to the name that submitit looks for. So an
 accepted job needs nothing more from the process that submitted it.
 """
 
@@ -44,9 +43,6 @@ NOT_OVER = {
     JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.SUSPENDED: "RUNNING",
     JobState.UNKNOWN: "UNKNOWN",
 }  # fmt: skip
-
-
-# -- The states of jobs, as submitit sees them
 
 
 KEPT_TRIES = 5  # jobs that are submitted behind others until the queue keeps one (`Queue.keeps`)
@@ -145,18 +141,15 @@ def private_files() -> Iterator[None]:
         os.umask(previous)
 
 
+def _unused(*_: Any) -> Any:
+    raise NotImplementedError
+
+
 class OwnSubmission(core.PicklingExecutor):
     # Without the methods of submitit's executor for a single job: `_internal_process_submissions` does it all
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        raise NotImplementedError
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        raise NotImplementedError
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        raise NotImplementedError
+    _make_submission_file_text: Any = _unused
+    _make_submission_command: Any = _unused
+    _get_job_id_from_submission_command: Any = _unused
 
 
 class QueuedJob(core.Job[Any]):
@@ -174,7 +167,6 @@ class QueuedJob(core.Job[Any]):
 
 @functools.cache
 def job_class(scheduler: str) -> type[core.Job[Any]]:
-    """Returns the submitit class of a scheduler's jobs of runs."""
     queue = registry.queue(scheduler)
     return type("RunJob", (QueuedJob,), {"scheduler": queue, "watcher": JobWatcher(queue.queries(QUERY_TIMEOUT))})
 
@@ -187,13 +179,12 @@ class RunExecutor(OwnSubmission):
         resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
         blocking_jobs: Callable[[], Sequence[str]] = tuple, by_hand: bool = False,
     ) -> None:  # fmt: skip
-        """token: by which the job is found if the reply to its submission is lost.
-        throttle: maximum number of array elements that run at once; None: no limit.
+        """throttle: maximum number of array elements that run at once; None: no limit.
         resumed: whether an earlier process may have submitted this token; then existing jobs are queried first.
         elements: existing runs of the array elements; None: run directories are created, numbered from 0.
         submitting: called just before the submission; None: a Submitting event is added to the run's journal.
         blocking_jobs: returns the ids of the jobs that must end before this one may start (`after`).
-        by_hand: whether the user submits the job, whose id is BY_HAND; `command` is the line for the user's shell.
+        by_hand: whether the user submits the job, with `command`; its id is BY_HAND.
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
@@ -231,7 +222,6 @@ class RunExecutor(OwnSubmission):
         return redaction.without_secrets(os.environ, patterns)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
-        # Submits a job unless it exists, and returns its id.
         # An existing job is looked for at the scheduler, and in the files that a started job has written.
         try:
             registry.queue(self.plan.cluster.scheduler).check_secrets(os.environ, self.plan)
@@ -321,8 +311,7 @@ class RunExecutor(OwnSubmission):
         ]
 
     def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
-        # Writes each element's own script, with which it is resubmitted even if the user's template has changed
-        with private_files():
+        with private_files():  # with which an element is resubmitted even if the user's template has changed
             for element in elements:
                 self._scripts.write(element, element.own_plan(), token=token)
 
@@ -364,8 +353,6 @@ def begun(elements: Sequence[Run]) -> str | None:
 
 
 class _NoWatcher(core.InfoWatcher):
-    # Without a query: a local job's state is read from its process
-
     def update(self) -> None:
         pass
 
@@ -379,7 +366,6 @@ class LocalJob(core.Job[Any]):
 
     @property
     def state(self) -> str:
-        """`RUNNING` while the job script's process exists, else `FINISHED`."""
         process = self._process
         return "RUNNING" if process and process.alive() else "FINISHED"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from launcher.failures.codes import Code
@@ -20,8 +20,6 @@ PART = 0.1  # minimum fraction of the wait that a change must save to be shown
 
 
 class Waiting(Struct):
-    """A pending run."""
-
     run: str  # id of the run
     job: str  # id of the pending job
     plan: JobPlan  # the run's plan
@@ -94,39 +92,22 @@ class Explanation(Struct):
     facts: PendingFacts = PendingFacts()  # the facts behind `why`
     code: str = ""  # the pending reason as the scheduler prints it
     do: str = ""  # what the user can do about the state
-    # the scheduler's estimate of the start, in seconds since the epoch; None if it has none
-    starts: float | None = None
+    starts: float | None = None  # the scheduler's estimate, in seconds since the epoch; None if it has none
     limits: tuple[str, ...] = ()  # one line per limit that blocks the run, with its value and where it is set
     nodes: tuple[str, ...] = ()  # lines with the number of suitable nodes, and with the problems of unavailable nodes
     options: tuple[Option, ...] = ()  # changes with which the run would start sooner, the smallest change first
     tried: tuple[Option, ...] = ()  # all options that were evaluated; the first is the unchanged run
     commands: tuple[str, ...] = ()  # shell commands that apply the first option
-    # the runs and sweeps that it waits for (config key `after`), with their present states
-    awaited: tuple[Awaited, ...] = ()
+    awaited: tuple[Awaited, ...] = ()  # the runs and sweeps that it waits for (config key `after`), as they are now
     notes: tuple[str, ...] = ()  # further remarks, such as failed queries
 
 
 def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
-    """Returns the changes with which the run would start clearly sooner, in the order of `tried`.
-
-    | start of the unchanged run | start with the change | returned |
-    |---|---|---|
-    | unknown | unknown | no |
-    | unknown | known | yes |
-    | known | unknown | no |
-    | known | earlier by at least a minute and a tenth of the remaining wait | yes |
-
-    tried: the evaluated options; the first is the unchanged run.
-    now: current time in seconds since the epoch.
-    """
-    if not tried:
-        return ()
-    before = tried[0].starts
+    """Returns the changes with a known start, clearly before that of the unchanged run (the first) if that is known."""
+    before = tried[0].starts if tried else None
     least = 0.0 if before is None else max(CLEARLY, PART * (before - now))
-    return tuple(
-        each for each in tried[1:]
-        if each.starts is not None and (before is None or before - each.starts >= least)
-    )  # fmt: skip
+    known = ((each, each.starts) for each in tried[1:] if each.starts is not None)
+    return tuple(each for each, starts in known if before is None or before - starts >= least)
 
 
 def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
@@ -141,10 +122,8 @@ def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
 
 def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
     """Returns the commands (cancel, then resume) that apply the first option; () without options."""
-    if not options:
-        return ()
     program, run = waiting.program, waiting.run
-    return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(options[0].overrides)}")
+    return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(options[0].overrides)}") if options else ()
 
 
 # -- Explains a scheduler's reason with its table, and asks what else belongs to it
@@ -187,15 +166,14 @@ def explained(waiting: Waiting, reason: Reason, job_id: str) -> Explanation:
     )  # fmt: skip
 
 
-@dataclass
 class Answers:
     """Asks queries; the errors of those that fail become notes, and after a timeout none is asked any more."""
 
-    notes: list[str] = field(default_factory=list)
-    timed_out: bool = False
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.timed_out = False
 
     def get(self, ask: Callable[[], T], otherwise: T) -> T:
-        """Returns the answer of a query, or `otherwise` if it fails or an earlier one has timed out."""
         if self.timed_out:
             return otherwise
         try:
@@ -212,9 +190,8 @@ def first_lines(lines: Sequence[str], command: str) -> tuple[str, ...]:
     return (*lines[:SHOWN], *([f"... and {more} more; `{command}` lists them"] if more > 0 else []))
 
 
-# -- Finds the notices that a scheduler or the kernel writes into the output of a job that it kills
-# Notices exist even where a site has no accounting or job history. The kernel's pattern is here; each scheduler's
-# patterns are in its notices.py.
+# -- Finds the notices that a scheduler (NOTICES in its client.py) or the kernel writes into the output of a job that it
+# kills, even where a site has no accounting or job history
 
 
 # A Slurm job state, and the pattern of the lines that indicate it; its optional group `at` is the time.
@@ -224,8 +201,6 @@ _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+
 
 
 class Notice(Struct):
-    """One notice in a job's output."""
-
     state: str  # job state that the notice indicates, one of Slurm's for all schedulers
     line: str  # text of the notice
     used: int | None = None  # used memory in bytes; None if not in the text
@@ -251,7 +226,6 @@ def _notice(word: str, match: re.Match[str]) -> Notice:
 
 
 def main_state(notices: Iterable[Notice]) -> str:
-    """Returns the most specific state among the notices; empty: there are none."""
     words = [notice.state for notice in notices]
     order = ("OUT_OF_MEMORY", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "REQUEUED", "CANCELLED")
     return next((word for word in order if word in words), "")

@@ -21,24 +21,16 @@ from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
-from launcher.schedulers.base import FolderQueue, Scrubbed, scrubbed
+from launcher.schedulers.base import FolderQueue, Scrubbed, in_folder, scrubbed
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
 from launcher.schedulers.templates import require_plain
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
 
 # -- Detects which scheduler the qsub on PATH belongs to: PBS, Torque, Grid Engine and Slurm all install one
-#
-# | what is found | it is |
-# |---|---|
-# | no qsub on PATH | none |
-# | a script that mentions Slurm | Slurm's wrapper around sbatch |
-# | `qsub --version` prints `pbs_version = 23.06.06` | PBS (OpenPBS, PBS Pro) |
-# | `qsub --version` prints `Version: 6.1.2` and a commit | Torque |
-# | qsub does not know `--version`, and its help begins with a version of Grid Engine | Grid Engine |
-# | anything else | unknown |
 
 
 class QsubKind(Enum):
@@ -56,14 +48,11 @@ class QsubKind(Enum):
 CLUSTERS = {QsubKind.PBS: "pbs", QsubKind.SLURM: "slurm", QsubKind.GRID_ENGINE: "sge"}
 
 
-@dataclass(frozen=True)
-class Qsub:
-    """A qsub command: its scheduler, path and version, and the evidence for this scheduler."""
-
+class Qsub(Struct):
     kind: QsubKind
     path: str = ""
     version: str = ""
-    evidence: str = ""
+    evidence: str = ""  # for this kind
 
     def problem(self, wanted: QsubKind) -> str | None:
         """Returns why this qsub cannot submit to the wanted scheduler and what to do, or None if it can."""
@@ -81,7 +70,6 @@ class Qsub:
 
 
 def detect() -> Qsub:
-    """Returns the qsub on PATH; its kind is QsubKind.NONE if PATH has no qsub."""
     path = shutil.which("qsub")
     return Qsub(QsubKind.NONE) if path is None else _look(path, os.stat(path).st_mtime_ns)
 
@@ -104,7 +92,7 @@ def _look(path: str, changed: int) -> Qsub:
 
 
 def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
-    """Determines the scheduler of a qsub by the table above; `beginning`: the first bytes of its file."""
+    """Determines the scheduler of a qsub by the first bytes of its file (`beginning`), and what it prints."""
     if beginning.startswith(b"#!") and re.search(rb"slurm|sbatch", beginning, re.IGNORECASE):
         return Qsub(QsubKind.SLURM, path, evidence="a script that calls Slurm")
     output = run("--version")
@@ -141,14 +129,10 @@ class QsubCommands(ABC):
     ) -> SubmitCommand: ...
 
     @abstractmethod
-    def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None:
-        # The id that qsub has printed; None: none
-        ...
+    def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None: ...  # the id that qsub has printed
 
     @abstractmethod
-    def _hint(self, code: int, words: str) -> str | None:
-        # What the user can do about a refusal, by qsub's exit code and message
-        ...
+    def _hint(self, code: int, words: str) -> str | None: ...  # about a refusal, by qsub's exit code and message
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Submits a script with qsub, and returns the job's id.
@@ -191,9 +175,7 @@ def notes_on_folder(folder: Path, nodes: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The request of a job of a run, or of a function."""
-
-    name: str  # job name
+    name: str
     token: str  # unique text by which a later query finds the job
     walltime: int | None = None  # wall time in seconds; None: the site's default
     queue: str | None = None  # qsub -q
@@ -201,12 +183,10 @@ class Request:
     account: str | None = None  # qsub -A
     array: str | None = None  # indices and throttle of an array (`0-14%4`); None: a plain job
     rerunnable: bool = True  # whether the scheduler may start the job again, after a preemption or the loss of its node
-    # further options by name. A list adds the option once per value; True adds it without a value
-    directives: Mapping[str, Any] = field(default_factory=dict)
+    directives: Mapping[str, Any] = field(default_factory=dict)  # further options; a list repeats one, True: no value
 
 
 def fields_of(plan: JobPlan, settings: Any, token: str, array: str | None) -> dict[str, Any]:
-    """Returns the fields of a `Request` that a plan has on both schedulers."""
     return {
         "name": plan.name, "token": token, "walltime": plan.time, "queue": settings.queue, "project": settings.project,
         "account": plan.cluster.account, "array": array, "rerunnable": plan.resume.how != ResumeHow.never.value,
@@ -214,8 +194,7 @@ def fields_of(plan: JobPlan, settings: Any, token: str, array: str | None) -> di
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class OptionNames:
+class OptionNames(Struct):
     """A scheduler's options of qsub, as `cluster.directives` and `run SCRIPT` take them."""
 
     pattern: re.Pattern[str]  # of an option's name without the dash
@@ -275,8 +254,6 @@ FIRST_JOB = "LAUNCHER_FIRST_JOB"  # variable of a function's resubmitted job wit
 
 
 class QsubScheduler(FolderQueue):
-    """A scheduler whose jobs qsub submits: PBS or Grid Engine."""
-
     command = "qsub"
     secrets_in_files = True
 
@@ -289,13 +266,8 @@ class QsubScheduler(FolderQueue):
     @abstractmethod
     def queries(self, timeout: float = 60) -> Any: ...
 
-    def native_id(self, job_id: str) -> Any:
-        """Converts submitit's id of an array element to the scheduler's; keeps any other id."""
-        return self._module("client").native_id(job_id)
-
-    def find(self, command: str) -> Any:
-        """Returns the path of a scheduler command on a job's node, or None if the node does not have it."""
-        return self._module("client").find(command)
+    native_id = in_folder("client:native_id")  # converts submitit's id of an array element to the scheduler's
+    find = in_folder("client:find")  # returns the path of a scheduler command on a job's node, or None
 
     @abstractmethod
     def of_a_job(self, name: str) -> bool:

@@ -35,17 +35,14 @@ SHARE = 10  # a result is fresh for at least 10 durations of its query, so queri
 class JobSnapshot(Struct):
     """The result of one query for all jobs of the user."""
 
-    # jobs by `Queries.key`; if the query failed, those of the last successful query
-    jobs: Mapping[str, SchedulerJob] = MappingProxyType({})
-    # start of the query that returned `jobs`, in seconds since the epoch; None if no query has succeeded
-    began: float | None = None
+    jobs: Mapping[str, SchedulerJob] = MappingProxyType({})  # by `Queries.key`, from the last query that succeeded
+    began: float | None = None  # its start, in seconds since the epoch; None: none has succeeded
     completed: float = 0.0  # end of the latest query, in seconds since the epoch
     took: float = 0.0  # duration of the latest query in seconds
     problem: str = ""  # why the latest query failed; empty if it succeeded
     own: bool = True  # whether this process made the query; False if the result was read from the cache
 
     def is_fresh(self, seconds: float, now: float) -> bool:
-        """Returns whether the query ended at most this many seconds before `now`."""
         return 0 <= now - self.completed <= seconds
 
     def suffices(self, good_for: float, newer: float, least: float, now: float) -> bool:
@@ -55,23 +52,17 @@ class JobSnapshot(Struct):
 
 
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
-    """Returns the seconds for which a snapshot is fresh; longer if nothing changes or queries are slow."""
     return min(slowest, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
 
 
-def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapshot | None = None) -> JobSnapshot:
+def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapshot | None) -> JobSnapshot:
     """Queries the scheduler now; an error becomes `JobSnapshot.problem`, with the jobs of `before`."""
-    began, problem = time.time(), ""
-    start = time.monotonic()
-    found: dict[str, SchedulerJob] | None = None
+    began, start = time.time(), time.monotonic()
     try:
-        found = jobs()
+        return JobSnapshot(jobs(), began, time.time(), time.monotonic() - start)
     except QueryError as error:
-        problem = str(error)
-    took = time.monotonic() - start
-    if found is not None:
-        return JobSnapshot(found, began, time.time(), took)
-    return JobSnapshot(before.jobs if before else {}, before.began if before else None, time.time(), took, problem)
+        before = before or JobSnapshot()
+        return JobSnapshot(before.jobs, before.began, time.time(), time.monotonic() - start, str(error))
 
 
 class SharedSnapshot:

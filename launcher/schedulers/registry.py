@@ -1,26 +1,30 @@
-"""Loads schedulers, task starters and function executors by name; finds those of this machine and of this shell."""
+"""Loads schedulers, task starters and function executors by name; finds those of this machine and of this shell.
+
+With the schedulers without a queue: `local` (this machine) and `allocation` (the allocation of this shell).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
+from launcher.config.schema import SchedulerSettings
 from launcher.errors import ConfigError, near
-from launcher.schedulers.base import Allocation, Queue, Scheduler, Scrubbed
+from launcher.failures.codes import NextReason
+from launcher.schedulers.base import Allocation, Ending, JobVariables, Queue, Scheduler, Scrubbed, scrubbed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from launcher.plan.plan import JobPlan
     from launcher.schedulers.functions import FunctionExecutor
     from launcher.schedulers.tasks import TaskRequest
-
-
-# The table of schedulers is launcher/config/scheduler_table.py.
 
 
 # Functions that start tasks on a job's nodes without srun, by their name in a plan.
@@ -38,15 +42,13 @@ FUNCTIONS = {
 
 def starter(name: str) -> Callable[[TaskRequest], int]:
     """Returns a function of STARTERS, which starts tasks and returns their exit status; raises ConfigError."""
-    place = STARTERS.get(name)
-    if place is None:
+    if name not in STARTERS:
         raise ConfigError(f"{name} starts no tasks. Known: {', '.join(STARTERS)}")
-    found: Callable[[TaskRequest], int] = load(place)
+    found: Callable[[TaskRequest], int] = load(STARTERS[name])
     return found
 
 
 def function_executor(name: str) -> type[FunctionExecutor]:
-    """Returns an executor class of FUNCTIONS by its submitit cluster name; raises KeyError."""
     found: type[FunctionExecutor] = load(FUNCTIONS[name])
     return found
 
@@ -72,7 +74,6 @@ def scheduler(name: str) -> Scheduler:
 
 
 def queue(name: str) -> Queue:
-    """Returns the scheduler of this name, which must have a queue; raises ConfigError."""
     found = scheduler(name)
     if not isinstance(found, Queue):
         raise ConfigError(f"cluster.scheduler={name}: it starts jobs at once, and has no queue")
@@ -88,9 +89,7 @@ def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
     """Returns the schedulers of these names (default: all) that exist and can be loaded."""
     found = []
     for name in names() if wanted is None else wanted:
-        with contextlib.suppress(
-            ConfigError
-        ):  # a package that cannot be imported is reported when somebody selects its scheduler
+        with contextlib.suppress(ConfigError):  # which is reported when somebody selects the scheduler
             found.append(scheduler(name))
     return found
 
@@ -109,10 +108,8 @@ def starting_steps(starter: str | None) -> Scheduler | None:
 
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
-    """Returns by name the schedulers with a queue, and these others, whose commands are on this machine.
-
-    A scheduler in OURS is imported only if its command is on PATH, since an import takes 10 to 20 ms.
-    """
+    """Returns by name the schedulers with a queue, and these others, whose commands are on this machine."""
+    # an import takes 10 to 20 ms
     may_be_here = (name for name, place in OURS.items() if place.command and shutil.which(place.command))
     wanted = dict.fromkeys((*may_be_here, *others))
     return {each.name: each for each in schedulers(wanted) if isinstance(each, Queue) and each.here()}
@@ -146,10 +143,7 @@ def read_nodes(environ: Mapping[str, str], variable: str) -> str:
 
 
 def require_room(held: Allocation, plan: JobPlan) -> None:
-    """Raises ConfigError if the allocation has fewer nodes, or CPUs on them, than a plan needs.
-
-    Without this check, srun in an allocation with GPUs (Slurm 24.05 and later) waits silently for the missing CPUs.
-    """
+    """Raises ConfigError if the allocation has fewer nodes, or CPUs (for which srun may wait silently), than needed."""
     if plan.nodes > held.nodes:
         raise ConfigError(
             f"{plan.nodes_key}={plan.nodes}: the allocation that this shell is in holds {held.nodes}: "
@@ -170,8 +164,73 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
 
 def nodes(environ: Mapping[str, str]) -> int:
     """Returns the default of the key `nodes`: the allocation's number, or 1, which `Scheduler.held` reports."""
-    try:
+    held = None
+    with contextlib.suppress(ConfigError):
         held = allocation(environ)
-    except ConfigError:
-        held = None
     return held.nodes if held else 1
+
+
+# -- The two schedulers without a queue: a job is a process group of this machine
+
+
+@dataclass
+class LocalSettings(SchedulerSettings):
+    """The additional keys of a profile of this machine: none."""
+
+    IGNORES_OTHERS = True
+
+
+@dataclass
+class AllocationSettings(SchedulerSettings):
+    """The additional keys of a profile of an allocation."""
+
+    IGNORES_OTHERS = True
+
+    srun_args: list[str] = field(default_factory=list)  # extra arguments of srun, which starts the tasks on Slurm
+
+
+STARTED_BY_HAND = "${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"  # in an allocation of Slurm, say
+
+
+class LocalScheduler(Scheduler):
+    """Starts the job script and all tasks on this machine (cluster=local)."""
+
+    name = "local"
+    title = "this machine"
+    template = "local.sh.j2"
+    run_executor = "launcher.schedulers.executor:LocalExecutor"
+    shell = JobVariables(job_id=STARTED_BY_HAND)
+    on_this_machine = True
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        return scrubbed(environ)
+
+
+class AllocationScheduler(LocalScheduler):
+    """Starts the job script on this machine, and its tasks on the nodes of this shell's allocation."""
+
+    name = "allocation"
+    title = "this allocation"
+    template = "allocation.sh.j2"
+    shell = JobVariables(
+        job_id=STARTED_BY_HAND, time_left="launcher.schedulers.slurm.in_job:seconds_left", limited=False
+    )
+    on_this_machine = False
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        return scrubbed(environ, schedulers=False)  # srun needs the variables of this allocation
+
+    def held(self, environ: Mapping[str, str]) -> Allocation:
+        found = allocation(environ)
+        if found is None:
+            ways = ", ".join(f"{each.interactive} ({' and '.join(each.allocation_variables)})" for each in known())
+            raise ConfigError(
+                "cluster=allocation: this shell is in no allocation. Commands that get one, with the variables that "
+                f"it sets: {ways}. Or use a cluster that is submitted to"
+            )
+        return found
+
+    def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
+        if left <= plan.resume.lead:
+            return Ending(NextReason.TIME_LIMIT)  # the run cannot continue after the end of the allocation
+        return super().ending(plan, stop_requested=stop_requested, left=left)

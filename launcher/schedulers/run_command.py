@@ -23,8 +23,7 @@ from launcher.schedulers.base import AnswerLost, QueryError, QueryTimeout
 from launcher.structs import Struct
 
 
-class OutputTooLong(subprocess.SubprocessError):
-    """A command printed more than bounds.QUERY_BYTES bytes, and was killed."""
+class OutputTooLong(subprocess.SubprocessError): ...
 
 
 def query(
@@ -50,8 +49,6 @@ def query(
 
 
 class SubmitCommand(Struct):
-    """A command that submits a job."""
-
     command: Sequence[str]
     environment: Mapping[str, str]  # of the command
     text: str | None = None  # standard input; None: empty
@@ -163,16 +160,12 @@ FIRST, LONGEST = 0.5, 20.0  # seconds between two attempts
 
 
 class SubmissionRefused(SubmissionError):
-    """The scheduler refused the job, and a retry would not help.
-
-    definite: whether it is certain that no job was created, so that no query for one is needed.
-    job_limit: whether the user has reached a limit on the number of jobs; others can be submitted when some end.
-    """
+    """The scheduler refused the job, and a retry would not help."""
 
     def __init__(self, words: str, *, definite: bool = False, job_limit: bool = False) -> None:
         super().__init__(words)
-        self.definite = definite
-        self.job_limit = job_limit
+        self.definite = definite  # whether it is certain that no job was created, so that no query for one is needed
+        self.job_limit = job_limit  # whether the user has too many jobs; others can be submitted when some end
 
 
 class NoAnswer(Exception):
@@ -184,10 +177,8 @@ def submit_once(
 ) -> str:
     """Submits a job unless it exists already, and returns its id; raises SubmissionRefused, SubmissionError.
 
-    After a failed `send` (SubmissionRefused, NoAnswer), `find` must return None before `send` is repeated. While the
-    scheduler does not answer, both are retried with exponential backoff for `timeout` seconds.
-
-    before: whether to call `find` first, because an earlier process may have submitted the job.
+    After a failed `send` (SubmissionRefused, NoAnswer), or `before`, `find` must return None before `send` is called.
+    While the scheduler does not answer, both are retried with exponential backoff for `timeout` seconds.
     """
     look = before
 
@@ -217,16 +208,10 @@ def submit_once(
     )
 
 
-# -- Submits a run's next job, which starts when earlier jobs have ended: how runs continue without a requeue
-
-
 def submit_after(
     plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
-    """Submits a run's script again; the job starts when that with this id has ended, with any outcome; SubmissionError.
-
-    If the scheduler supports no dependency on that job, the new one may start at once, and waits for the run's lease.
-    """
+    """Submits a run's script again, to start when a job has ended or, if none can depend on it, to wait for a lease."""
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
     return submit_behind(plan, jobs, script, token, environment, timeout)
 

@@ -7,7 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
@@ -20,65 +20,95 @@ from launcher.units import parse_memory, parse_time
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # YAML: booleans, null
+_OF_PROFILES = """\
+Change it as you like: the site itself
+# refuses what it does not allow, and limits here only make that known before a job is submitted."""
 T = TypeVar("T")
 
 
-class Named(Protocol):
-    """An object with a name, such as a partition or queue."""
-
-    @property
-    def name(self) -> str: ...
-
-
-P = TypeVar("P", bound=Named)
-
-
 class Site(ABC):
-    """The facts of a site that an ordinary user can query. Facts of failed queries are missing."""
+    """The facts of a site that an ordinary user can query, and a profile of it. Facts of failed queries are missing."""
 
-    pool: str  # the scheduler's word for a group of nodes: `partition` or `queue`, a profile key and `site init` option
+    scheduler: ClassVar[str]  # its name in profiles
+    # its word for a group of nodes: `partition` or `queue`, a profile key, `site init` option and, with -s, attribute
+    pool: ClassVar[str]
+    no_pool: ClassVar[str]  # line of a profile without a partition or queue
     problems: tuple[str, ...]  # one text per failed query, with the reason
 
+    @property
     @abstractmethod
-    def default_name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the site."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The scheduler with its version, and the site."""
 
     @abstractmethod
+    def facts(self) -> Iterator[str]:
+        """Yields what a profile says of the site in comments: its partitions or queues first."""
+
+    @abstractmethod
+    def best(self) -> tuple[Any, str]:
+        """Returns the partition or queue for a profile (None: the user has to choose one), and why."""
+
+    @abstractmethod
+    def keys(self, chosen: Any) -> Iterator[str]:
+        """Yields the lines of a profile with the keys for a partition or queue, or for none."""
+
+    @abstractmethod
+    def limits(self, chosen: Any) -> Iterator[tuple[str, object, str]]:
+        """Yields each limit of a profile: key, value, and its source."""
+
+    @abstractmethod
+    def differences(self, cluster: Cluster) -> Iterator[Finding]: ...
+
+    def default_name(self) -> str:
+        return re.sub(r"[^\w.+-]", "-", self.name).lstrip("-+.") or "site"
+
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
         """Yields the lines of a profile of the site, with the source of each value as a comment; raises ConfigError.
 
         wanted: partition or queue to use; None: the default one, or the one that fits best.
         """
-
-    @abstractmethod
-    def differences(self, cluster: Cluster) -> Iterator[Finding]: ...
+        known = {each.name: each for each in getattr(self, f"{self.pool}s")}
+        if wanted is not None and wanted not in known:
+            there = f"there is no such {self.pool}.{near(wanted, known)} Known: {', '.join(known)}"
+            raise ConfigError(f"--{self.pool}={wanted}: {there}")
+        chosen, why = self.best() if wanted is None else (known[wanted], "as you asked for")
+        yield f"# {self.title}, as it was on {day}, written by `launcher site init`."
+        yield f"# `launcher doctor --cluster {name}` tells what has changed since. " + _OF_PROFILES
+        yield from (f"# Not found out: {each}" for each in self.problems)
+        yield "#"
+        yield from (f"# {each}" for each in self.facts())
+        yield "#"
+        yield f"defaults: [{self.scheduler}, _self_]"
+        yield ""
+        yield f"name: {scalar(name)}"
+        yield self.no_pool if chosen is None else f"{self.pool}: {scalar(chosen.name)}  # {why}"
+        yield from self.keys(chosen)
+        limits = [
+            f"  {key}: {json.dumps(value) if key == 'time' else value}  # {source}"
+            for key, value, source in self.limits(chosen)
+        ]
+        yield from ["limits:", *limits] if limits else []
 
 
 def described_schedulers() -> list[Scheduler]:
-    """Returns the schedulers for which `site init` can write a profile."""
     return [each for each in registry.schedulers() if each.command]
 
 
 class ErrorCollector:
-    """Runs queries, and collects the errors of failed ones in `problems`."""
-
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def __call__(self, ask: Callable[[], T], otherwise: T, what: str) -> T:
-        """Returns the result of the query, or `otherwise` if it fails; `what` names it in `problems`."""
         try:
             return ask()
         except (QueryError, ValueError) as error:
             self.problems.append(f"{what}: {' '.join(str(error).split())[:200]}")
             return otherwise
-
-
-def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
-    """Returns the partition or queue that the user named with this option; raises ConfigError if there is none."""
-    known = {each.name: each for each in pools}
-    if name is not None and name not in known:
-        raise ConfigError(f"--{option}={name}: there is no such {option}.{near(name, known)} Known: {', '.join(known)}")
-    return None if name is None else known[name]
 
 
 def no_such(pool: str, setting: str, name: str, known: Iterable[str]) -> str:
@@ -87,13 +117,8 @@ def no_such(pool: str, setting: str, name: str, known: Iterable[str]) -> str:
 
 
 def missing(pool: str, setting: str, name: str, known: Iterable[str]) -> Finding:
-    """Returns the finding for `no_such`."""
-    do = f"set cluster.{pool} to one of {', '.join(known)}"
-    return problem("profile", no_such(pool, setting, name, known), do)
-
-
-def plain_name(name: str) -> str:
-    return re.sub(r"[^\w.+-]", "-", name).lstrip("-+.") or "site"
+    text = no_such(pool, setting, name, known)
+    return problem("profile", text, f"set cluster.{pool} to one of {', '.join(known)}")
 
 
 def scalar(value: object) -> str:
@@ -104,26 +129,7 @@ def scalar(value: object) -> str:
 
 
 def memory(octets: int) -> str:
-    """Returns a size in bytes as whole MiB, rounded down: `1024M`."""
     return f"{octets // 1024**2}M"
-
-
-def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[str]:
-    """Yields the lines of the comment at the top of a profile."""
-    yield f"# {what} as it was on {day}, written by `launcher site init`."
-    yield f"# `launcher doctor --cluster {name}` tells what has changed since. Change it as you like: the site itself"
-    yield "# refuses what it does not allow, and limits here only make that known before a job is submitted."
-    for each in problems:
-        yield f"# Not found out: {each}"
-    yield "#"
-
-
-def limit_lines(limits: Sequence[tuple[str, object, str]]) -> Iterator[str]:
-    """Yields the lines of a profile's section `limits`, from (key, value, source); a time is text (`02:00:00`)."""
-    if limits:
-        yield "limits:"
-    for key, value, source in limits:
-        yield f"  {key}: {json.dumps(value) if key == 'time' else value}  # {source}"
 
 
 # -- `doctor` checks that all schedulers share
@@ -134,11 +140,9 @@ SLOW = 5.0  # a query that takes more seconds than this is reported as slow
 
 
 class TimedOutput(Struct):
-    """The output of a query and its duration in seconds (`took`), or its error message."""
-
-    text: str = ""
-    took: float = 0.0
-    error: str = ""
+    text: str = ""  # output of a query
+    took: float = 0.0  # seconds
+    error: str = ""  # why it failed
 
 
 def timed(ask: Callable[[], str]) -> TimedOutput:

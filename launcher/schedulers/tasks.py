@@ -22,9 +22,6 @@ from launcher.runs.events import StopRequested
 from launcher.schedulers import registry, topology
 from launcher.structs import Struct
 
-# -- Tasks of one command that end together: the request to a task starter, and the wait for the started tasks
-
-
 STRAGGLERS = 60.0  # seconds after the end of the run in which tasks end by themselves
 
 
@@ -77,11 +74,10 @@ def watch(
     When a stop signal arrives, a task exits with RESUME, or (unless `keep_going`) a task fails in any other way, the
     remaining tasks get SIGTERM and, `grace` seconds later, SIGKILL. STRAGGLERS seconds after the agents have recorded
     the exit code of the attempt they get SIGKILL, and do not count: their nodes may be gone, which some starters never
-    notice. Tasks of functions have no agents: they get SIGKILL when all tasks that are left are on lost nodes.
+    notice. Tasks of functions have no agents: they get SIGKILL when all that are left are on `lost` nodes (by index),
+    which is asked every STRAGGLERS seconds while some have ended and none ends.
 
     signals: the list of `collect_signals`, which must be called before the tasks start.
-    lost: returns the indices of the tasks whose nodes the scheduler reports as lost. It is asked every STRAGGLERS
-        seconds while no task ends and some have ended.
     """
     kill_at, first_failure, over_at, look_at = None, 0, None, 0.0
     ended, ask_at = 0, 0.0
@@ -92,30 +88,27 @@ def watch(
             first_failure = first_failure or next((code for code in codes if code), 0)
         if None not in codes:
             return first_failure if first_failure >= 0 else 128 - first_failure
-        left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
+        left = {number: task for number, task in enumerate(tasks) if codes[number] is None}
         ending = signals or (first_failure and not keep_going) or errors.RESUME in codes  # another job continues it
         now = time.monotonic()
         if over_at is None and now >= look_at:
             look_at, over_at = now + 1.0, now if attempt_is_over() else None
+        gone = False
         if ended != (ended := len(tasks) - len(left)):
             ask_at = now + STRAGGLERS
         elif ended and now >= ask_at:
             ask_at = now + STRAGGLERS
-            if {number for number, code in enumerate(codes) if code is None} <= set(lost()):
-                for task in left:
-                    task.kill()
-        if over:
-            for task in left:
+            gone = left.keys() <= set(lost())
+        if over or gone or (kill_at is not None and now > kill_at):
+            for task in left.values():
                 task.kill()
         elif kill_at is None and ending:
             kill_at = now + grace
-            for task in left:
+            for task in left.values():
                 task.terminate()
-            if signals:
-                _record(signal.Signals(signals[0]))
-        elif kill_at is not None and now > kill_at:
-            for task in left:
-                task.kill()
+            if signals:  # recorded at once, because PBS may kill the job script soon
+                request = StopRequested(signal=signal.Signals(signals[0]).name, host=socket.gethostname())
+                Events(current_attempt(), "spawn")(request)
         time.sleep(pause)
 
 
@@ -125,21 +118,9 @@ def attempt_is_over() -> bool:
     return attempt is not None and exists(attempt.path / "exit_code", retry_seconds=0) == Ok(True)
 
 
-def _record(request: signal.Signals) -> None:
-    # Records a stop request in the attempt's events at once, because PBS may kill the job script soon
-    Events(current_attempt(), "spawn")(StopRequested(signal=request.name, host=socket.gethostname()))
-
-
-# -- The command
-# python -m launcher.schedulers.tasks [--go-on] [--STARTER[=WORDS]] NODES TASKS_PER_NODE GRACE COMMAND...
-#
-# STARTER is a key of registry.STARTERS, which starts the tasks on the nodes of the current job: on its first NODES
-# hosts (pbsdsh, qrsh), or as WORDS, the site's mpiexec with its arguments, decides. Without a starter, all tasks run on
-# this host, which then simulates NODES nodes. Tasks derive their rank from LAUNCHER_* variables, or from those of
-# mpiexec.
-#
-# SIGTERM and SIGINT are forwarded to the tasks as SIGTERM. When a task fails, the others get SIGTERM and, GRACE seconds
-# later, SIGKILL. With --go-on they continue instead (elastic runs). The exit status is that of the first failed task.
+# -- The command: python -m launcher.schedulers.tasks [--go-on] [--STARTER[=WORDS]] NODES TASKS_PER_NODE GRACE COMMAND..
+# STARTER is a key of registry.STARTERS, which starts the tasks on the job's first NODES hosts (pbsdsh, qrsh), or as
+# WORDS, the site's mpiexec, decides. Without one, all tasks run on this host, which then simulates NODES nodes.
 
 
 def command(
@@ -167,7 +148,6 @@ def command(
 
 
 def task_files() -> Path:
-    """Returns the path of the folder for the tasks' files, on a shared file system. The folder does not exist yet."""
     if named := os.environ.get("LAUNCHER_TASK_FILES"):
         return Path(named)
     attempt = current_attempt()

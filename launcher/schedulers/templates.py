@@ -18,13 +18,8 @@ if TYPE_CHECKING:
     from launcher.schedulers.base import JobVariables
 
 
-# -- Loads the templates of job scripts with jinja2, and quotes what they print
-# Every value that a template prints is quoted for the shell, unless it is wrapped in `Raw`; no filter or alias turns
-# that off. Values with control characters are refused.
-
-
 class Raw:
-    """Text that is shell code on purpose, such as a set-up line of the cluster's profile."""
+    """Text that is shell code on purpose, such as a set-up line of a profile. What else a template prints is quoted."""
 
     def __init__(self, text: str) -> None:
         self.text = text

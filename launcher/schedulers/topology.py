@@ -26,43 +26,17 @@ def expand(text: str) -> list[str]:
 
     A name may have several brackets; the leftmost one varies slowest. A zero-padded low bound (`01-10`) pads all.
     """
+    if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", text):
+        raise ValueError(f"node list {text!r}: brackets do not match")
     hosts: list[str] = []
-    for name in _split(text):
-        parts = _parts(name, text)
-        hosts.extend(map("".join, product(*parts)) if len(parts) > 1 else parts[0])
-    return hosts
-
-
-def _split(text: str) -> list[str]:
-    names, depth, start = [], 0, 0
-    for position, char in enumerate(text):
-        if char == "[":
-            depth += 1
-        elif char == "]":
-            depth -= 1
-        elif char == "," and depth == 0:
-            names.append(text[start:position])
-            start = position + 1
-        if depth not in (0, 1):
-            raise ValueError(f"node list {text!r}: brackets do not match at character {position + 1}")
-    if depth:
-        raise ValueError(f"node list {text!r}: a bracket is not closed")
-    names.append(text[start:])
-    return [name for name in (name.strip() for name in names) if name]
-
-
-def _parts(name: str, text: str) -> list[list[str]]:
-    # `text` is the whole node list, for error messages
-    parts: list[list[str]] = []
-    while name:
-        literal, bracket, rest = name.partition("[")
-        if literal:
-            parts.append([literal])
-        if not bracket:
-            break
-        ranges, _, name = rest.partition("]")
-        parts.append([number for item in ranges.split(",") for number in _range(item, text)])
-    return parts
+    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        parts = re.split(r"\[([^\]]*)\]", name.strip())  # texts, and the ranges between them
+        choices = [
+            [number for item in part.split(",") for number in _range(item, text)] if place % 2 else [part]
+            for place, part in enumerate(parts)
+        ]
+        hosts.extend(map("".join, product(*choices)))
+    return [host for host in hosts if host]
 
 
 def _range(item: str, text: str) -> list[str]:
@@ -115,9 +89,7 @@ def hosts_in(environ: Mapping[str, str]) -> list[str]:
 
 
 # -- Derives this process's rank, world size and hosts from the variables of the command that started it
-# A source is such a command (srun, torchrun, mpiexec). The first source in `SOURCES` with all its variables set is
-# used; `Topology.source` has its name. Nothing here does I/O: the environment, this host's name and the reader of PBS's
-# node file are arguments.
+# A source is such a command (srun, torchrun, mpiexec): the first of SOURCES with all its variables. Without I/O
 
 
 Environ = Mapping[str, str]
@@ -139,8 +111,9 @@ class Topology:
     master: str  # host of rank 0; empty if unknown
     master_port: int | None  # port that the environment prescribes; None: the launcher chooses one
     job: str  # text that is unique for this launch among all launches of the user (job and step)
-    # whether the source gives the node rank; else it is derived as if ranks fill nodes in order
-    node_known: bool = True
+    node_known: bool = (
+        True  # whether the source gives the node rank; else it is derived as if ranks fill nodes in order
+    )
     tasks_per_node: tuple[int, ...] = ()  # number of ranks on each node; empty: unknown
     fills_nodes: bool = True  # whether ranks fill nodes in order, as far as the source tells
 
@@ -180,16 +153,14 @@ class Nodes(Struct):
 
 
 def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
-    """Determines the node of every rank from the ranks' reports.
+    """Determines the node of every rank from the ranks' reports: node rank (None: unknown) and host, in their order.
 
     | reports | ranks are on the same node if they have | order of the nodes |
     |---|---|---|
     | all have a node rank | the same node rank (simulated nodes share a host) | that of the reported node ranks |
     | at least one has only a host | the same host | that of the first rank on each node |
 
-    Args:
-        reports: (node rank, host) of each rank, in the order of ranks; the node rank is None if unknown.
-        hosts: host of each node according to the source; used if all node ranks are known and the numbers match.
+    hosts: host of each node according to the source; used if all node ranks are known and the numbers match.
     """
     by_number = all(number is not None for number, _ in reports)
     places: list[int | str] = [number if by_number and number is not None else host for number, host in reports]
@@ -204,8 +175,7 @@ def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str]
 def nodes_in_order(place: Topology) -> tuple[int, ...]:
     """Returns the node rank of each rank if this rank knows that ranks fill nodes in order, else ().
 
-    With srun --distribution=cyclic or mpirun --map-by node they do not, which a single rank may not know. Then
-    `assign_nodes` determines the node ranks after all ranks have joined.
+    With srun --distribution=cyclic or mpirun --map-by node they do not; then `assign_nodes` determines the node ranks.
     """
     if not place.fills_nodes:
         return ()
@@ -294,9 +264,8 @@ def _torchrun(place: _Place) -> Topology | None:
 
 
 def _srun(place: _Place) -> Topology | None:
-    # Reads srun's variables: man srun, OUTPUT ENVIRONMENT VARIABLES.
-    # The step's values are used, because the job may have more nodes. The batch script has SLURM_PROCID too, but not
-    # SLURM_STEP_*, so it is not taken for a task.
+    # man srun, OUTPUT ENVIRONMENT VARIABLES. The step's values are used, because the job may have more nodes. The batch
+    # script has SLURM_PROCID too, but not SLURM_STEP_*, so it is not taken for a task.
     if not place.has(
         "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
         "SLURM_STEP_TASKS_PER_NODE",
@@ -320,37 +289,24 @@ def _srun(place: _Place) -> Topology | None:
     )  # fmt: skip
 
 
-def _openmpi(place: _Place) -> Topology | None:
-    prefix = "OMPI_COMM_WORLD_"
-    if not place.has(*(prefix + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))):
-        return None
-    rank, world, local_rank, local_world = (
-        place.number(prefix + name) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    )
-    job = place.environ.get("PMIX_NAMESPACE", "")
-    return _uniform("openmpi", place, rank, world, local_rank, local_world, f"openmpi-{job}")
+def _mpi(
+    source: str, names: Sequence[str], job: Sequence[str], local_size: Sequence[str], node: str | None = None
+) -> Callable[[_Place], Topology | None]:
+    # names: variables with the rank, the local rank and the world size; job, local_size: the first that is set counts
+
+    def read(place: _Place) -> Topology | None:
+        local_world = place.first(*local_size)
+        if local_world is None or not place.has(*names, *([node] if node else [])):
+            return None
+        rank, local_rank, world = map(place.number, names)
+        found = next(filter(None, map(place.environ.get, job)), "")
+        node_rank = place.number(node) if node else None
+        return _uniform(source, place, rank, world, local_rank, local_world, f"{source}-{found}", node_rank)
+
+    return read
 
 
-def _pals(place: _Place) -> Topology | None:
-    # Reads the variables of HPE Cray PALS (mpiexec on Cray EX): man intro_pals; the world size is from Cray PMI
-    local_world = place.first("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-    if not place.has("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID", "PMI_SIZE") or local_world is None:
-        return None
-    rank, local_rank, node, world = (
-        place.number(name) for name in ("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID", "PMI_SIZE")
-    )
-    job = place.environ.get("PALS_APID", "")
-    return _uniform("pals", place, rank, world, local_rank, local_world, f"pals-{job}", node)
-
-
-def _mpich(place: _Place) -> Topology | None:
-    if not place.has("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
-        return None
-    rank, world, local_rank, local_world = (
-        place.number(name) for name in ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    )
-    job = place.environ.get("SLURM_JOB_ID") or place.environ.get("PBS_JOBID") or ""
-    return _uniform("mpich", place, rank, world, local_rank, local_world, f"mpich-{job}")
+_OMPI = "OMPI_COMM_WORLD_"
 
 
 def _pbs(place: _Place) -> Topology | None:
@@ -368,8 +324,15 @@ SOURCES: dict[str, Callable[[_Place], Topology | None]] = {
     "launcher": _launcher,
     "torchrun": _torchrun,
     "srun": _srun,
-    "openmpi": _openmpi,
-    "pals": _pals,
-    "mpich": _mpich,
+    "openmpi": _mpi(
+        "openmpi", (f"{_OMPI}RANK", f"{_OMPI}LOCAL_RANK", f"{_OMPI}SIZE"), ("PMIX_NAMESPACE",), (f"{_OMPI}LOCAL_SIZE",)
+    ),
+    "pals": _mpi(  # HPE Cray PALS (mpiexec on Cray EX): man intro_pals; the world size is from Cray PMI
+        "pals", ("PALS_RANKID", "PALS_LOCAL_RANKID", "PMI_SIZE"), ("PALS_APID",),
+        ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"), "PALS_NODEID",
+    ),
+    "mpich": _mpi(
+        "mpich", ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"), ("SLURM_JOB_ID", "PBS_JOBID"), ("MPI_LOCALNRANKS",)
+    ),
     "pbs": _pbs,
-}
+}  # fmt: skip

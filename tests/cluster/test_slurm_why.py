@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.slurm.client import Slurm
-from launcher.schedulers.slurm.limits import Account, survey
+from launcher.schedulers.slurm.limits import survey
 from tests.launch import PYTHON, ROOT, Launcher, until
 from tests.terminal import Terminal
 
@@ -117,7 +117,8 @@ def test_the_default_account_is_told(slurm_with_accounting: Any, monkeypatch: py
         slurm.run("sacctmgr", "--immediate", "add", *words)
     try:
         default = "root" if me == "root" else "abacus"
-        assert survey(Slurm()).accounts[0] == Account(default, default=True)
+        site = survey(Slurm())
+        assert site.accounts[0] == site.default_account == default
     finally:
         slurm.run("sacctmgr", "--immediate", "delete", "user", me, "account=abacus")
         slurm.run("sacctmgr", "--immediate", "delete", "account", "abacus")

@@ -1,7 +1,6 @@
 """Submits users' functions through submitit (`submitit.AutoExecutor(folder, cluster="pbs")`) on PBS and Grid Engine.
 
-The parameters of their jobs, their script, the submission, and what submitit asks of a job; `task` is the program of
-each task, which calls the function. Neither needs torch or Hydra.
+`task` is the program of each task, which calls the function. Neither needs torch or Hydra.
 """
 
 from __future__ import annotations
@@ -74,13 +73,6 @@ class Parameters(ABC):
     template: ClassVar[str]
     shell: ClassVar[JobVariables]
     starter: ClassVar[str]
-    # The parameters of each type, for validation; numbers with their minimum.
-    texts: ClassVar[tuple[str, ...]] = ("name", "queue", "project", "account")
-    mappings: ClassVar[tuple[str, ...]] = ("resources", "directives")
-    lists: ClassVar[tuple[str, ...]] = ("setup", "teardown")
-    numbers: ClassVar[Mapping[str, int]] = {
-        "nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1, "ngpus": 0, "array_parallelism": 1, "signal_delay_s": 0,
-    }  # fmt: skip
 
     @classmethod
     def names(cls) -> set[str]:
@@ -89,10 +81,9 @@ class Parameters(ABC):
     @classmethod
     def of(cls: type[P], given: Mapping[str, Any], folder: Path = Path("/")) -> P:
         """Parses and checks the given parameters (None: the default), and the output's folder; raises ValueError."""
-        for name in given:
-            if name not in cls.names():
-                known = ", ".join(sorted(cls.names()))
-                raise ValueError(f"there is no parameter {name!r}.{near(name, cls.names())} Known: {known}")
+        if unknown := [name for name in given if name not in cls.names()]:
+            hint = f"{near(unknown[0], cls.names())} Known: {', '.join(sorted(cls.names()))}"
+            raise ValueError(f"there is no parameter {unknown[0]!r}.{hint}")
         values = {name: value for name, value in given.items() if value is not None}
         try:
             if "walltime" in values:
@@ -110,19 +101,17 @@ class Parameters(ABC):
 
     @classmethod
     def _check_types(cls, values: Mapping[str, Any]) -> None:
-        for name in cls.texts:
-            if not isinstance(values.get(name, ""), str):
-                raise ValueError(f"{name}={values[name]!r}: it must be a text")
-        for name in cls.mappings:
-            value = values.get(name, {})
-            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        kinds = {each.name: str(each.type).partition(" ")[0].partition("[")[0] for each in dataclasses.fields(cls)}
+        for name, value in values.items():
+            kind, least = kinds[name], 0 if name in ("ngpus", "signal_delay_s") else 1
+            if kind == "str" and not isinstance(value, str):
+                raise ValueError(f"{name}={value!r}: it must be a text")
+            texts = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+            if kind == "Mapping" and not texts:
                 raise ValueError(f"{name}={value!r}: it must be a dictionary with texts as keys")
-        for name in cls.lists:
-            if isinstance(values.get(name), str):
-                raise ValueError(f"{name}={values[name]!r}: it must be a list")
-        for name, least in cls.numbers.items():
-            value = values.get(name, least)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if kind == "Sequence" and isinstance(value, str):
+                raise ValueError(f"{name}={value!r}: it must be a list")
+            if kind == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ValueError(f"{name}={value!r}: it must be a whole number of {least} or more")
 
     @classmethod
@@ -145,10 +134,8 @@ class Parameters(ABC):
     ) -> tuple[str, FunctionFile]:  # fmt: skip
         """Returns the script of a job or of an array, and what its driver reads in PAYLOAD.json.
 
-        folder: submitit's folder; may contain %j.
         payload: path of the payload files, without their ending `_INDEX.pkl`.
-        python: shell command that starts Python in the tasks; None: this interpreter.
-        indices: indices of the array elements; a single index gives a plain job.
+        indices: of the array elements; a single one gives a plain job.
         """
         templates.quote(folder)  # refuses control characters
         whole, workdir = folder_of(folder), os.getcwd()
@@ -195,14 +182,11 @@ class Parameters(ABC):
         return text, job
 
     def _start(self) -> list[str]:
+        mpiexec: Sequence[str] = getattr(self, "mpiexec", ())
         return tasks.command(
-            "", self.nodes, self.tasks_per_node, GRACE, starter="mpiexec" if self._mpiexec else self.starter,
-            mpiexec=self._mpiexec, keep_going=True,
+            "", self.nodes, self.tasks_per_node, GRACE, starter="mpiexec" if mpiexec else self.starter,
+            mpiexec=mpiexec, keep_going=True,
         )[1:]  # fmt: skip
-
-    @property
-    def _mpiexec(self) -> Sequence[str]:
-        return ()
 
 
 def folder_of(folder: Path) -> Path:
@@ -211,11 +195,6 @@ def folder_of(folder: Path) -> Path:
 
 
 # -- Submits users' functions
-# executor = submitit.AutoExecutor("logs", cluster="pbs")
-#     executor.update_parameters(timeout_min=60, nodes=2, tasks_per_node=4, pbs_queue="gpu")
-#     job = executor.submit(function, 3)
-#     print(job.results())
-#
 # Job ids are the scheduler's (`136.pbs-srv`); array elements have `150.pbs-srv_0` and so on. A job that checkpoints and
 # is resubmitted keeps its first id here; ID_resubmitted.txt in submitit's folder lists the ids of the later jobs.
 
@@ -239,10 +218,7 @@ def link_as(file: Path, name: Path) -> None:
 
 
 def add_ours() -> None:
-    """Appends the executors of registry.FUNCTIONS to submitit's list of plug-ins once that is loaded.
-
-    submitit loops over the list and calls `name()` of each, which calls this: so the loop reaches the appended ones.
-    """
+    """Appends registry.FUNCTIONS to submitit's list of plug-ins, while it loops over that and calls their `name()`."""
     if plugins._get_plugins.cache_info().currsize:
         executors, _ = plugins._get_plugins()
         executors += [each for each in map(registry.function_executor, registry.FUNCTIONS) if each not in executors]
@@ -256,7 +232,7 @@ class FunctionJob(QueuedJob):
             self.watcher.register(self.job_id, resubmissions(self.paths))
 
     def stderr(self) -> str | None:
-        """Returns the task's standard error, or the job script's output if no task has started; None without either."""
+        """Returns the task's standard error, the job script's output if no task has started, or None."""
         found: str | None = super().stderr()
         if found is not None or self._sub_jobs:
             return found
@@ -277,11 +253,10 @@ class FunctionExecutor(OwnSubmission):
     def __init__(
         self, folder: str | Path, max_num_timeout: int = 3, max_pickle_size_gb: float = 1.0, python: str | None = None
     ) -> None:
-        """folder: directory of payloads, results and logs, on a file system that all nodes share. May contain %j.
+        """folder: of payloads, results and logs, on a file system that all nodes share. May contain %j.
         max_num_timeout: how many times a function with a checkpoint method is resubmitted after a timeout.
         max_pickle_size_gb: maximum size of all payloads of one call in GB.
         python: shell command that starts Python in the tasks; None: this interpreter.
-        Raises RuntimeError: qsub is another scheduler's. Raises ValueError: `folder` cannot be in a directive.
         """
         super().__init__(folder, max_num_timeout, max_pickle_size_gb)
         if problem := detect().problem(self.scheduler.kind):
@@ -412,7 +387,6 @@ class FunctionExecutor(OwnSubmission):
             )
 
     def _environment(self, folder: Path) -> Path:
-        # Equal environments share a file
         text = os.fsencode(exports(self.scheduler.inherited(dict(sorted(os.environ.items()))).environment))
         path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
         if not path.exists():

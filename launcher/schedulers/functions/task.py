@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 
 # -- submitit's environment of a function's task: its rank, and checkpoint and resubmission at the end of the wall time
-# PBS sends no signal before the end of the wall time, and SIGUSR2 would kill the login shell that runs the job; Grid
-# Engine's s_rt would end a parallel job early. So the first task of a job sets a timer. When it fires, a function with
-# a `checkpoint` method is checkpointed and resubmitted; the new job keeps the submitit id of the first job. On SIGTERM
-# (qdel, preemption, wall time) the function is only checkpointed, because the scheduler itself requeues preempted jobs.
+# PBS sends no signal before it, and Grid Engine's s_rt would end a parallel job early. So the first task sets a timer,
+# after which a function with a method `checkpoint` is checkpointed and resubmitted; the new job keeps the submitit id.
+# On SIGTERM (qdel, preemption) it is only checkpointed, because the scheduler itself requeues preempted jobs.
 
 
 TIMEOUT = 45.0  # seconds after which a resubmission fails; the job is about to end
@@ -49,15 +48,15 @@ class FunctionEnvironment(job_environment.JobEnvironment):
 
     @property
     def array_job_id(self) -> str | None:
-        return self._parts()[0]
+        return self._element[1] if self._element else None
 
     @property
     def array_task_id(self) -> str | None:
-        return self._parts()[1]
+        return self._element[2] if self._element else None
 
-    def _parts(self) -> tuple[str, str] | tuple[None, None]:
-        match = re.fullmatch(r"(.+)_(\d+)", self.raw_job_id)
-        return (match[1], match[2]) if match else (None, None)
+    @property
+    def _element(self) -> re.Match[str] | None:
+        return re.fullmatch(r"(.+)_(\d+)", self.raw_job_id)
 
     @functools.cached_property
     def _place(self) -> topology.Topology:
@@ -155,10 +154,7 @@ class _Handler(job_environment.SignalHandler):
         sys.exit(errors.RESUME)
 
 
-# -- The program of each task, which calls the function
-# python -m launcher.schedulers.functions.task FOLDER [--merge-output]
-#
-# FOLDER is submitit's folder. With --merge-output, stderr goes to the log file of stdout.
+# -- The program of each task: python -m launcher.schedulers.functions.task SUBMITITS_FOLDER [--merge-output]
 
 
 def main(folder: str, *options: str) -> int:

@@ -23,6 +23,7 @@ from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand
+from launcher.structs import Struct
 from launcher.units import parse_size, parse_time, size_or_none
 
 
@@ -35,25 +36,14 @@ def find(command: str) -> str | None:
     return shutil.which(command, path=os.pathsep.join(folders))
 
 
-# -- Runs PBS's job commands (qsub, qstat, qselect, qalter, qdel), each with a timeout, and parses their output
-# No call passes more than one job id to qstat. All jobs of the user are queried with `qstat -u`, which the server
-# filters. The JSON of all jobs would be large, and invalid if any job has the name `inf`.
+# -- Runs PBS's job commands, each with a timeout, and parses their output
 
 
-# Job states of qstat(1B).
+# Job states of qstat(1B). T: it moves to another queue. B: an array that has started. U: the workstation's owner works.
 LETTERS = {
-    "Q": JobState.PENDING,
-    "H": JobState.PENDING,
-    "W": JobState.PENDING,
-    "T": JobState.PENDING,  # PBS is moving it to another queue
-    "R": JobState.RUNNING,
-    "E": JobState.RUNNING,
-    "S": JobState.SUSPENDED,
-    "U": JobState.SUSPENDED,  # because the workstation's owner is active again
-    "B": JobState.RUNNING,  # an array that has started
-    "X": JobState.GONE,
-    "F": JobState.GONE,
-}
+    **dict.fromkeys("QHWT", JobState.PENDING), **dict.fromkeys("REB", JobState.RUNNING),
+    **dict.fromkeys("SU", JobState.SUSPENDED), **dict.fromkeys("XF", JobState.GONE),
+}  # fmt: skip
 # Patterns of the comments of ended jobs, each with the state and its name. `terminated by` names the deleting user.
 ENDS = (
     (r" and terminated( by \S+)?$", JobState.CANCELLED, "CANCELLED"),
@@ -71,9 +61,7 @@ UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
 NO_ANSWER = re.compile(
     rf"{_UNREACHED}|Communication failure|End of File|Premature|timed out|Protocol|try again", re.IGNORECASE
 )
-# Error messages if the user has reached a limit on the number of jobs.
 JOB_LIMIT = re.compile(r"max_queued|Maximum number of jobs|would exceed|exceeds .*limit on", re.IGNORECASE)
-# Hints for the user after a refusal, by qsub's exit code.
 HINTS = {
     159: "you may not use the project (-P), the account (-A) or the queue (acl_users, acl_groups, acl_hosts)",
     166: "PBS does not take the value of a resource, of the place statement, or of the project or account",
@@ -152,10 +140,8 @@ class PBS(QsubCommands):
         return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
 
     def find(self, token: str, name: str) -> str | None:
-        ids: set[str] = set()
-        for also_over in ([], ["-x"]):
-            ids.update(self.run("qselect", *also_over, "-u", getpass.getuser(), "-N", name).split())
-        for job_id in sorted(ids, key=_number, reverse=True)[:NEWEST]:
+        found = [self.run("qselect", *over, "-u", getpass.getuser(), "-N", name).split() for over in ((), ("-x",))]
+        for job_id in sorted({*found[0], *found[1]}, key=_number, reverse=True)[:NEWEST]:
             if (record := self.record(job_id)) and _variables(record).get(TOKEN) == token:
                 return job_id
         return None
@@ -163,9 +149,6 @@ class PBS(QsubCommands):
     def request(
         self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
     ) -> SubmitCommand:
-        """Without -f, qsub leaves a background process through which later qsubs submit: faster, but a submission can
-        then succeed after its qsub has exceeded the timeout.
-        """
         kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
         return SubmitCommand(["qsub", *arguments, script if text is None else "-"], kept, text)
 
@@ -174,6 +157,7 @@ class PBS(QsubCommands):
         return str(ids[-1]) if done.returncode == 0 and ids else None
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:
+        # Without -f, qsub leaves a process through which later qsubs submit, even after they have exceeded the timeout.
         return ["-f", *([] if token is None else ["-v", f"{TOKEN}={token}"]), *dependency(jobs)]
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
@@ -185,10 +169,9 @@ class PBS(QsubCommands):
                 queues = self.queues()
                 if not any(queue.only for queue in queues):
                     return "you may not use the project (-P) or the account (-A)"
-                if others := [queue.name for queue in queues if queue.open]:
+                if others := ", ".join(queue.name for queue in queues if queue.open):
                     return (
-                        "you may not use the project (-P), the account (-A) or the queue; queues for anybody: "
-                        + ", ".join(others)
+                        f"you may not use the project (-P), the account (-A) or the queue; queues for anybody: {others}"
                     )
         if words.endswith("Unknown resource: ngpus"):
             return "GPUs are not counted as ngpus there: cluster.gpu_directive=none (PBSExecutor: pbs_chunk)"
@@ -360,9 +343,8 @@ def _signal(status: str) -> int | None:
 def section(text: str, name: str) -> dict[str, Any]:
     """Returns a section of the output of `qstat -F json`, with all values as texts; {}: none; raises QueryError.
 
-    The JSON may be invalid: what looks like a number has no quotes (`inf`, `+5`), and quotes, backslashes and line
-    breaks are not always escaped. But each value starts on a new line, and ends where the next one or the section's end
-    is. So each is cut out and quoted again.
+    The JSON may be invalid: `inf` and `+5` have no quotes, and quotes, backslashes and line breaks are not always
+    escaped. But each value starts on a new line, and ends where the next one or the section's end is, so it is cut out.
     """
     try:
         section = json.loads(VALUE.sub(_requoted, text)).get(name, {})
@@ -389,24 +371,22 @@ def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _queue(name: str, values: Mapping[str, Any], default: bool) -> PBSQueue:
     most, least = values.get("resources_max") or {}, values.get("resources_min") or {}
-    number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}
     routes = values.get("queue_type") == "Route"
+    destinations = values.get("route_destinations", "").split(",") if routes else []
     return PBSQueue(
         name,
         default,
         accepts=values.get("enabled") == "True",
         routes=routes,
         time=parse_time(most["walltime"]) if "walltime" in most else None,
-        nodes=number["nodect"],
-        cpus=number["ncpus"],
-        gpus=number["ngpus"],
+        nodes=int(most["nodect"]) if "nodect" in most else None,
+        cpus=int(most["ncpus"]) if "ncpus" in most else None,
+        gpus=int(most["ngpus"]) if "ngpus" in most else None,
         mem=parse_size(most["mem"]) if "mem" in most else None,
         least_time=parse_time(least["walltime"]) if "walltime" in least else 0,
         least_nodes=int(least.get("nodect", 0)),
         least_gpus=int(least.get("ngpus", 0)),
-        destinations=tuple(
-            name.partition("@")[0] for name in values.get("route_destinations", "").split(",") if routes and name
-        ),
+        destinations=tuple(each.partition("@")[0] for each in destinations if each),
         inner=values.get("from_route_only") == "True",
         started=values.get("started") != "False",
         only=tuple(f"{kind}s" for kind in ("user", "group", "host") if values.get(f"acl_{kind}_enable") == "True"),
@@ -415,23 +395,14 @@ def _queue(name: str, values: Mapping[str, Any], default: bool) -> PBSQueue:
 
 def queue_facts(name: str, values: Mapping[str, Any]) -> QueueFacts:
     """Parses the attributes of a queue or server in `qstat -Qf` or `qstat -Bf`. Nested limits become one text."""
-    limits = {key: _flat(values[key]) for key in LIMITS if key in values}
-    for key, value in values.items():  # some versions print max_run_res.ncpus as a separate key
-        if key.partition(".")[0] in LIMITS and key not in limits:
-            limits[key] = _flat(value)
-    most = values.get("resources_max") or {}
-    return QueueFacts(
-        name,
-        started=values.get("started", "True") == "True",
-        limits=limits,
-        most={key: str(value) for key, value in most.items()},
-    )
-
-
-def _flat(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {each}" for key, each in value.items())
-    return str(value)
+    found = {key: values[key] for key in LIMITS if key in values}
+    found |= {key: value for key, value in values.items() if key.partition(".")[0] in LIMITS}  # max_run_res.ncpus
+    for key, value in found.items():
+        if isinstance(value, Mapping):
+            found[key] = ", ".join(f"{name}: {each}" for name, each in value.items())
+    found |= {f"resources_max.{key}": value for key, value in (values.get("resources_max") or {}).items()}
+    limits = {key: str(value) for key, value in found.items()}
+    return QueueFacts(name, started=values.get("started", "True") == "True", limits=limits)
 
 
 def parse_nodes(text: str) -> list[PBSNode]:
@@ -446,21 +417,13 @@ def parse_nodes(text: str) -> list[PBSNode]:
 
 
 def _node(name: str, values: Mapping[str, str]) -> PBSNode:
-    has, others = {}, {}
-    for key, value in values.items():
-        kind, _, resource = key.partition(".")
-        if kind != "resources_available" or not resource:
-            continue
-        number = amount(resource, value)
-        if number is None:
-            others[resource] = value
-        else:
-            has[resource] = number
+    prefix = "resources_available."
+    texts = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    has = {key: number for key, value in texts.items() if (number := amount(key, value)) is not None}
     taken = {key: amount(key, values.get(f"resources_assigned.{key}", "0")) or 0 for key in has}
-    return PBSNode(
-        name, values.get("state", ""), has, {key: max(number - taken[key], 0) for key, number in has.items()},
-        values.get("comment", ""), values.get("queue", ""), others,
-    )  # fmt: skip
+    free = {key: max(number - taken[key], 0) for key, number in has.items()}
+    others = {key: value for key, value in texts.items() if key not in has}
+    return PBSNode(name, values.get("state", ""), has, free, values.get("comment", ""), values.get("queue", ""), others)
 
 
 def amount(resource: str, value: str) -> int | None:
@@ -474,9 +437,6 @@ def amount(resource: str, value: str) -> int | None:
     return None
 
 
-# -- queues and nodes
-
-
 # Words in the state of a node that takes no jobs (pbs_node_attributes(7B)); other states are free, job-busy ...
 BROKEN = ("down", "offline", "stale", "unknown", "unresolvable", "maintenance", "provisioning", "sleep")
 LIMITS = (
@@ -485,8 +445,7 @@ LIMITS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PBSQueue:
+class PBSQueue(Struct):
     """A live queue. Its limits are those of one job on all nodes together."""
 
     name: str  # name of the queue
@@ -504,8 +463,7 @@ class PBSQueue:
     destinations: tuple[str, ...] = ()  # names of a routing queue's destinations
     inner: bool = False  # whether the queue accepts jobs from routing queues only
     started: bool = True  # whether jobs in the queue can start
-    # kinds of the queue's access lists (`users`, `groups`, `hosts`); empty: any user can submit jobs
-    only: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # kinds of its access lists (`users`, `groups`, `hosts`); empty: anybody can submit jobs
 
     @property
     def open(self) -> bool:
@@ -520,42 +478,30 @@ class PBSNode:
     free: Mapping[str, int]  # unassigned amount of each countable resource
     comment: str = ""  # comment as PBS prints it, which may say why the node takes no jobs
     queue: str = ""  # name of the only queue that may use the vnode; empty: all queues
-    # resources with texts as values, which a chunk may require (`gpu_model=a100`)
-    others: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)  # texts, which a chunk may require (`gpu_model=a100`)
 
     @property
     def broken(self) -> bool:
         return any(word in self.state for word in BROKEN)
 
 
-@dataclass(frozen=True)
-class QueueFacts:
-    """Attributes of a queue or the server that can keep jobs pending."""
-
+class QueueFacts(Struct):
     name: str  # name of the queue or server
     started: bool  # whether jobs in the queue or server can start
-    limits: Mapping[str, str]  # values of the attributes in LIMITS, as PBS prints them
-    most: Mapping[str, str]  # values of resources_max, as PBS prints them
+    limits: Mapping[str, str]  # values of the attributes in LIMITS, and of resources_max, as PBS prints them
 
 
-def history(pbs: PBS, job_id: str) -> list[JobExecution]:
+def history(job_id: str, pbs: PBS) -> list[JobExecution]:
     """Returns the last execution of a job, with the memory of all its nodes together; [] without a record."""
-    try:
+    record = None
+    with contextlib.suppress(QueryError):
         record = pbs.record(job_id)
-    except QueryError:
+    if record is None:
         return []
-    return [] if record is None else [parse(record)]
-
-
-def parse(record: Mapping[str, Any]) -> JobExecution:
     by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
     used = record.get("resources_used")
     text = str(used.get("mem", "")) if isinstance(used, dict) else ""
-    return JobExecution("", by[1] if by else "", used=size_or_none(text))
-
-
-# -- The patterns of the notices that PBS's MoM writes into the output of a job that it kills
-# mom_main.c and the cgroups hook of OpenPBS print them.
+    return [JobExecution("", by[1] if by else "", used=size_or_none(text))]
 
 
 NOTICES: tuple[Form, ...] = (

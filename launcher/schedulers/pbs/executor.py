@@ -32,9 +32,6 @@ class Parameters(functions.Parameters):
     template: ClassVar[str] = "qsub.sh.j2"
     shell = PBSScheduler.shell
     starter: ClassVar[str] = "pbsdsh"
-    texts = (*functions.Parameters.texts, "select", "place", "filesystems")
-    mappings = ("chunk", *functions.Parameters.mappings)
-    lists = (*functions.Parameters.lists, "mpiexec")
 
     @classmethod
     def _check_together(cls, values: dict[str, Any]) -> None:
@@ -58,10 +55,6 @@ class Parameters(functions.Parameters):
             resources={"filesystems": self.filesystems, **self.resources},
         )
         return [script.line(letter, value) for letter, value in script.options(request)]
-
-    @property
-    def _mpiexec(self) -> Sequence[str]:
-        return self.mpiexec
 
 
 class PBSJobEnvironment(FunctionEnvironment):

@@ -16,26 +16,11 @@ from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
 from launcher.plan.limits import NodeGroup, too_much_for
 from launcher.plan.plan import JobPlan, settings_of
+from launcher.schedulers import site
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, PBSNode, PBSQueue, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.qsub import detect, notes_on_folder
-from launcher.schedulers.site import (
-    ErrorCollector,
-    Site,
-    head,
-    limit_lines,
-    listed,
-    memory,
-    missing,
-    no_such,
-    plain_name,
-    reachable,
-    requested,
-    scalar,
-    stated_limits,
-    timed,
-)
 
 
 def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
@@ -48,7 +33,7 @@ def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
     name = asked.partition("@")[0]  # queue@server
     queue = known.get(name) if name else next((queue for queue in queues if queue.default), None)
     if name and queue is None and queues:
-        raise ConfigError(f"{no_such('queue', f'cluster.queue={asked}', name, known)} Known: {', '.join(known)}")
+        raise ConfigError(f"{site.no_such('queue', f'cluster.queue={asked}', name, known)} Known: {', '.join(known)}")
     if queue is None:
         return None  # the server's rules choose a queue
     if queue.inner:
@@ -62,12 +47,6 @@ def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
         hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""
         raise ConfigError(f"{problem}{hint}")
     return None if queue.routes else queue.name
-
-
-def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
-    """Raises ConfigError if a job could never start on its queue's nodes: PBS leaves it pending for ever."""
-    if problem := never(plan, groups):
-        raise ConfigError(problem)
 
 
 def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
@@ -96,8 +75,6 @@ def hosts_of(nodes: Sequence[PBSNode], plan: JobPlan, queue: str | None) -> list
     | reported by a vnode as a text (`@host`: shared with another vnode) | unlimited: texts cannot be added |
     | any, if the vnodes report no resource (the host was never up) | unlimited: not known yet |
     | not reported | 0 |
-
-    queue: name of the job's queue, whose nodes are returned; None: unknown, all nodes are returned.
     """
     settings = settings_of(plan, PBSSettings)
     hosts: dict[str, list[PBSNode]] = {}
@@ -174,27 +151,23 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         nodes = PBS(plan.cluster.submit_timeout).nodes()
     except QueryError as error:
         return (f"not compared with the live nodes: {error}",)
-    check_nodes(plan, hosts_of(nodes, plan, queue))
+    if problem := never(plan, hosts_of(nodes, plan, queue)):  # PBS leaves it pending for ever
+        raise ConfigError(problem)
     # PBS tries twenty times to start a job that cannot open its output, and then holds it
     names = [node.others.get("host", node.name) for node in nodes]
-    return notes_on_folder(Path(plan.run_dir).parent, names) + _of_totals(plan)
-
-
-def _of_totals(plan: JobPlan) -> tuple[str, ...]:
+    notes = notes_on_folder(Path(plan.run_dir).parent, names)
     if not settings_of(plan, PBSSettings).totals or plan.nodes == 1:
-        return ()
-    return (
-        f"cluster.totals=true does not say on how many nodes: where PBS gives fewer than {plan.nodes_key}="
-        f"{plan.nodes}, the attempt ends with 93",
-    )
+        return notes
+    unsaid = "cluster.totals=true does not say on how many nodes: where PBS gives fewer than"
+    return (*notes, f"{unsaid} {plan.nodes_key}={plan.nodes}, the attempt ends with 93")
 
 
 # -- The checks of `doctor` for PBS, and for a profile against its queues
 
 
 def check(cluster: Cluster, pbs: PBS) -> Iterator[Finding]:
-    answer = timed(lambda: pbs.run("qstat", "-B", "-f", "-F", "json"))
-    yield from reachable("PBS", detect().version, answer, "PBS_SERVER")
+    answer = site.timed(lambda: pbs.run("qstat", "-B", "-f", "-F", "json"))
+    yield from site.reachable("PBS", detect().version, answer, "PBS_SERVER")
     if answer.error:
         return
     try:
@@ -224,7 +197,7 @@ def lines(found: Sequence[PBSQueue], own: str | None = None) -> list[str]:
             (f"for some {' and '.join(each.only)} only", bool(each.only)),
         )  # fmt: skip
         rows.append((each.name, marks, _stated_limits(each)))
-    return listed(rows, "qstat -Q")
+    return site.listed(rows, "qstat -Q")
 
 
 def compared(cluster: Cluster, found: Sequence[PBSQueue]) -> Iterator[Finding]:
@@ -232,75 +205,94 @@ def compared(cluster: Cluster, found: Sequence[PBSQueue]) -> Iterator[Finding]:
     if own is None:
         yield ok("profile", "cluster.queue is not set and the server has no default: its own rules choose")
     elif own not in names:
-        yield missing("queue", f"cluster.queue={own}", own, names)
+        yield site.missing("queue", f"cluster.queue={own}", own, names)
     elif not names[own].accepts:
         yield problem("profile", f"queue {own} takes no jobs now", "set cluster.queue to another one, or wait")
     elif not names[own].started:
         yield warning("profile", f"queue {own} is stopped: its jobs wait", "set cluster.queue to another one, or wait")
     else:
-        yield from stated_limits(cluster, {"nodes": names[own].nodes, "time": names[own].time}, f"queue {own}")
+        yield from site.stated_limits(cluster, {"nodes": names[own].nodes, "time": names[own].time}, f"queue {own}")
 
 
 def _stated_limits(each: PBSQueue) -> str:
-    limits = [
-        f"{value} {what}" for what, value in (
-            ("nodes", each.nodes), ("CPUs", each.cpus), ("GPUs", each.gpus),
-            ("memory", None if each.mem is None else format_size(each.mem)),
-        ) if value is not None
-    ]  # fmt: skip
+    mem = None if each.mem is None else format_size(each.mem)
+    all_limits = (("nodes", each.nodes), ("CPUs", each.cpus), ("GPUs", each.gpus), ("memory", mem))
+    limits = [f"{value} {what}" for what, value in all_limits if value is not None]
     most = f"a job gets at most {', '.join(limits)}" if limits else "no limits of a job"
     return f"{most}; up to {'any time' if each.time is None else format_hours(each.time)}"
 
 
 def history(value: str) -> Finding:
-    if value == "True":
-        return ok("history", "PBS remembers jobs that are over (job_history_enable)")
-    return ok("history", "PBS forgets jobs when they are over (job_history_enable), which the launcher does without")
+    forgets = "forgets jobs when they are over (job_history_enable), which the launcher does without"
+    return ok("history", f"PBS {'remembers jobs that are over (job_history_enable)' if value == 'True' else forgets}")
 
 
 # -- `site init` and `doctor --cluster` for PBS: queries a site's facts, and writes or compares a profile
 
 
 @dataclass(frozen=True)
-class PBSSite(Site):
+class PBSSite(site.Site):
+    scheduler = "pbs"
     pool = "queue"
+    no_pool = "required: [queue]  # the server has no default one"
 
     server: str  # name of the server
     version: str  # version of PBS
     queues: tuple[PBSQueue, ...]  # all queues
     nodes: tuple[PBSNode, ...] = ()  # all vnodes
     settings: Mapping[str, Any] = field(default_factory=dict)  # attributes of the server
-    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
+    problems: tuple[str, ...] = ()
 
-    def default_name(self) -> str:
-        return plain_name(self.server.partition(".")[0])
+    @property
+    def name(self) -> str:
+        return self.server.partition(".")[0]
 
-    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        chosen, why = choose_queue(self.queues, wanted)
-        yield from head(f"PBS {self.version}, server {self.server or 'without a name'},", name, day, self.problems)
-        yield "# Queues (qstat -Q -f):"
-        yield from (f"#   {line}" for line in lines(self.queues))
+    @property
+    def title(self) -> str:
+        return f"PBS {self.version}, server {self.server or 'without a name'}"
+
+    def facts(self) -> Iterator[str]:
+        yield "Queues (qstat -Q -f):"
+        yield from (f"  {line}" for line in lines(self.queues))
         remembers = "remembers" if self.settings.get("job_history_enable") == "True" else "forgets"
-        yield f"# PBS {remembers} jobs that are over (qstat -B -f, job_history_enable)."
-        yield "#"
-        yield "defaults: [pbs, _self_]"
-        yield ""
-        yield f"name: {scalar(name)}"
-        yield (
-            f"queue: {scalar(chosen.name)}  # {why}" if chosen else "required: [queue]  # the server has no default one"
-        )
+        yield f"PBS {remembers} jobs that are over (qstat -B -f, job_history_enable)."
+
+    def best(self) -> tuple[PBSQueue | None, str]:
+        if default := next((each for each in self.queues if each.default), None):
+            return default, "qstat -Q: the default queue"
+        open_ones = [each for each in self.queues if each.open]
+        return (open_ones[0], "qstat -Q: the only one that takes anybody's jobs") if len(open_ones) == 1 else (None, "")
+
+    def keys(self, chosen: PBSQueue | None) -> Iterator[str]:
         yield "# account: my_project  # -A; PBS does not tell which you may charge"
-        nodes = [node for node in self.nodes if chosen is None or node.queue in ("", chosen.name)]
-        gpus = max((node.has.get("ngpus", 0) for node in nodes), default=0)
+        nodes = self._nodes(chosen)
         if self.nodes:
-            directive = (GpuDirective.ngpus, "have ngpus") if gpus else (GpuDirective.none, "have no resource ngpus")
+            has = any(node.has.get("ngpus") for node in nodes)
+            directive = (GpuDirective.ngpus, "have ngpus") if has else (GpuDirective.none, "have no resource ngpus")
             yield f"gpu_directive: {directive[0].value}  # pbsnodes: nodes {directive[1]}"
-        words = _resources(nodes)
-        if words:
-            yield f"# chunk: {{{words[0][0]}: {scalar(words[0][1])}}}  # pbsnodes: nodes differ in " + ", ".join(
-                f"{key}={value}" for key, value in words[:8]
-            )
-        yield from limit_lines(_limits(chosen, nodes, gpus))
+        texts = (item for node in nodes for item in node.others.items() if item[0] not in ("host", "vnode", "arch"))
+        if words := list(dict.fromkeys(texts)):
+            differ = ", ".join(f"{key}={value}" for key, value in words[:8])
+            yield f"# chunk: {{{words[0][0]}: {site.scalar(words[0][1])}}}  # pbsnodes: nodes differ in {differ}"
+
+    def limits(self, chosen: PBSQueue | None) -> Iterator[tuple[str, object, str]]:
+        nodes = self._nodes(chosen)
+        most = {key: max((node.has.get(key, 0) for node in nodes), default=0) for key in ("ngpus", "ncpus", "mem")}
+        if chosen and chosen.nodes is not None:
+            yield "nodes", chosen.nodes, "qstat -Q: resources_max.nodect"
+        elif nodes:
+            yield "nodes", len(nodes), "pbsnodes: nodes of the queue"
+        if nodes:
+            yield "gpus_per_node", most["ngpus"], "pbsnodes: ngpus"
+        if most["ncpus"]:
+            yield "cpus_per_node", most["ncpus"], "pbsnodes: ncpus"
+        if most["mem"]:
+            yield "mem_per_node", site.memory(most["mem"]), "pbsnodes: mem"
+        if chosen and chosen.time is not None:
+            yield "time", format_hours(chosen.time), "qstat -Q: resources_max.walltime"
+
+    def _nodes(self, chosen: PBSQueue | None) -> list[PBSNode]:
+        return [node for node in self.nodes if chosen is None or node.queue in ("", chosen.name)]
 
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
         yield from compared(cluster, self.queues)
@@ -325,47 +317,9 @@ class PBSSite(Site):
 
 
 def survey(pbs: PBS) -> PBSSite:
-    ask = ErrorCollector()
-    queues = tuple(pbs.queues())
-    nodes: list[PBSNode] = []
-    unknown: tuple[str, dict[str, Any]] = ("", {})
-    name, settings = ask(pbs.server, unknown, "the server")
-    nodes = ask(pbs.nodes, nodes, "nodes")
+    ask = site.ErrorCollector()
+    queues = pbs.queues()
+    name, settings = ask(pbs.server, ("", dict[str, Any]()), "the server")
+    nodes = ask(pbs.nodes, list[PBSNode](), "nodes")
     version = str(settings.get("pbs_version", detect().version))
-    return PBSSite(name, version, queues, tuple(nodes), settings, tuple(ask.problems))
-
-
-def choose_queue(queues: Sequence[PBSQueue], wanted: str | None) -> tuple[PBSQueue | None, str]:
-    """Chooses a profile's queue: wanted, default or the only public one; with the reason; (None, ""); ConfigError."""
-    if (own := requested(queues, wanted, "queue")) is not None:
-        return own, "as you asked for"
-    default = next((each for each in queues if each.default), None)
-    if default is not None:
-        return default, "qstat -Q: the default queue"
-    open_ones = [each for each in queues if each.open]
-    return (open_ones[0], "qstat -Q: the only one that takes anybody's jobs") if len(open_ones) == 1 else (None, "")
-
-
-def _resources(nodes: Sequence[PBSNode]) -> list[tuple[str, str]]:
-    found: dict[tuple[str, str], None] = {}
-    for node in nodes:
-        found.update(((key, value), None) for key, value in node.others.items() if key not in ("host", "vnode", "arch"))
-    return list(found)
-
-
-def _limits(chosen: PBSQueue | None, nodes: Sequence[PBSNode], gpus: int) -> list[tuple[str, object, str]]:
-    has = [node.has for node in nodes]
-    found: list[tuple[str, object, str]] = []
-    if chosen and chosen.nodes is not None:
-        found.append(("nodes", chosen.nodes, "qstat -Q: resources_max.nodect"))
-    elif nodes:
-        found.append(("nodes", len(nodes), "pbsnodes: nodes of the queue"))
-    if nodes:
-        found.append(("gpus_per_node", gpus, "pbsnodes: ngpus"))
-    if cpus := max((each.get("ncpus", 0) for each in has), default=0):
-        found.append(("cpus_per_node", cpus, "pbsnodes: ncpus"))
-    if most := max((each.get("mem", 0) for each in has), default=0):
-        found.append(("mem_per_node", memory(most), "pbsnodes: mem"))
-    if chosen and chosen.time is not None:
-        found.append(("time", format_hours(chosen.time), "qstat -Q: resources_max.walltime"))
-    return found
+    return PBSSite(name, version, tuple(queues), tuple(nodes), settings, tuple(ask.problems))

@@ -5,27 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan, settings_of
+from launcher.schedulers import pending
 from launcher.schedulers.pbs import limits
 from launcher.schedulers.pbs.client import PBS, PBSNode, QueueFacts, amount, array_of, native_id, queue_facts
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
-from launcher.schedulers.pending import (
-    Answers,
-    Explanation,
-    Option,
-    Reason,
-    Waiting,
-    Why,
-    commands,
-    explained,
-    find_reason,
-    first_lines,
-    may_offer_fewer_nodes,
-)
+from launcher.schedulers.pending import Answers, Explanation, Option, Reason, Waiting, Why
+from launcher.structs import Struct
 
 # -- Explains PBS's comments on pending jobs
 # The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds). Older PBS Pro has
@@ -33,7 +23,6 @@ from launcher.schedulers.pending import (
 
 
 CHANGE = "cancel it, and resume it with less"
-# Patterns that match a whole comment without its prefix; the first match applies. Their groups fill the text's fields.
 TABLE: tuple[tuple[str, Reason], ...] = (
     (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Reason(Why.LIMIT,
      "too little of {what} is left of what the {of} may give{more}", until="enough is given back")),
@@ -118,7 +107,7 @@ def in_words(text: str) -> Reason:
     reason = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
     if not reason:
         return Reason(Why.ROOM, "PBS has not looked at it yet", "ask again in a minute")
-    if found := find_reason(TABLE, reason, _named):
+    if found := pending.find_reason(TABLE, reason, _named):
         if never:
             do = CHANGE if found.until else found.do
             return Reason(found.kind, f"it can never start: {found.words}", do, never=True)
@@ -137,11 +126,6 @@ def _amounts(text: str) -> str:
     if match := re.fullmatch(r"\(R: (\S+) A: (\S+) T: (\S+)\)", text):
         return f" (it asks for {match[1]}, {match[2]} is free, {match[3]} is there)"
     return f" {text}" if text else ""
-
-
-def held(types: str) -> tuple[str, str] | None:
-    """Explains the letters of Hold_Types; returns the meaning and what to do, or None if the job is not held."""
-    return next((words for letter, words in HOLDS.items() if letter in types), None)
 
 
 RETRY = "-3"  # Exit_status of a job that MoM failed to start, and that PBS will start again (job.h, JOB_EXEC_RETRY)
@@ -163,8 +147,10 @@ def explain(waiting: Waiting, pbs: PBS) -> Explanation:
     own = str(record.get("queue", settings_of(plan, PBSSettings).queue or ""))
     queue = answers.get(lambda: pbs.queue_facts(own), None)
     server = answers.get(lambda: queue_facts(*pbs.server()), None)
-    if not comment.never and comment.kind is Why.ROOM:
-        comment = for_ever(comment, plan, nodes, str(record.get("queue", "")))
+    hosts = limits.hosts_of(nodes, plan, str(record.get("queue", "")))
+    # PBS says so of the whole site only
+    if not comment.never and comment.kind is Why.ROOM and (problem := limits.never(plan, hosts)):
+        comment = Reason(comment.kind, f"it can never start: {problem}", CHANGE, never=True)
     tried = options(plan, nodes, now, fixed_nodes=waiting.fixed_nodes) if nodes else ()
     better = tried[1:] if comment.kind in (Why.ROOM, Why.LIMIT) else ()
     if better:
@@ -176,14 +162,14 @@ def explain(waiting: Waiting, pbs: PBS) -> Explanation:
     if plan.min_nodes < plan.nodes and "run_count" in record:
         answers.notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
     return replace(
-        explained(waiting, comment, native_id(job_id)),
+        pending.explained(waiting, comment, native_id(job_id)),
         code=text,
         starts=estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
         nodes=node_lines(nodes, plan) if comment.kind not in (Why.WAITS, Why.THROTTLED, Why.HELD) else (),
         options=better,
         tried=tried if better else (),
-        commands=commands(waiting, better),
+        commands=pending.commands(waiting, better),
         notes=tuple(answers.notes),
     )
 
@@ -202,12 +188,10 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Reason:
     letter = str(record.get("job_state", ""))
     if letter == "H":
         if depend := str(record.get("depend", "")):
-            return Reason(
-                Why.WAITS,
-                f"it waits for other jobs: {depend}",
-                "it starts by itself when they have ended and its dependency is satisfied",
-            )
-        if found := held(str(record.get("Hold_Types", ""))):
+            do = "it starts by itself when they have ended and its dependency is satisfied"
+            return Reason(Why.WAITS, f"it waits for other jobs: {depend}", do)
+        types = str(record.get("Hold_Types", ""))
+        if found := next((words for letter, words in HOLDS.items() if letter in types), None):
             return Reason(Why.HELD, *found)
     if letter == "W":
         return Reason(Why.WAITS, f"it was asked to begin at {record.get('Execution_Time', 'a later time')}", "")
@@ -226,14 +210,6 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Reason | None:
         f"not see {plan.run_dir}, where its output goes",
         "cancel it, and submit it again with a runs_dir that all nodes share",
     )
-
-
-def for_ever(comment: Reason, plan: JobPlan, nodes: Sequence[PBSNode], queue: str) -> Reason:
-    """Returns that the job can never start on its queue's nodes (PBS says so of the whole site only), or `comment`."""
-    problem = limits.never(plan, limits.hosts_of(nodes, plan, queue))
-    if problem is None:
-        return comment
-    return Reason(comment.kind, f"it can never start: {problem}", CHANGE, never=True)
 
 
 def explain_array(array: Mapping[str, Any], comment: str) -> Reason:
@@ -268,8 +244,7 @@ def limits_of(comment: Reason, queue: QueueFacts | None, server: QueueFacts | No
     if comment.kind is Why.LIMIT or comment.never:
         for where, facts in (("queue", queue), ("server", server)):
             if facts is not None:
-                most = {f"resources_max.{key}": value for key, value in facts.most.items()}
-                found += [f"{where} {facts.name}: {key} = {value}" for key, value in {**facts.limits, **most}.items()]
+                found += [f"{where} {facts.name}: {key} = {value}" for key, value in facts.limits.items()]
     return tuple(found)
 
 
@@ -279,11 +254,10 @@ def node_lines(nodes: Sequence[PBSNode], plan: JobPlan) -> tuple[str, ...]:
         return ()
     broken = [node for node in nodes if node.broken]
     room = len(fitting(nodes, chunk_of(plan)))
-    parts = [f"{room} {'has' if room == 1 else 'have'} room for a chunk of it now"]
-    parts += [f"{len(broken)} {'takes' if len(broken) == 1 else 'take'} no jobs"] if broken else []
-    line = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {', '.join(parts)}"
+    line = f"{plural(len(nodes), 'node')}: {room} {'has' if room == 1 else 'have'} room for a chunk of it now"
+    line += f", {len(broken)} {'takes' if len(broken) == 1 else 'take'} no jobs" if broken else ""
     named = [f"{node.name} is {node.state}" + (f": {node.comment}" if node.comment else "") for node in broken]
-    return (line, *first_lines(named, "pbsnodes -l"))
+    return (line, *pending.first_lines(named, "pbsnodes -l"))
 
 
 def estimate(record: Mapping[str, Any]) -> float | None:
@@ -298,13 +272,7 @@ def estimate(record: Mapping[str, Any]) -> float | None:
         return None
 
 
-# -- `why`: smaller sizes with which a pending run would fit on PBS's free nodes now
-# PBS has no `sbatch --test-only`, so this is only a snapshot: other jobs may start first, or PBS may reserve the nodes
-# for them.
-
-
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(Struct):
     amounts: Mapping[str, int]  # amount of each countable resource; memory in bytes
     others: Mapping[str, str]  # required value of each resource with texts as values
 
@@ -348,16 +316,13 @@ def most_on_each(nodes: Sequence[PBSNode], chunk: Chunk, wanted: int, resource: 
 
 
 def options(plan: JobPlan, nodes: Sequence[PBSNode], now: float, *, fixed_nodes: bool = False) -> tuple[Option, ...]:
-    """Returns an option for the unchanged run, followed by smaller requests that would fit now.
+    """Returns an option for the unchanged run, and smaller requests that would fit now (the start of what fits).
 
     | the run | smaller requests |
     |---|---|
     | fits now | none: it is pending for another reason |
     | fits with less memory, fewer CPUs or GPUs on each node | the largest amount that is free |
-    | fits on fewer nodes | that number of nodes, if min_nodes and the workload allow it |
-
-    now: current time in seconds since the epoch, the estimated start of all options that fit.
-    fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
+    | fits on fewer nodes | that number of nodes, if min_nodes (not with fixed_nodes) and the workload allow it |
     """
     chunk = chunk_of(plan)
     free = len(fitting(nodes, chunk))
@@ -367,11 +332,10 @@ def options(plan: JobPlan, nodes: Sequence[PBSNode], now: float, *, fixed_nodes:
     found = []
     for resource in ("mem", "ncpus", "ngpus"):
         most = most_on_each(nodes, chunk, plan.nodes, resource)
-        if (
-            0 < most < chunk.amounts.get(resource, 0) and resource not in settings_of(plan, PBSSettings).chunk
-        ):  # a resource in cluster.chunk overrides the config key
+        # a resource in cluster.chunk overrides the config key
+        if 0 < most < chunk.amounts.get(resource, 0) and resource not in settings_of(plan, PBSSettings).chunk:
             found += _less(plan, resource, most, now)
-    if may_offer_fewer_nodes(plan, free, fixed=fixed_nodes):
+    if pending.may_offer_fewer_nodes(plan, free, fixed=fixed_nodes):
         note = f"{plural(free * plan.procs_per_node, 'rank')} instead of {plan.world_size}"
         found.append(Option((f"nodes={free}",), now, note))
     return (asked, *found)

@@ -28,28 +28,17 @@ VARIABLE = re.compile(r"""[A-Za-z_]\w*=[^\s,'"\\]*""", re.ASCII)
 
 # Options that cluster.directives cannot set, and what to use instead.
 TAKEN = {
-    "N": "use name",
-    "J": "the array is the launcher's",
-    "q": "use queue",
-    "P": "use project",
-    "A": "use account",
+    "N": "use name", "J": "the array is the launcher's", "q": "use queue", "P": "use project", "A": "use account",
     **dict.fromkeys("oejk", "the output's place is the launcher's"),
-    "V": "the environment is handed on anyway",
-    "C": "the script's lines would not count",
-    "I": "the job has a script",
-    "z": "the launcher finds its jobs by what qsub prints",
-}
-
-
+    "V": "the environment is handed on anyway", "C": "the script's lines would not count",
+    "I": "the job has a script", "z": "the launcher finds its jobs by what qsub prints",
+}  # fmt: skip
 # Parts of the values of repeatable options that cluster.directives cannot set either.
 TAKEN_WITHIN = {
     "l": {"select": "use nodes and cluster.chunk", "place": "use cluster.place", "walltime": "use time"},
-    "W": {
-        "umask": "what the job prints is for nobody else",
-        "tolerate_node_failures": "use min_nodes",
-        "block": "use wait",
-    },
-}
+    "W": {"umask": "what the job prints is for nobody else", "tolerate_node_failures": "use min_nodes",
+          "block": "use wait"},
+}  # fmt: skip
 
 
 # qsub's options as `run SCRIPT` takes them (qsub(1B)): those that are keys, with a value, and without one. What has no
@@ -66,8 +55,6 @@ OF_A_CHUNK = {"ngpus": "gpus_per_node", "mpiprocs": "procs_per_node", "mem": "me
 
 @dataclass(frozen=True, kw_only=True)
 class Request(qsub.Request):
-    """The request of a job, from which `options` makes qsub's options; the token is the job's variable TOKEN."""
-
     select: str | None  # select statement; None: `resources` has the amounts of all nodes together
     output: str  # folder of the job's output file `JOBID.OU`; may contain `^array_index^`
     place: str | None = None  # place statement; None: none
@@ -82,7 +69,8 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         raise ConfigError(
             f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
         )
-    check_folder(request.output)
+    if not request.output.isascii():
+        raise ConfigError(f"{request.output}: qsub takes only ASCII characters in this path; use another folder")
     if request.select is not None and not SELECT.fullmatch(request.select):
         raise ConfigError(f"select={request.select!r}: a select statement has no blanks, quotes, commas or backslashes")
     if request.place and PLACE.sub("", request.place):
@@ -139,14 +127,7 @@ def _variables(directives: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def check_folder(path: str) -> None:
-    """Checks that qsub accepts a folder for a job's output. Raises ConfigError: the path is not ASCII."""
-    if not path.isascii():
-        raise ConfigError(f"{path}: qsub takes only ASCII characters in this path; use another folder")
-
-
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """Returns the request of a run's job; arguments and errors as for `Scheduler.directives`."""
     settings = settings_of(plan, PBSSettings)
     ours = chunk(
         ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
@@ -175,13 +156,8 @@ def line(letter: str, value: Any) -> str:
 
 def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
     """Returns the resources of one node's chunk by name; 0 GPUs and no memory (in bytes) are left out."""
-    return {
-        "ncpus": ncpus,
-        "mpiprocs": mpiprocs,
-        "ompthreads": ompthreads,
-        "ngpus": ngpus or None,
-        "mem": None if mem is None else size(mem),
-    }
+    kib = None if mem is None else f"{-(-mem // 1024)}kb"
+    return {"ncpus": ncpus, "mpiprocs": mpiprocs, "ompthreads": ompthreads, "ngpus": ngpus or None, "mem": kib}
 
 
 def totals(nodes: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,8 +168,7 @@ def totals(nodes: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def place(nodes: int) -> str | None:
-    """Returns the place statement for several nodes, else None: by default PBS may place chunks on one node."""
-    return "scatter" if nodes > 1 else None
+    return "scatter" if nodes > 1 else None  # by default PBS may place chunks on one node
 
 
 def select(nodes: int, chunk: Mapping[str, Any]) -> str:
@@ -218,11 +193,6 @@ def chunks(statement: str) -> int:
     if not all(counts):
         raise ConfigError(f"select={statement!r} is not a select statement such as 2:ncpus=4:ngpus=1")
     return sum(int(match[1] or 1) for match in counts if match)
-
-
-def size(octets: int) -> str:
-    """Returns a size in bytes as PBS's text in KiB, rounded up: `1024kb`."""
-    return f"{-(-octets // 1024)}kb"
 
 
 def command_options() -> dict[str, bool | None]:

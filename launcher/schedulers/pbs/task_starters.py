@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
@@ -29,19 +28,13 @@ from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, find
 from launcher.schedulers.tasks import attempt_is_over
 from launcher.schedulers.topology import hosts_of
+from launcher.structs import Struct
 
 # -- One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it
-# pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do. N is
-# the number of the task:
-#
-# - A task inherits only PBS's variables, so it reads the environment from `environment.sh`.
-# - pbsdsh exits with 0 whatever the task did, so the task writes its exit status to `N.exit`.
-# - A task's output would go to the terminal or the job's file even if stdout of pbsdsh is a pipe, so the task writes to
-#   `N.out`, which is copied to stdout here. Each file has one writer, because appending to a shared file loses lines on
-#   NFS.
-# - On SIGTERM, pbsdsh exits at once and reports no end of the task, so it runs in its own session, without signals.
-# - PBS sends signals only to the first node of a job, and starts no task in a job that it is deleting. So all tasks
-#   poll the file `signal`, and send the signal that it names to themselves.
+# pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do:
+# `environment.sh`; `N.exit` and `N.out` of task N (one writer each, since appends to shared files lose lines on NFS);
+# `signal`, which all tasks poll, because PBS sends signals only to the first node, and starts no task in a job that it
+# is deleting. On SIGTERM pbsdsh exits at once and reports no end of the task, so it runs in a session of its own.
 
 
 SETTLE_TIME = 5.0  # maximum seconds between the end of pbsdsh and the appearance of its task's exit status
@@ -105,13 +98,12 @@ def exports(environ: Mapping[str, str]) -> str:
     return all_exports({name: value for name, value in environ.items() if not OF_PBS.fullmatch(name)})
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskEnvironment:
+class TaskEnvironment(Struct):
     """The files from which tasks read their environment. Whoever started the tasks removes them when all have ended."""
 
     shell: str  # shell text that sources the files
-    shared: Path  # path of the file in the tasks' folder
-    private: Path | None  # path of the file with the secrets, in a private folder; None: there are no secrets
+    shared: Path  # in the tasks' folder
+    private: Path | None  # with the secrets, in a private folder; None: there are none
 
     def remove(self) -> None:
         self.shared.unlink(missing_ok=True)
@@ -170,11 +162,7 @@ class PbsTask:
         self._task = [str(folder / "task.sh"), str(number), str(node)]
 
     def start(self) -> None:
-        for suffix in (
-            "pid",
-            "out",
-            "exit",
-        ):  # NFS may hide a new file for half a minute from a process that has found it missing
+        for suffix in ("pid", "out", "exit"):  # NFS may hide a new file for half a minute from who has found it missing
             self._file(suffix).touch()
         with open(self._file("pbsdsh"), "wb") as output:
             self._process = subprocess.Popen(
@@ -197,12 +185,11 @@ class PbsTask:
         return self._code
 
     def terminate(self) -> None:
-        """Sends SIGTERM to all tasks of the folder; tasks that have not started yet will not start."""
+        """Sends SIGTERM to all tasks of the folder (as `kill`); those that have not started yet will not start."""
         self._wanted = self._wanted or signal.SIGTERM
         self._signal()
 
     def kill(self) -> None:
-        """Sends SIGKILL to all tasks of the folder."""
         self._wanted, self._killed = signal.SIGKILL, self._killed or time.monotonic()
         self._signal()
         if self._process is not None and not self._read("pid"):  # the task has not started
@@ -224,7 +211,9 @@ class PbsTask:
             self._blame(FaultCode.NODE_ENDED)
             return -signal.SIGKILL
         self._half_over = self._half_over or time.monotonic()
-        status = self._pbs_status()
+        # SCRIPT records the command's exit status itself, so SCRIPT fails only if it is killed
+        match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
+        status = int(match[1]) if match else 0
         over = (gone and (written or status)) or self._wanted is signal.SIGKILL
         # In a job that is being deleted PBS starts no task, and pbsdsh is not notified of the end of one.
         over = over or (self._wanted is not None and bool(written or not self._read("pid")))
@@ -235,19 +224,10 @@ class PbsTask:
         if self._wanted is not None:
             return -self._wanted
         if status > 256:
-            name = signal.Signals(status - 256).name
-            self._blame(FaultCode.SIGNALLED, name)
+            self._blame(FaultCode.SIGNALLED, signal.Signals(status - 256).name)
             return 256 - status
-        if self._read("pid"):
-            self._blame(FaultCode.SIGNALLED)
-        else:
-            self._blame(FaultCode.TASK_NOT_STARTED)
+        self._blame(FaultCode.SIGNALLED if self._read("pid") else FaultCode.TASK_NOT_STARTED)
         return errors.FAILED
-
-    def _pbs_status(self) -> int:
-        # SCRIPT records the command's exit status itself, so SCRIPT fails only if it is killed
-        match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
-        return int(match[1]) if match else 0
 
     def _blame(self, code: FaultCode, signal_name: str | None = None, why: str = "") -> None:
         if attempt_is_over():  # then no task's end is a failure of the run
@@ -261,13 +241,9 @@ class PbsTask:
             event_file.append(attempt.events_file("pbsdsh"), fault)
 
     def _signal(self) -> None:
-        # Writes the requested signal's name to the file `signal`, unless it has been written
         if self._wanted is None or self._wanted is self._sent:
             return
-        with (
-            contextlib.suppress(OSError),
-            open(self._folder / SIGNAL, "r+") as file,
-        ):  # then it is written at the next poll
+        with contextlib.suppress(OSError), open(self._folder / SIGNAL, "r+") as file:  # else at the next poll
             file.write(f"{self._wanted.name.removeprefix('SIG')}\n")
             file.flush()
             self._sent = self._wanted
@@ -281,15 +257,12 @@ class PbsTask:
             sys.stdout.buffer.flush()
 
     def _read(self, suffix: str, *, whole: bool = True) -> str:
-        # With whole=False, returns all text of the file. A file that cannot be read counts as empty until the next
-        # poll.
+        # whole: only a complete first line. A file that cannot be read counts as empty until the next poll
         try:
             text = self._file(suffix).read_text(errors="replace")
         except OSError:
             return ""
-        if not whole:
-            return text
-        return _line(Ok(text))
+        return _line(Ok(text)) if whole else text
 
     def _file(self, suffix: str) -> Path:
         return self._folder / f"{self._number}.{suffix}"
@@ -300,13 +273,12 @@ def _line(found: Outcome[str | None]) -> str:
     return line if end else ""
 
 
-# -- Starts tasks on the nodes of the current PBS job, each with its own pbsdsh (see `task`)
-# Tasks survive their pbsdsh, so a guard process kills them if this process is killed.
+# -- Starts tasks on the nodes of the current PBS job, each with its own pbsdsh
 
 
 @contextlib.contextmanager
 def _guarded(tasks: Sequence[PbsTask], environment: TaskEnvironment) -> Iterator[None]:
-    # The environment's files are removed at the end of the context, too
+    # Tasks survive their pbsdsh, so a guard process kills them if this process is killed
     reading, writing = os.pipe()
     guard = os.fork()
     if guard == 0:
@@ -337,31 +309,24 @@ def run_pbsdsh(request: task_group.TaskRequest) -> int:
         return errors.NO_RETRY
     lines = dict(list(hosts_of(Path(os.environ["PBS_NODEFILE"]).read_text()).items())[:nodes])
     if len(lines) < nodes:
-        print(
-            f"launcher: the PBS job is on {', '.join(lines)}, and {nodes} different hosts are needed", file=sys.stderr
-        )
+        there = f"the PBS job is on {', '.join(lines)}, and {nodes} different hosts are needed"
+        print(f"launcher: {there}", file=sys.stderr)
         return errors.NO_RETRY
-    hosts = list(lines)
-    places = task_group.environments(hosts, tasks_per_node)
     folder.mkdir()
-    environment = write_environment(folder, {**os.environ, **places[0]})
+    environment = write_environment(folder, {**os.environ, **task_group.environments(list(lines), tasks_per_node)[0]})
     write_script(folder, environment, os.getcwd(), request.command)
+    hosts = [host for host in lines for _ in range(tasks_per_node)]  # of each task
     tasks = [
-        PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node)
-        for node in range(nodes)
-        for number in range(node * tasks_per_node, (node + 1) * tasks_per_node)
+        PbsTask(pbsdsh, lines[host], host, folder, number, number // tasks_per_node)
+        for number, host in enumerate(hosts)
     ]
     with _guarded(tasks, environment):
         for task in tasks:
             task.start()
         return task_group.watch(
-            tasks,
-            request.signals,
-            request.grace,
-            pause=max(0.1, 0.01 * len(tasks)),
-            keep_going=request.keep_going,
-            lost=lambda: _on_lost_nodes([hosts[node] for node in range(nodes) for _ in range(tasks_per_node)]),
-        )
+            tasks, request.signals, request.grace, pause=max(0.1, 0.01 * len(tasks)), keep_going=request.keep_going,
+            lost=lambda: _on_lost_nodes(hosts),
+        )  # fmt: skip
 
 
 def _on_lost_nodes(hosts: Sequence[str]) -> list[int]:
@@ -373,8 +338,8 @@ def _on_lost_nodes(hosts: Sequence[str]) -> list[int]:
     return [number for number, host in enumerate(hosts) if host in down or host.partition(".")[0] in down]
 
 
-# -- Starts tasks on the nodes of the current job with the site's mpiexec, which sets the rank of every task
-# Not every mpiexec passes the environment to the tasks, so they read it from a file.
+# -- Starts tasks on the nodes of the current job with the site's mpiexec, which sets their ranks, and may pass no
+# environment, so they read it from a file
 
 
 MPIEXEC_SCRIPT = """\

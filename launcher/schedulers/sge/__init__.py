@@ -1,4 +1,1 @@
-"""Grid Engine: Son of Grid Engine, and its relatives with the same commands (Open, Univa and Altair Grid Engine).
-
-`launcher.schedulers` lists the modules. qrsh starts the tasks.
-"""
+"""Grid Engine: Son of Grid Engine, and Open, Univa and Altair Grid Engine. qrsh starts the tasks."""

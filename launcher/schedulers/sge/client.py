@@ -16,18 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from launcher.schedulers.base import (
-    AnswerLost,
-    JobExecution,
-    JobOrigin,
-    JobState,
-    QueryError,
-    SchedulerJob,
-    parse_elements,
-)
+from launcher.schedulers import base
+from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand, query
+from launcher.structs import Struct
 from launcher.units import seconds_or_none, size_or_none
 
 if TYPE_CHECKING:
@@ -51,7 +45,7 @@ def hosts_of(pe_hostfile: str) -> list[str]:
     return list(dict.fromkeys(line.split()[0] for line in pe_hostfile.splitlines() if line.strip()))
 
 
-# -- Runs Grid Engine's job commands (qsub, qstat, qacct, qalter, qdel), each with a timeout, and parses their output
+# -- Runs Grid Engine's job commands, each with a timeout, and parses their output
 # The first array element has the id `17_0` here, as for the other schedulers; Grid Engine counts array tasks from 1.
 
 
@@ -60,7 +54,6 @@ _UNREACHED = r"unable to contact qmaster|can't (get|read) (the )?qmaster|cannot 
 UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROOT is not set", re.IGNORECASE)
 # Error messages if the qmaster was not reached or its reply was lost, so that the job may exist.
 NO_ANSWER = re.compile(rf"{UNREACHED.pattern}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
-# Error messages if the user has reached a limit on the number of jobs.
 JOB_LIMIT = re.compile(r"jobs are allowed per (?:user|cluster)", re.IGNORECASE)
 # Lines of qdel about a job that it ends, or that has ended.
 CANCELLED = re.compile(r"\bhas (deleted|registered) |job.* does not exist|denied: .*not found|is already in deletion")
@@ -72,8 +65,6 @@ LIMIT, RESCHEDULED = "37", "25"
 
 @dataclass(frozen=True)
 class SGE(QsubCommands):
-    """Grid Engine's queries and commands for jobs."""
-
     terse: ClassVar[tuple[str, ...]] = ("-terse",)
     unanswered = NO_ANSWER
     job_limit = JOB_LIMIT
@@ -91,12 +82,12 @@ class SGE(QsubCommands):
         return self.ended_family(array_of(job_id)).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        if len({array_of(each) for each in job_ids}) > FEW:
+        families, found = dict.fromkeys(map(array_of, job_ids)), dict[str, SchedulerJob]()
+        if len(families) > FEW:
             found = self._accounting("-o", getpass.getuser(), "-j")
-            return {job_id: found[job_id] for job_id in job_ids if job_id in found}
-        found = {}
-        for family in dict.fromkeys(map(array_of, job_ids)):
-            found |= self.ended_family(family)
+        else:
+            for family in families:
+                found |= self.ended_family(family)
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     def family(self, job_id: str) -> str:
@@ -123,18 +114,14 @@ class SGE(QsubCommands):
         return None if root.tag == "unknown_jobs" or root.find(".//JB_job_number") is None else root
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        root = self.details(",".join(numbers)) if numbers else None
         found = {}
-        for job in () if root is None else jobs_of(root):
-            number = job.findtext("JB_job_number", "")
-            file = job.findtext("JB_stdout_path_list//PN_path", "")
+        for job in jobs_of(self.details(",".join(numbers))) if numbers else ():
+            number, file = job.findtext("JB_job_number", ""), job.findtext("JB_stdout_path_list//PN_path", "")
             found[number] = JobOrigin(number, _token(job), file)
         return found
 
     def find(self, token: str, name: str) -> str | None:
-        root = self.details(name)
-        jobs = [] if root is None else jobs_of(root)
-        numbers = [job.findtext("JB_job_number") for job in jobs if _token(job) == token]
+        numbers = [job.findtext("JB_job_number") for job in jobs_of(self.details(name)) if _token(job) == token]
         return numbers[-1] if numbers else None
 
     def request(
@@ -209,7 +196,6 @@ class SGE(QsubCommands):
         return said, "no suitable queues" in said
 
 
-# Hints for the user after a refusal, by a pattern of qsub's message.
 HINTS = (
     (r"parallel environment .* does not exist", "`qconf -spl` lists the parallel environments"),
     (r"unknown queue", "`qconf -sql` lists the queues"),
@@ -221,12 +207,11 @@ HINTS = (
 
 
 def command_line(script: str) -> list[str]:
-    """Returns the qsub options in lines `#qsub -g GROUP`: Altair's qsub takes some on its command line only."""
+    # Those in lines `#qsub -g GROUP`: Altair's qsub takes some on its command line only
     return shlex.split(" ".join(re.findall(r"^#qsub (-.*)$", script, re.MULTILINE)))
 
 
 def array_of(job_id: str) -> str:
-    """Returns the array id of an array element (`17` for 17_0); the id of a plain job is returned unchanged."""
     return job_id.partition("_")[0]
 
 
@@ -268,7 +253,7 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
     jobs: dict[str, SchedulerJob] = {}
     for each in parsed(text).iter("job_list"):
         letters, number = each.findtext("state", ""), each.findtext("JB_job_number", "")
-        elements = [f"{number}_{element - 1}" for element in parse_elements(each.findtext("tasks", ""))]
+        elements = [f"{number}_{element - 1}" for element in base.parse_elements(each.findtext("tasks", ""))]
         for job_id in elements or [number]:
             jobs[job_id] = SchedulerJob(job_id, state_of(letters), letters)
     return jobs
@@ -277,8 +262,8 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 def records(text: str) -> dict[str, list[dict[str, str]]]:
     """Parses the output of `qacct -j`; returns the records of each job, oldest first, by job id.
 
-    Where a parallel environment has accounting_summary FALSE, each task that a job starts on a node has a record of its
-    own, before the job's. Only its start tells it from an execution of the job: it is not before that of the next one.
+    With accounting_summary FALSE, each task that a job starts on a node has a record of its own, before the job's. Only
+    its start tells it from an execution of the job: it is not before that of the next one.
     """
     found: dict[str, list[dict[str, str]]] = {}
     for block in re.split(r"^=+$", text, flags=re.MULTILINE):
@@ -380,9 +365,10 @@ def parsed(text: str) -> Element:
         raise QueryError(f"qstat's answer could not be read: {error}") from None
 
 
-def jobs_of(root: Element) -> list[Element]:
-    """Returns the XML element of each job in the output of `qstat -xml -j`."""
-    return [each for each in root.iterfind("djob_info/*") if each.find("JB_job_number") is not None]
+def jobs_of(root: Element | None) -> list[Element]:
+    """Returns the XML element of each job in the output of `qstat -xml -j` (`SGE.details`)."""
+    found = () if root is None else root.iterfind("djob_info/*")
+    return [each for each in found if each.find("JB_job_number") is not None]
 
 
 def _token(job: Element) -> str:
@@ -390,9 +376,6 @@ def _token(job: Element) -> str:
         if each.findtext("VA_variable") == TOKEN:
             return each.findtext("VA_value", "")
     return ""
-
-
-# -- queues, parallel environments, hosts and resources
 
 
 ACCESS = ("user_lists", "xuser_lists", "projects", "xprojects")
@@ -407,8 +390,7 @@ QUEUE_STATES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ParallelEnvironment:
+class ParallelEnvironment(Struct):
     """A parallel environment, which gives jobs more than one slot (sge_pe(5))."""
 
     name: str  # name for qsub -pe
@@ -423,24 +405,18 @@ class ParallelEnvironment:
         return int(self.rule) if self.rule.isdecimal() else None
 
 
-@dataclass(frozen=True)
-class ClusterQueue:
-    """A cluster queue."""
-
-    name: str  # name of the queue
-    # longest wall-time limit of its hosts in seconds: the lower one of h_rt and s_rt, because Grid Engine ends a
-    # parallel job at s_rt, too; None: no limit
+class ClusterQueue(Struct):
+    name: str
+    # longest wall-time limit of its hosts in seconds: the lower one of h_rt and s_rt, at which Grid Engine ends a
+    # parallel job, too; None: no limit
     time: int | None
     environments: tuple[str, ...]  # names of the parallel environments that the queue offers
     restricted: bool = False  # whether only some users or projects can use the queue
 
 
-@dataclass(frozen=True)
-class QueueInstance:
-    """A queue on one host."""
-
-    queue: str  # name of the queue
-    host: str  # name of the host
+class QueueInstance(Struct):
+    queue: str
+    host: str
     used: int  # number of used slots
     total: int  # number of slots
     state: str = ""  # state letters as qstat prints them; QUEUE_STATES explains those of an instance that takes no jobs
@@ -452,18 +428,13 @@ class QueueInstance:
 
 @dataclass(frozen=True)
 class Host:
-    """An execution host."""
-
-    name: str  # name of the host
+    name: str
     cpus: int | None  # number of CPUs; None: the host does not answer
     mem: int | None  # memory in bytes; None: the host does not answer
     consumables: Mapping[str, float] = field(default_factory=dict)  # free amount of each consumable resource by name
 
 
-@dataclass(frozen=True)
-class Complex:
-    """A resource of the site (complex(5))."""
-
+class Complex(Struct):
     name: str  # long name of the resource
     shortcut: str  # short name, which jobs can use as well
     type: str  # type of the resource's values, such as INT, MEMORY or RSMAP
@@ -484,7 +455,6 @@ def attributes(text: str) -> dict[str, str]:
 
 
 def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
-    """Converts the attributes in `qconf -sp` to a parallel environment."""
     return ParallelEnvironment(
         values.get("pe_name", ""), int(values.get("slots", "0")), values.get("allocation_rule", ""),
         values.get("control_slaves", "").upper() == "TRUE",
@@ -507,7 +477,6 @@ def queue_of(values: Mapping[str, str]) -> ClusterQueue:
 
 
 def parse_instances(text: str) -> list[QueueInstance]:
-    """Parses the output of `qstat -f -xml`."""
     found = []
     for each in parsed(text).iter("Queue-List"):
         queue, _, host = each.findtext("name", "").partition("@")
@@ -519,22 +488,17 @@ def parse_instances(text: str) -> list[QueueInstance]:
 def parse_hosts(text: str) -> list[Host]:
     """Parses the output of `qhost -F -xml`, which shows the free amount of each consumable. Skips the host `global`."""
     found = []
-    for each in parsed(text).iter("host"):
-        if (name := each.get("name", "")) == "global":
-            continue
+    for each in (each for each in parsed(text).iter("host") if each.get("name") != "global"):
         values = {value.get("name"): value.text or "" for value in each.iter("hostvalue")}
         cpus, mem = values.get("num_proc", "-"), size_or_none(values.get("mem_total", "-"))
-        consumables = {
-            one.get("name", ""): _number(one.text or "")
-            for one in each.iter("resourcevalue")
-            if one.get("dominance", "").endswith("c")
-        }
-        found.append(Host(name, int(cpus) if cpus.isdecimal() else None, mem, consumables))
+        free = (one for one in each.iter("resourcevalue") if one.get("dominance", "").endswith("c"))
+        numbers = {one.get("name", ""): re.match(r"\d+(?:\.\d+)?", one.text or "") for one in free}
+        consumables = {name: float(number[0]) if number else 0.0 for name, number in numbers.items()}
+        found.append(Host(each.get("name", ""), int(cpus) if cpus.isdecimal() else None, mem, consumables))
     return found
 
 
 def parse_complexes(text: str) -> list[Complex]:
-    """Parses the output of `qconf -sc`."""
     rows = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [
         Complex(row[0], row[1], row[2], row[4].upper() in ("YES", "FORCED"), row[5].upper())
@@ -542,13 +506,7 @@ def parse_complexes(text: str) -> list[Complex]:
     ]  # fmt: skip
 
 
-def _number(text: str) -> float:
-    match = re.match(r"\d+(?:\.\d+)?", text)
-    return float(match[0]) if match else 0.0
-
-
-def history(sge: SGE, job_id: str) -> list[JobExecution]:
-    """Returns all executions of a job, oldest first; [] if the site has no accounting."""
+def history(job_id: str, sge: SGE) -> list[JobExecution]:
     try:
         return of_records(records(sge.accounting("-j", array_of(job_id))).get(job_id, []))
     except QueryError:
@@ -556,7 +514,6 @@ def history(sge: SGE, job_id: str) -> list[JobExecution]:
 
 
 def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
-    """Converts the accounting records of one job to executions."""
     return [
         JobExecution(
             outcome(each), deleter(each), _moment(each.get("start_time", "")),

@@ -23,15 +23,11 @@ class Parameters(functions.Parameters):
     slots: int | None = None  # slots on each node; None: the CPUs of its tasks if cpus_per_task is given, else 1
     gpu_resource: str | None = None  # name of the site's resource with which `ngpus` is requested
     mem_resource: str | None = None  # name of the site's resource with which `mem` is requested
-    # those of the two whose amount counts once for a node, not for each slot (qconf -sc: consumable is not YES), comma-
-    # separated
-    per_node: str | None = None
+    per_node: str | None = None  # those of the two that count once for a node, not for each slot, comma-separated
 
     template: ClassVar[str] = "sge.sh.j2"
     shell = replace(SGEScheduler.shell, output="$SGE_STDOUT_PATH")
     starter: ClassVar[str] = "qrsh"
-    texts = (*functions.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource", "per_node")
-    numbers = {**functions.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
 
     @classmethod
     def _check_together(cls, values: dict[str, Any]) -> None:

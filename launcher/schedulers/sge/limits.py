@@ -13,27 +13,12 @@ from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
 from launcher.plan.plan import JobPlan, settings_of
+from launcher.schedulers import site
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.qsub import detect, notes_on_folder
 from launcher.schedulers.sge.client import SGE, ClusterQueue, Complex, Host, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.script import asked_for, slots_per_node
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
-from launcher.schedulers.site import (
-    ErrorCollector,
-    Site,
-    head,
-    limit_lines,
-    listed,
-    memory,
-    missing,
-    no_such,
-    plain_name,
-    reachable,
-    requested,
-    scalar,
-    stated_limits,
-    timed,
-)
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
@@ -43,7 +28,7 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
     for name in wanted:
         if name not in known and not set(name) & set("*?["):  # a pattern may match several
             setting = f"cluster.queue={settings.queue}"
-            raise ConfigError(f"{no_such('queue', setting, name, known)} Known: {', '.join(known)}")
+            raise ConfigError(f"{site.no_such('queue', setting, name, known)} Known: {', '.join(known)}")
     mine = [known[name] for name in wanted if name in known]
     if not mine:
         return list(queues)
@@ -66,17 +51,13 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
 def check_environment(
     plan: JobPlan, own: ParallelEnvironment | None, others: Sequence[ParallelEnvironment] = ()
 ) -> None:
-    """Checks that the plan's parallel environment gives each node its slots.
+    """Raises ConfigError unless the plan's parallel environment (None: it does not exist) gives each node its slots.
 
     | allocation_rule | accepted with one node | accepted with several nodes |
     |---|---|---|
     | a number | this number of slots | this number of slots on each node |
     | $pe_slots | any number of slots | never: all slots are on one node |
     | $fill_up, $round_robin | one slot | never: the number of slots on each node is not known |
-
-    own: the plan's parallel environment; None: it does not exist.
-    Raises ConfigError: the parallel environment does not exist, does not give each node its slots, has too few slots,
-        or lets a job start nothing on its other nodes.
     """
     name = settings_of(plan, SGESettings).parallel_environment
     if name is None:
@@ -86,10 +67,8 @@ def check_environment(
     instead = f"use cluster.parallel_environment={usable[0]}" if usable else ask_for(each)
     if own is None:
         known = [pe.name for pe in others]
-        raise ConfigError(
-            f"{key}: there is no such parallel environment.{near(name, known)} Known: "
-            f"{', '.join(known) or 'none'}; {instead}"
-        )
+        there = f"{near(name, known)} Known: {', '.join(known) or 'none'}"
+        raise ConfigError(f"{key}: there is no such parallel environment.{there}; {instead}")
     if own.per_host is not None and own.per_host != each:
         raise ConfigError(
             f"{key}: it gives each node {own.per_host} slots (allocation_rule), and the run asks for {each}: use "
@@ -100,7 +79,6 @@ def check_environment(
 
 
 def refusal(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
-    """Returns why a plan cannot use a parallel environment, or None if it can."""
     each = slots_per_node(plan)
     if pe.per_host is None and plan.nodes > 1:
         return f"its allocation_rule is {pe.rule}, which does not give each of {plan.nodes} nodes its slots"
@@ -116,7 +94,6 @@ def refusal(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
 
 
 def ask_for(slots: int) -> str:
-    """Returns what a user should ask the administrator for if no parallel environment is usable."""
     return (
         f"ask the administrator for a parallel environment with `allocation_rule {slots}` and `control_slaves TRUE` "
         "(qconf -ap NAME) in the pe_list of the queue"
@@ -169,9 +146,8 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def check(cluster: Cluster, sge: SGE) -> Iterator[Finding]:
-    """Yields findings about Grid Engine (reachable, queues, accounting), and about the profile compared with it."""
-    answer = timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
-    yield from reachable("Grid Engine", detect().version, answer, "SGE_ROOT, SGE_CELL")
+    answer = site.timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
+    yield from site.reachable("Grid Engine", detect().version, answer, "SGE_ROOT, SGE_CELL")
     if answer.error:
         return
     try:
@@ -200,29 +176,25 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
     for each in queues:
         marks = (("this profile's", each.name in wanted), ("for some only", each.restricted))
         time = "any time" if each.time is None else format_hours(each.time)
-        rows.append(
-            (each.name, marks, f"up to {time}; parallel environments: {', '.join(each.environments) or 'none'}")
-        )
-    return listed(rows, "qconf -sql")
+        environments = ", ".join(each.environments) or "none"
+        rows.append((each.name, marks, f"up to {time}; parallel environments: {environments}"))
+    return site.listed(rows, "qconf -sql")
 
 
 def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's queues exist, and the profile's time limit fits the queues."""
     known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
     own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
     for name in own:
         if name not in known and not set(name) & set("*?["):
-            yield missing("queue", f"cluster.queue={settings.queue}", name, known)
+            yield site.missing("queue", f"cluster.queue={settings.queue}", name, known)
             return
     mine = [known[name] for name in own if name in known] or list(queues)
-    times = [each.time for each in mine]
-    longest = None if None in times or not times else max(time for time in times if time is not None)
-    where = f"queue {settings.queue}" if own else "its queues"
-    yield from stated_limits(cluster, {"time": longest}, where)
+    times = [each.time for each in mine if each.time is not None]
+    longest = max(times) if times and len(times) == len(mine) else None
+    yield from site.stated_limits(cluster, {"time": longest}, f"queue {settings.queue}" if own else "its queues")
 
 
 def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's parallel environment exists and gives each node its slots."""
     settings = own_settings(cluster, SGESettings)
     usable = [each for each in environments if each.per_host and each.starts_tasks]
     own = next((each for each in environments if each.name == settings.parallel_environment), None)
@@ -241,19 +213,16 @@ def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -
         nodes = "one node" if own.per_host is None else "any number of nodes"
         yield ok("profile", f"parallel environment {own.name} (allocation_rule {own.rule}): runs on {nodes}")
     else:
-        yield warning(
-            "profile", "cluster.parallel_environment is not set: runs have one slot on one node", instead(usable)
-        )
+        text = "cluster.parallel_environment is not set: runs have one slot on one node"
+        yield warning("profile", text, instead(usable))
 
 
 def instead(usable: Sequence[ParallelEnvironment]) -> str:
-    """Returns advice for the user: a usable parallel environment to set, or what to ask the administrator for."""
     each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
     return f"set cluster.parallel_environment to {each}" if usable else ask_for(1)
 
 
 def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
-    """Yields problems with resources that a profile names, and a warning if cluster.gpu_resource is not set."""
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     settings = own_settings(cluster, SGESettings)
     named = {"gpu_resource": settings.gpu_resource, "mem_resource": settings.mem_resource}
@@ -268,20 +237,18 @@ def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Findin
 
 
 def gpu_resources(complexes: Sequence[Complex]) -> list[str]:
-    """Returns the names of the resources that seem to count GPUs."""
-    return [
-        each.name
-        for each in complexes
-        if "gpu" in each.name.lower() and each.requestable and each.consumed != "NO" and each.type in ("INT", "RSMAP")
-    ]
+    counted = (each for each in complexes if each.requestable and each.consumed != "NO")
+    return [each.name for each in counted if "gpu" in each.name.lower() and each.type in ("INT", "RSMAP")]
 
 
 # -- `site init` and `doctor --cluster` for Grid Engine: queries a site's facts, and writes or compares a profile
 
 
 @dataclass(frozen=True)
-class SGESite(Site):
+class SGESite(site.Site):
+    scheduler = "sge"
     pool = "queue"
+    no_pool = "# queue: NAME  # empty: any that fits"
 
     cell: str  # name of the cell
     version: str  # version of Grid Engine
@@ -290,79 +257,64 @@ class SGESite(Site):
     complexes: tuple[Complex, ...] = ()  # all resources of the site
     hosts: tuple[Host, ...] = ()  # all execution hosts
     instances: tuple[QueueInstance, ...] = ()  # instances of the queues on the hosts
-    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
+    problems: tuple[str, ...] = ()
 
-    def default_name(self) -> str:
-        return plain_name(self.cell)
+    @property
+    def name(self) -> str:
+        return self.cell
 
-    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        chosen, why = choose_queue(self.queues, wanted)
-        yield from head(f"Grid Engine {self.version}, cell {self.cell},", name, day, self.problems)
-        yield "# Queues (qconf -sq):"
-        yield from (f"#   {line}" for line in lines(self.queues))
-        yield "# Parallel environments (qconf -sp):"
-        yield from (
-            f"#   {pe.name}: allocation_rule {pe.rule}, {pe.slots} slots in all"
-            + ("" if pe.starts_tasks else ", control_slaves FALSE: it starts nothing on other nodes")
-            + (", for some only" if pe.restricted else "")
-            for pe in self.environments
-        )
-        yield "#"
-        yield "defaults: [sge, _self_]"
-        yield ""
-        yield f"name: {scalar(name)}"
-        yield f"queue: {scalar(chosen.name)}  # {why}" if chosen else "# queue: NAME  # empty: any that fits"
+    @property
+    def title(self) -> str:
+        return f"Grid Engine {self.version}, cell {self.cell}"
+
+    def facts(self) -> Iterator[str]:
+        yield "Queues (qconf -sq):"
+        yield from (f"  {line}" for line in lines(self.queues))
+        yield "Parallel environments (qconf -sp):"
+        for pe in self.environments:
+            alone = "" if pe.starts_tasks else ", control_slaves FALSE: it starts nothing on other nodes"
+            some = ", for some only" if pe.restricted else ""
+            yield f"  {pe.name}: allocation_rule {pe.rule}, {pe.slots} slots in all{alone}{some}"
+
+    def best(self) -> tuple[ClusterQueue | None, str]:
+        open_ones = [each for each in self.queues if not each.restricted]
+        return (open_ones[0], "qconf -sq: the only one for anybody") if len(open_ones) == 1 else (None, "")
+
+    def keys(self, chosen: ClusterQueue | None) -> Iterator[str]:
         yield "# project: my_project  # -P, where the site wants one"
-        yield from self._environment(chosen)
-        yield from self._gpus()
-        yield from limit_lines(self._limits(chosen))
-
-    def _environment(self, chosen: ClusterQueue | None) -> Iterator[str]:
         mine = [pe for pe in self.environments if chosen is None or pe.name in chosen.environments]
-        several = [pe for pe in mine if pe.per_host and pe.starts_tasks]
-        one = [pe for pe in mine if pe.rule == "$pe_slots"]
-        if several:
+        if several := [pe for pe in mine if pe.per_host and pe.starts_tasks]:
             # The largest number of slots on each node, because other jobs may use the CPUs beyond a job's slots.
             best = max(several, key=lambda pe: pe.per_host or 0)
-            yield f"parallel_environment: {scalar(best.name)}  # qconf -sp: allocation_rule {best.rule}"
+            yield f"parallel_environment: {site.scalar(best.name)}  # qconf -sp: allocation_rule {best.rule}"
             yield f"slots: {best.per_host}  # on each node"
         else:
             yield f"# parallel_environment: none gives each of several nodes its slots: {ask_for(1)}"
-        if one:
+        if one := [pe for pe in mine if pe.rule == "$pe_slots"]:
             yield f"# for one node: cluster.parallel_environment={one[0].name} cluster.slots=N  # $pe_slots"
-
-    def _gpus(self) -> Iterator[str]:
-        if not self.complexes:
-            return
         if found := gpu_resources(self.complexes):
             kind = next(each for each in self.complexes if each.name == found[0])
-            yield f"gpu_resource: {scalar(found[0])}  # qconf -sc: {kind.type}, consumable {kind.consumed}"
+            yield f"gpu_resource: {site.scalar(found[0])}  # qconf -sc: {kind.type}, consumable {kind.consumed}"
             if not kind.per_slot:
-                yield f"per_node: [{scalar(found[0])}]  # its amount counts once for a node, not for each slot"
-        else:
+                yield f"per_node: [{site.scalar(found[0])}]  # its amount counts once for a node, not for each slot"
+        elif self.complexes:
             yield f"gpu_directive: {GpuDirective.none.value}  # qconf -sc: no resource counts GPUs"
 
-    def _limits(self, chosen: ClusterQueue | None) -> list[tuple[str, object, str]]:
-        hosts = self._hosts_of(chosen)
-        gpus = gpu_resources(self.complexes)
-        found: list[tuple[str, object, str]] = []
+    def limits(self, chosen: ClusterQueue | None) -> Iterator[tuple[str, object, str]]:
+        named = {each.host for each in self.instances if chosen is None or each.queue == chosen.name}
+        hosts, gpus = [host for host in self.hosts if host.name in named], gpu_resources(self.complexes)
         if hosts:
-            found.append(("nodes", len(hosts), "qstat -f: hosts of the queue"))
+            yield "nodes", len(hosts), "qstat -f: hosts of the queue"
         busy = {each.host for each in self.instances if each.used}  # qhost shows only the amounts that are free
         if gpus and (idle := [host for host in hosts if host.name not in busy]):
             most = max(int(host.consumables.get(gpus[0], 0)) for host in idle)
-            found.append(("gpus_per_node", most, f"qhost -F: {gpus[0]} of a host without jobs"))
+            yield "gpus_per_node", most, f"qhost -F: {gpus[0]} of a host without jobs"
         if cpus := max((host.cpus or 0 for host in hosts), default=0):
-            found.append(("cpus_per_node", cpus, "qhost: NCPU"))
+            yield "cpus_per_node", cpus, "qhost: NCPU"
         if most_memory := max((host.mem or 0 for host in hosts), default=0):
-            found.append(("mem_per_node", memory(most_memory), "qhost: MEMTOT"))
+            yield "mem_per_node", site.memory(most_memory), "qhost: MEMTOT"
         if chosen and chosen.time is not None:
-            found.append(("time", format_hours(chosen.time), "qconf -sq: h_rt, s_rt"))
-        return found
-
-    def _hosts_of(self, chosen: ClusterQueue | None) -> list[Host]:
-        named = {each.host for each in self.instances if chosen is None or each.queue == chosen.name}
-        return [host for host in self.hosts if host.name in named]
+            yield "time", format_hours(chosen.time), "qconf -sq: h_rt, s_rt"
 
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
         yield from compared(cluster, self.queues)
@@ -378,21 +330,12 @@ class SGESite(Site):
 
 def survey(sge: SGE) -> SGESite:
     """Collects the facts of a site, a command for each parallel environment; raises QueryError without the queues."""
-    ask = ErrorCollector()
-    queues = sge.queues()
-    environments: list[ParallelEnvironment] = ask(sge.environments, [], "parallel environments")
-    complexes: list[Complex] = ask(sge.complexes, [], "resources")
-    hosts: list[Host] = ask(sge.hosts, [], "hosts")
-    instances: list[QueueInstance] = ask(sge.instances, [], "hosts of queues")
+    ask, queues = site.ErrorCollector(), sge.queues()
+    environments = ask(sge.environments, list[ParallelEnvironment](), "parallel environments")
+    complexes = ask(sge.complexes, list[Complex](), "resources")
+    hosts = ask(sge.hosts, list[Host](), "hosts")
+    instances = ask(sge.instances, list[QueueInstance](), "hosts of queues")
     return SGESite(
         os.environ.get("SGE_CELL", "default"), detect().version, tuple(queues), tuple(environments), tuple(complexes),
         tuple(hosts), tuple(instances), tuple(ask.problems),
     )  # fmt: skip
-
-
-def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[ClusterQueue | None, str]:
-    """Chooses a profile's queue (wanted, or the only public one) with the reason; (None, ""). Raises ConfigError."""
-    if (own := requested(queues, wanted, "queue")) is not None:
-        return own, "as you asked for"
-    open_ones = [each for each in queues if not each.restricted]
-    return (open_ones[0], "qconf -sq: the only one for anybody") if len(open_ones) == 1 else (None, "")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.formatting import plural
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.pending import Answers, Explanation, Reason, Waiting, Why, explained, find_reason, first_lines
 from launcher.schedulers.sge.client import QUEUE_STATES, SGE, QueueInstance, array_of, jobs_of, native_id
@@ -101,8 +102,7 @@ def messages_of(root: Element) -> list[str]:
 def of_job(root: Element) -> Reason | None:
     """Explains a failed start or dependencies in the output of `qstat -xml -j`; None if it has neither."""
     for job in jobs_of(root):
-        errors = [each.text or "" for each in job.iter("QIM_message")]
-        if errors:
+        if errors := [each.text or "" for each in job.iter("QIM_message")]:
             words = re.sub(r"^\S+ \S+ \[\d+:\d+\]: (error: )?", "", " ".join(errors[-1].split()))
             do = "correct that, then `qmod -cj {job}` lets Grid Engine try it once more"
             return Reason(Why.HELD, f"its start has failed: {words}", do)
@@ -123,10 +123,9 @@ def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, 
     if not mine:
         return ()
     free = sum(each.used < each.total and not each.broken for each in mine)
-    broken = [each for each in mine if each.broken]
-    line = f"{len(mine)} queue instance{'' if len(mine) == 1 else 's'}: {free} with a free slot"
+    line = f"{plural(len(mine), 'queue instance')}: {free} with a free slot"
     lines = []
-    for each in broken:
+    for each in (each for each in mine if each.broken):
         why = ", ".join(dict.fromkeys(QUEUE_STATES[letter] for letter in each.state if letter in QUEUE_STATES))
         lines.append(f"{each.queue}@{each.host} takes no jobs: {why}")
     return (line, *first_lines(lines, "qstat -f"))

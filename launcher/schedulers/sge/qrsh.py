@@ -1,8 +1,8 @@
 """Starts the tasks of a Grid Engine job: one program for each node, here and by `qrsh -inherit`; and is that program.
 
-qrsh forwards output, exit status and standard input. Stop signals and secrets are sent through standard input; the rest
-of the environment, of any size, is in a file of the tasks' folder. Each node gets one qrsh, because a node with one
-slot accepts no second one.
+qrsh forwards output, exit status and standard input, which has stop signals and secrets; the rest of the environment,
+of any size, is in a file. A node with one slot accepts no second qrsh. The program is run by its path and imports only
+the standard library, because the launcher's location is known only from the environment in the request:
 
     python qrsh.py        reads a line of base64 of zlib of JSON (see `encode`), then lines TERM and KILL
 
@@ -14,12 +14,8 @@ slot accepts no second one.
 | `tasks` | additional variables of each task |
 | `started` | path of a file to which this program writes when it has read the request |
 
-It exits with the status of the first failed task. If a signal N killed that task, the status is 128 + N, because Grid
-Engine deletes the whole job when a process that qrsh started is killed by a signal. When its standard input is closed,
-the process that started it has ended: the tasks get SIGTERM, and SIGKILL after `grace` seconds.
-
-The program is run by its path and imports only the standard library, because the launcher's location is known only from
-the environment in the request.
+It exits with the status of the first failed task, 128 + N after a signal N: Grid Engine deletes the whole job when a
+process that qrsh started is killed by a signal.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import qsub
 from launcher.schedulers.qsub import TOKEN, OptionNames
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
+from launcher.structs import Struct
 
 # sge_types(1), object_name: no blanks, no @ / : \ * ?, and no digit first.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
@@ -24,29 +25,14 @@ PARALLEL = re.compile(r"[A-Za-z_][\w.*-]*")
 
 # Options that cluster.directives cannot set, and what to use instead.
 TAKEN = {
-    "N": "use name",
-    "t": "the array is the launcher's",
-    "tc": "use sweep.parallelism",
-    "q": "use cluster.queue",
-    "P": "use cluster.project",
-    "A": "use cluster.account",
-    "pe": "use nodes and cluster.parallel_environment",
-    "g": "use cluster.group",
-    **dict.fromkeys(("o", "e", "j", "k"), "the output's place is the launcher's"),
-    "v": "set the variable in the environment",
-    "V": "the environment is handed on anyway",
-    "C": "the script's lines would not count",
-    "hold_jid": "use after",
-    "hold_jid_ad": "use after",
-    "terse": "the launcher finds its jobs by what qsub prints",
-    "sync": "use wait",
-    "verify": "use dry_run=true",
-    "clear": "the site's defaults are the site's",
-    "S": "the script is bash's",
-    "b": "the job has a script",
-}
-
-
+    "N": "use name", "t": "the array is the launcher's", "tc": "use sweep.parallelism", "q": "use cluster.queue",
+    "P": "use cluster.project", "A": "use cluster.account", "pe": "use nodes and cluster.parallel_environment",
+    "g": "use cluster.group", **dict.fromkeys("oejk", "the output's place is the launcher's"),
+    "v": "set the variable in the environment", "V": "the environment is handed on anyway",
+    "C": "the script's lines would not count", "hold_jid": "use after", "hold_jid_ad": "use after",
+    "terse": "the launcher finds its jobs by what qsub prints", "sync": "use wait", "verify": "use dry_run=true",
+    "clear": "the site's defaults are the site's", "S": "the script is bash's", "b": "the job has a script",
+}  # fmt: skip
 # qsub's options as `run SCRIPT` takes them (qsub(1)): those that are keys, with a value, and without one. What has no
 # key is one of cluster.directives. -m and -h are options of `run` itself.
 KEYS = {
@@ -61,10 +47,7 @@ extra_options = OPTIONS.checked
 WITHOUT_VALUE = "V clear cwd hard nostdin notify soft terse verify"
 
 
-@dataclass(frozen=True)
-class Amounts:
-    """The resources that a job requests."""
-
+class Amounts(Struct):
     settings: SGESettings  # parallel environment, slots on each node, and further resources
     nodes: int  # number of nodes
     gpus: int  # GPUs of each node
@@ -130,15 +113,12 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(qsub.Request):
-    """The request of a job, from which `options` makes qsub's options; the token is TOKEN of the job's context."""
-
     folder: str  # directory of the job's output file
     output: str  # name of the output file
-    amounts: Amounts  # resources that the job requests
+    amounts: Amounts
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """Returns the request of a run's job; arguments as for `Scheduler.directives`; raises ConfigError."""
     settings = settings_of(plan, SGESettings)
     if settings.group is not None and not NAME.fullmatch(settings.group):
         raise ConfigError(f"cluster.group={settings.group!r} cannot be the name of a group")
@@ -159,7 +139,6 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
 
 
 def lines_of(request: Request) -> list[str]:
-    """Returns the #$ lines of a job without this prefix; raises ConfigError."""
     return [_line(name, value) for name, value in options(request)]
 
 
@@ -226,10 +205,7 @@ def _line(name: str, value: str | None) -> str:
 
 
 def command_options() -> dict[str, bool | None]:
-    return {
-        **{f"-{name}": True for name in (*KEYS, *WITH_VALUE.split())},
-        **{f"-{name}": False for name in WITHOUT_VALUE.split()},
-    }
+    return {f"-{name}": name not in WITHOUT_VALUE.split() for name in (*KEYS, *f"{WITH_VALUE} {WITHOUT_VALUE}".split())}
 
 
 def keys_of(option: str, value: str | None) -> dict[str, Any]:

@@ -5,21 +5,14 @@ from __future__ import annotations
 import getpass
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
-from launcher.schedulers.base import (
-    AnswerLost,
-    JobExecution,
-    JobOrigin,
-    JobState,
-    QueryError,
-    QueryTimeout,
-    SchedulerJob,
-    parse_elements,
-)
+from launcher.schedulers import base
+from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Form
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.structs import Struct
@@ -32,32 +25,16 @@ if TYPE_CHECKING:
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). For a job
 # with a flag, such as COMPLETING, squeue prints only the flag.
 STATES = {
-    "PENDING": JobState.PENDING,
-    "REQUEUED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING,
-    "REQUEUE_FED": JobState.PENDING,
-    "SPECIAL_EXIT": JobState.PENDING,
-    "EXPEDITING": JobState.PENDING,  # since 25.11: requeued with --requeue=expedite, at the head of the queue
-    "RESV_DEL_HOLD": JobState.PENDING,  # held, because its reservation was deleted
-    "CONFIGURING": JobState.PENDING,
-    "RUNNING": JobState.RUNNING,
-    "COMPLETING": JobState.RUNNING,
-    "STAGE_OUT": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "STOPPED": JobState.RUNNING,
-    "SUSPENDED": JobState.SUSPENDED,
-    "RESIZING": JobState.RUNNING,
-    "PREEMPTED": JobState.FAILED,
-    "COMPLETED": JobState.DONE,
-    "CANCELLED": JobState.CANCELLED,
-    "REVOKED": JobState.CANCELLED,
-    "FAILED": JobState.FAILED,
-    "BOOT_FAIL": JobState.FAILED,
-    "DEADLINE": JobState.FAILED,
-    "NODE_FAIL": JobState.FAILED,
-    "OUT_OF_MEMORY": JobState.FAILED,
-    "TIMEOUT": JobState.FAILED,
-}
+    # EXPEDITING since 25.11: requeued with --requeue=expedite; RESV_DEL_HOLD: held, since its reservation was deleted
+    **dict.fromkeys(
+        ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "EXPEDITING", "RESV_DEL_HOLD",
+         "CONFIGURING"), JobState.PENDING),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"), JobState.RUNNING),
+    "SUSPENDED": JobState.SUSPENDED, "COMPLETED": JobState.DONE,
+    **dict.fromkeys(("CANCELLED", "REVOKED"), JobState.CANCELLED),
+    **dict.fromkeys(
+        ("FAILED", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"), JobState.FAILED),
+}  # fmt: skip
 # Error messages of Slurm's commands (slurm_errno.c) if the controller was not reached.
 _UNREACHED = r"Unable to contact|Connection refused|standby mode|No route to host"
 UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
@@ -86,13 +63,10 @@ class Slurm(Struct):
         # With SLURM_CLUSTERS squeue and sinfo print this first, despite --noheader (squeue.c, _multi_cluster).
         return re.sub(r"\ACLUSTER: .*\n", "", text)
 
-    def jobs(self, ids: Sequence[str] | None = None) -> dict[str, SchedulerJob]:
-        """Returns the jobs with these ids (default: all jobs of this user) by id. Purged jobs are missing."""
-        if ids is not None and not ids:
-            return {}
+    def jobs(self) -> dict[str, SchedulerJob]:
         try:
-            jobs = self._queue()
-        except QueryTimeout:
+            return self._queue()
+        except base.QueryTimeout:
             raise
         except QueryError as error:  # the site may have replaced squeue, or its version has no --me (before 20.02)
             try:
@@ -101,19 +75,16 @@ class Slurm(Struct):
                 raise error from None
             if "JobId=" not in found and "No jobs in the system" not in found:
                 raise
-            jobs = parse_records(found, os.getuid())
-        return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+            return parse_records(found, os.getuid())
 
     def count_jobs(self) -> Counter[str]:
         return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
         """Returns these jobs' accounting records by id; {} without accounting. QueryTimeout: there may be some."""
-        if not ids:
-            return {}
         try:
             text = self.sacct("--allocations", "--jobs", ",".join(ids), f"--format={_SACCT}")
-        except QueryTimeout:
+        except base.QueryTimeout:
             raise
         except QueryError:
             return {}
@@ -173,7 +144,7 @@ class Slurm(Struct):
         options = [option.removeprefix("--") for option in dependency(jobs)]
         self.run("scontrol", "update", f"JobId={job_id}", *options)
 
-    def max_array_size(self, plan: JobPlan | None = None) -> int | None:
+    def max_array_size(self, plan: JobPlan) -> int | None:
         """Returns MaxArraySize, or less, if SchedulerParameters has max_array_tasks (man slurm.conf)."""
         shown = self.run("scontrol", "show", "config")
         sizes = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", shown, re.MULTILINE)
@@ -222,9 +193,8 @@ class Slurm(Struct):
         if scope == "qos":
             text = self.run(*SACCTMGR, "show", "qos", f"name={name}", f"format=Name,{column}")
             return parse_limit(text, "QOS", column)
-        user = getpass.getuser()
         text = self.run(*SACCTMGR, "show", "associations", f"account={name}", f"format=Account,User,{column}")
-        rows = [line for line in text.splitlines() if line.split("|")[1:2] in ([""], [user])]
+        rows = [line for line in text.splitlines() if line.split("|")[1:2] in ([""], [getpass.getuser()])]
         return parse_limit("\n".join(rows), "account", column)
 
     def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> StartTrial:
@@ -260,10 +230,7 @@ def dependency(jobs: Sequence[str]) -> list[str]:
 
 
 def in_cluster() -> list[str]:
-    """Returns the option with which sbatch and sacct use the cluster of SLURM_CLUSTERS, as squeue and others do.
-
-    sacct does not read the variable. sbatch does, and would hand it on to the job, whose commands would ask slurmdbd.
-    """
+    # sacct does not read the variable. sbatch does, and would hand it on to the job, whose commands would ask slurmdbd.
     cluster = os.environ.get("SLURM_CLUSTERS")
     return [f"--clusters={cluster}"] if cluster else []
 
@@ -298,16 +265,9 @@ def quiet_environment() -> dict[str, str]:
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
     """Parses squeue's output with the fixed columns of `_SQUEUE`; returns jobs by id."""
-    widths = [int(column.partition(":")[2]) for column in _SQUEUE.split(",")]
-    jobs = {}
-    for line in text.splitlines():
-        fields, start = [], 0
-        for width in widths:
-            fields.append(line[start : start + width].strip())
-            start += width
-        if fields[0]:
-            jobs[fields[0]] = _job(*fields)
-    return jobs
+    ends = [0, *accumulate(int(column.partition(":")[2]) for column in _SQUEUE.split(","))]
+    rows = ([line[start:end].strip() for start, end in pairwise(ends)] for line in text.splitlines())
+    return {fields[0]: _job(*fields) for fields in rows if fields[0]}
 
 
 def parse_counts(text: str) -> Counter[str]:
@@ -345,7 +305,8 @@ def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
             continue
         comment = re.search(r" Comment=(.*?)(?: [A-Z]\w+=| *$)", line)
         array, elements = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "").partition("%")[0]
-        ids = [f"{array}_{element}" for element in parse_elements(elements)] if array else [fields.get("JobId", "")]
+        found = base.parse_elements(elements) if array else []
+        ids = [f"{array}_{element}" for element in found] if array else [fields.get("JobId", "")]
         values = fields.get("JobState", ""), fields.get("Reason", ""), comment[1].strip() if comment else ""
         jobs.update((job_id, _job(job_id, *values)) for job_id in ids)
     return jobs
@@ -364,12 +325,10 @@ def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> 
 # Only formats that Slurm 20.11 to 24.11 share are parsed: scontrol's KEY=VALUE, and sinfo and sacctmgr with --format.
 
 
-def pairs(text: str) -> dict[str, str]:
-    """Parses scontrol's KEY=VALUE pairs with values without blanks; the first value of a repeated key is used."""
-    found: dict[str, str] = {}
-    for key, value in re.findall(r"(?<!\S)([A-Za-z][\w/:]*)=(\S*)", text):
-        found.setdefault(key, value)
-    return found
+def pairs(text: str) -> defaultdict[str, str]:
+    """Parses scontrol's KEY=VALUE pairs with values without blanks; the first of a repeated key counts; missing: ""."""
+    found: list[tuple[str, str]] = re.findall(r"(?<!\S)([A-Za-z][\w/:]*)=(\S*)", text)
+    return defaultdict(str, reversed(found))
 
 
 def parse_pending(text: str) -> Pending:
@@ -377,64 +336,52 @@ def parse_pending(text: str) -> Pending:
     values = pairs(text.split("\n\n")[0])
     if "JobId" not in values:
         raise QueryError(f"scontrol's answer could not be read: {text.strip()[:200]!r}")
-    throttle = values.get("ArrayTaskThrottle", "")
+    nodes, cpus = (re.findall(r"^\d+", values[key]) for key in ("NumNodes", "NumCPUs"))  # 2-4: at least 2
+    throttle = values["ArrayTaskThrottle"]
     return Pending(
         id=values["JobId"],
-        state=values.get("JobState", ""),
-        reason=text_of(values.get("Reason", "")),
-        starts=parse_local_time(values.get("StartTime", "")),
-        eligible=parse_local_time(values.get("EligibleTime", "")),
-        submitted=parse_local_time(values.get("SubmitTime", "")),
-        partition=values.get("Partition", ""),
-        nodes=int(re.match(r"\d*", values.get("NumNodes", "1"))[0] or 1),  # type: ignore[index]  # 2-4: at least 2
-        cpus=int(re.match(r"\d*", values.get("NumCPUs", "1"))[0] or 1),  # type: ignore[index]
-        time=time_or_none(values.get("TimeLimit", "")),
-        qos=text_of(values.get("QOS", "")),
-        account=text_of(values.get("Account", "")),
-        features=text_of(values.get("Features", "")),
-        exclude=text_of(values.get("ExcNodeList", "")),
-        reservation=text_of(values.get("Reservation", "")),
-        dependency=text_of(values.get("Dependency", "")),
+        state=values["JobState"],
+        reason=text_of(values["Reason"]),
+        starts=parse_local_time(values["StartTime"]),
+        eligible=parse_local_time(values["EligibleTime"]),
+        submitted=parse_local_time(values["SubmitTime"]),
+        partition=values["Partition"],
+        nodes=int(nodes[0]) if nodes else 1,
+        cpus=int(cpus[0]) if cpus else 1,
+        time=time_or_none(values["TimeLimit"]),
+        qos=text_of(values["QOS"]),
+        account=text_of(values["Account"]),
+        features=text_of(values["Features"]),
+        reservation=text_of(values["Reservation"]),
+        dependency=text_of(values["Dependency"]),
         throttle=int(throttle) if throttle.isdecimal() else None,
     )
 
 
 def parse_nodes(text: str) -> list[NodeCounts]:
-    """Parses the output of the command `NODES`: one line per partition, state and features."""
-    found = []
-    for line in text.splitlines():
-        fields = line.strip().split("|", 5)
-        if len(fields) == 6 and fields[1].isdecimal():
-            partition, count, state, features, names, reason = fields
-            found.append(
-                NodeCounts(
-                    partition.rstrip("*"), int(count), state.lower(),
-                    () if NOTHING.fullmatch(features) else tuple(features.split(",")),
-                    names, "" if NOTHING.fullmatch(reason) else reason,
-                )
-            )  # fmt: skip
-    return found
+    rows = (line.strip().split("|", 5) for line in text.splitlines())
+    return [
+        NodeCounts(
+            row[0].rstrip("*"), int(row[1]), row[2].lower(), tuple(filter(None, text_of(row[3]).split(","))), row[4],
+            text_of(row[5]),
+        )
+        for row in rows if len(row) == 6 and row[1].isdecimal()
+    ]  # fmt: skip
 
 
 def parse_reservations(text: str) -> list[Reservation]:
     """Parses the output of `scontrol --oneliner show reservation`; [] if scontrol prints that there are none."""
-    found = []
-    for line in text.splitlines():
-        values = pairs(line)
-        if "ReservationName" in values:
-            who = text_of(values.get("Users", "")) or text_of(values.get("Accounts", ""))
-            found.append(
-                Reservation(
-                    values["ReservationName"],
-                    parse_local_time(values.get("StartTime", "")), parse_local_time(values.get("EndTime", "")),
-                    text_of(values.get("Nodes", "")), tuple(values.get("Flags", "").split(",")), who,
-                )
-            )  # fmt: skip
-    return found
+    return [
+        Reservation(
+            values["ReservationName"], parse_local_time(values["StartTime"]), parse_local_time(values["EndTime"]),
+            text_of(values["Nodes"]), tuple(values["Flags"].split(",")),
+            text_of(values["Users"]) or text_of(values["Accounts"]),
+        )
+        for values in map(pairs, text.splitlines()) if "ReservationName" in values
+    ]  # fmt: skip
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Parses the `KEY = VALUE` lines of `scontrol show config`."""
     return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
 
 
@@ -448,13 +395,11 @@ def parse_limit(text: str, what: str, column: str) -> str:
     for line in text.splitlines():
         *names, value = line.split("|")
         if value.strip():
-            who = [name for name in names if name]
-            return f"{what} {who[0]}{f', user {who[1]}' if len(who) > 1 else ''}: {column}={value.strip()}"
+            return f"{what} {', user '.join(filter(None, names))}: {column}={value.strip()}"
     return ""
 
 
 def parse_trial(text: str) -> StartTrial:
-    """Parses the output of `sbatch --test-only`."""
     if match := re.search(r"Job \S+ to start at (\S+)", text):
         return StartTrial(parse_local_time(match[1]))
     *_, last = ["", *text.strip().splitlines()]
@@ -482,7 +427,6 @@ class Pending(Struct):
     qos: str = ""
     account: str = ""
     features: str = ""
-    exclude: str = ""
     reservation: str = ""
     dependency: str = ""
     throttle: int | None = None  # maximum number of array elements that run at once; None: no limit, or no array
@@ -520,7 +464,7 @@ class StartTrial(Struct):
 _FIELDS = "JobID,State,Start,End,MaxRSS"
 
 
-def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
+def history(job_id: str, slurm: Slurm) -> list[JobExecution]:
     """Returns all executions of a job, oldest first; `used` is the largest task's MaxRSS in any step."""
     try:
         text = slurm.sacct("--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
@@ -546,13 +490,8 @@ def parse(text: str) -> list[JobExecution]:
     return found
 
 
-# -- The patterns of the notices that Slurm writes into the output of a job that it kills
-# slurmstepd and srun print them (20.11 to 26.05: slurmstepd/req.c, jobacct_gather.c, task_cgroup_memory.c,
-# srun/launch.c).
-
-
-# slurmstepd's lines start with its name, or since 25.05 with the time (23.11 and later: with format_stderr in
-# LogTimeFormat, which has eight forms).
+# Notices in the output of a job that it kills, by slurmstepd and srun (20.11 to 26.05: slurmstepd/req.c, srun/launch.c,
+# jobacct_gather.c, task_cgroup_memory.c). slurmstepd's lines start with its name, or since 25.05 with the time.
 _STEPD = r"(slurmstepd[\w.-]*:|\[[^\[\]]+\]) error: "
 _AT = r"CANCELLED AT (?P<at>\S+) "
 _ENDED = _STEPD + r"\*\*\* (JOB|STEP) \S+ ON \S+ " + _AT

@@ -48,7 +48,6 @@ def _answer(process: subprocess.Popen[str] | None) -> str:
 
 
 def _seconds(answer: str) -> float | None:
-    # Returns the time in an answer's first line, in seconds since the epoch; None: it has none
     match = _TIME.search(answer.partition(os.linesep)[0])
     if match is None:
         return None

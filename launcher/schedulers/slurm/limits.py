@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import importlib
-import json
 import re
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,27 +14,12 @@ from dataclasses import dataclass, field, replace
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.findings import Finding, Level, ok, problem
+from launcher.findings import Finding, Level, ok, problem, worst
 from launcher.formatting import format_size, format_time, plural
 from launcher.plan.limits import NodeGroup, too_much_for
 from launcher.plan.plan import JobPlan, settings_of
+from launcher.schedulers import site
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.site import (
-    ErrorCollector,
-    Site,
-    TimedOutput,
-    head,
-    listed,
-    memory,
-    missing,
-    no_such,
-    plain_name,
-    reachable,
-    requested,
-    scalar,
-    stated_limits,
-    timed,
-)
 from launcher.schedulers.slurm.client import SACCTMGR, NodeCounts, Slurm, has_accounting, pairs, text_of
 from launcher.schedulers.slurm.script import effective
 from launcher.schedulers.slurm.settings import SlurmSettings
@@ -55,12 +41,16 @@ class Partition(Struct):
     min_nodes: int = 0  # minimum number of nodes of one job
     total: int = 0  # number of nodes
     cpus: int = 0  # number of CPUs on all nodes together
-    accounts: tuple[str, ...] = ()  # accounts that may use the partition; empty: all
-    denied: tuple[str, ...] = ()  # accounts that may not use the partition
+    accounts: tuple[str, ...] = ()  # accounts that may use it; empty: all
+    denied: tuple[str, ...] = ()  # accounts that may not
     qos: str = ""  # name of the partition's QOS; empty: none
     tier: int = 0  # PriorityTier; jobs in a higher tier start first and may preempt
     root_only: bool = False  # whether only root can submit to the partition
     lifted_by: str = ""  # name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own
+
+    def takes(self, nodes: int, time: int) -> bool:
+        fewer = self.max_nodes is None or nodes <= self.max_nodes
+        return self.min_nodes <= nodes and fewer and (self.time is None or time <= self.time)
 
 
 class Qos(Struct):
@@ -96,34 +86,26 @@ def parse_partitions(text: str) -> list[Partition]:
             rows.setdefault(name, []).append(fields)
     partitions = []
     for name, lines in rows.items():
-        time, sizes = lines[0][0], lines[0][1]
-        most = sizes.rpartition("-")[2]
+        time, most = lines[0][0], lines[0][1].rpartition("-")[2]
         groups = tuple(
-            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, _gpus_in(gres), _types(gres))
+            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, *_gpus_in(gres))
             for _, _, nodes, cpus, mem, gres in lines
             if int(nodes)
         )
+        longest = None if time in ("infinite", "n/a") else parse_time(time)
+        default = name.endswith("*")
         partitions.append(
-            Partition(
-                name.rstrip("*"),
-                name.endswith("*"),
-                None if time in ("infinite", "n/a") else parse_time(time),
-                int(most) if most.isdecimal() else None,
-                groups,
-            )
+            Partition(name.rstrip("*"), default, longest, int(most) if most.isdecimal() else None, groups)
         )
     return partitions
 
 
-def _types(gres: str) -> tuple[str, ...]:
-    items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
-    return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
-
-
-def _gpus_in(gres: str) -> int:
-    plain = re.sub(r"\([^)]*\)", "", gres)
-    counts = (item.split(":")[-1] for item in plain.split(",") if item.partition(":")[0] == "gpu")
-    return sum(int(count) for count in counts if count.isdecimal())
+def _gpus_in(gres: str) -> tuple[int, tuple[str, ...]]:
+    # The number of GPUs and their types in `gpu:a100:4(S:0-1),gpu:2`
+    items = [item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    gpus = [item for item in items if item[0] == "gpu"]
+    types = dict.fromkeys(item[1] for item in gpus if len(item) > 2)
+    return sum(int(item[-1]) for item in gpus if item[-1].isdecimal()), tuple(types)
 
 
 def partition_records(slurm: Slurm) -> list[Partition]:
@@ -131,31 +113,25 @@ def partition_records(slurm: Slurm) -> list[Partition]:
 
 
 def parse_partition_records(text: str) -> list[Partition]:
-    """Parses the output of `scontrol --oneliner show partition`."""
-    found = []
-    for line in text.splitlines():
-        values = pairs(line)
-        if "PartitionName" not in values:
-            continue
-        most, least = values.get("MaxNodes", ""), values.get("MinNodes", "0")
-        found.append(
-            Partition(
-                name=values["PartitionName"],
-                default=values.get("Default") == "YES",
-                time=time_or_none(values.get("MaxTime", "")),
-                max_nodes=int(most) if most.isdecimal() else None,
-                state=values.get("State", ""),
-                min_nodes=int(least) if least.isdecimal() else 0,
-                total=int(values.get("TotalNodes", "0")),
-                cpus=int(values.get("TotalCPUs", "0")),
-                accounts=_names(values.get("AllowAccounts", "ALL")),
-                denied=_names(values.get("DenyAccounts", "ALL")),
-                qos=text_of(values.get("QoS", "")),
-                tier=int(values.get("PriorityTier", "0")),
-                root_only=values.get("RootOnly") == "YES",
-            )
+    return [
+        Partition(
+            name=values["PartitionName"],
+            default=values["Default"] == "YES",
+            time=time_or_none(values["MaxTime"]),
+            max_nodes=int(values["MaxNodes"]) if values["MaxNodes"].isdecimal() else None,
+            state=values["State"],
+            min_nodes=int(values["MinNodes"]) if values["MinNodes"].isdecimal() else 0,
+            total=int(values["TotalNodes"] or 0),
+            cpus=int(values["TotalCPUs"] or 0),
+            accounts=_names(values["AllowAccounts"]),
+            denied=_names(values["DenyAccounts"]),
+            qos=text_of(values["QoS"]),
+            tier=int(values["PriorityTier"] or 0),
+            root_only=values["RootOnly"] == "YES",
         )
-    return found
+        for values in map(pairs, text.splitlines())
+        if "PartitionName" in values
+    ]
 
 
 def qos_of(slurm: Slurm, name: str | None, account: str | None) -> list[Qos]:
@@ -163,17 +139,12 @@ def qos_of(slurm: Slurm, name: str | None, account: str | None) -> list[Qos]:
     settings = slurm.settings()
     if not has_accounting(settings):
         return []
-    known = parse_qos(
-        slurm.run(*SACCTMGR, "show", "qos", "format=Name,Flags,MaxWall,MaxTRES"),
-        enforced="limits" in settings.get("AccountingStorageEnforce", ""),
-    )
+    text = slurm.run(*SACCTMGR, "show", "qos", "format=Name,Flags,MaxWall,MaxTRES")
+    known = parse_qos(text, enforced="limits" in settings.get("AccountingStorageEnforce", ""))
     names = {each.lower() for each in (name or "").split(",")}  # newer versions take several (--qos=a,b)
     if name is None:
-        cluster, user = settings.get("ClusterName", ""), getpass.getuser()
-        text = slurm.run(
-            *SACCTMGR, "show", "associations", f"cluster={cluster}", f"user={user}",
-            "format=Account,DefaultQOS,QOS",
-        )  # fmt: skip
+        mine = (f"cluster={settings.get('ClusterName', '')}", f"user={getpass.getuser()}")
+        text = slurm.run(*SACCTMGR, "show", "associations", *mine, "format=Account,DefaultQOS,QOS")
         names = {*default_qos(text, account)}
     return [each for each in known if each.name.lower() in names]  # as Slurm compares them
 
@@ -184,12 +155,8 @@ def parse_qos(text: str, *, enforced: bool) -> list[Qos]:
     for line in text.splitlines():
         name, flags, time, resources = (line.split("|") + [""] * 4)[:4]
         most = re.search(r"(?:^|,)node=(\d+)", resources)
-        found.append(
-            Qos(
-                name, "PartitionTimeLimit" in flags, "PartitionMaxNodes" in flags,
-                time_or_none(time) if enforced else None, int(most[1]) if enforced and most else None,
-            )
-        )  # fmt: skip
+        limits = (time_or_none(time), int(most[1]) if most else None) if enforced else (None, None)
+        found.append(Qos(name, "PartitionTimeLimit" in flags, "PartitionMaxNodes" in flags, *limits))
     return found
 
 
@@ -206,27 +173,22 @@ def _names(value: str) -> tuple[str, ...]:
 
 
 # -- Checks a plan against Slurm's partitions before submission
-# Slurm would accept some of the jobs that are refused here, and leave them pending for ever, for instance a job that
-# exceeds the time limit of its partition.
+# Slurm would accept some of the jobs that are refused here, and leave them pending for ever
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
     """Raises ConfigError unless a partition of the plan (else `default`, else the site's) could start the job."""
     known = {partition.name: partition for partition in partitions}
     partition = settings_of(plan, SlurmSettings).partition or default
-    if partition is None:
-        wanted = [partition for partition in partitions if partition.default]
-        if not wanted:
-            raise ConfigError(
-                f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
-            )
-    else:
-        names = partition.split(",")  # like sbatch, which takes a blank for a part of the name
-        for name in names:
-            if name not in known:
-                setting = no_such("partition", f"cluster.partition={name}", name, known)
-                raise ConfigError(f"{setting} Known: {', '.join(known)}")
-        wanted = [known[name] for name in names]
+    names = partition.split(",") if partition else [each.name for each in partitions if each.default]
+    if not names:
+        there = f"the site has no default partition: choose one of {', '.join(known)}"
+        raise ConfigError(f"cluster.partition is not set and {there}")
+    for name in names:  # like sbatch, which takes a blank for a part of the name
+        if name not in known:
+            setting = site.no_such("partition", f"cluster.partition={name}", name, known)
+            raise ConfigError(f"{setting} Known: {', '.join(known)}")
+    wanted = [known[name] for name in names]
     problems = [_problem(plan, partition) for partition in wanted]
     if all(problems):
         others = [p.name for p in partitions if p not in wanted and _problem(plan, p) is None]
@@ -235,7 +197,6 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
 
 
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
-    # Returns why a partition could never start the plan's job, with the fix, or None if it could
     where = f"partition {partition.name}" + (f" with QOS {partition.lifted_by}" if partition.lifted_by else "")
     most = most_nodes(partition)
     if most == 0:
@@ -249,56 +210,51 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
     return too_much_for(plan, partition.groups, where)
 
 
-ANY = Qos("", lifts_time=True, lifts_nodes=True)
+NO_QOS, ANY = (Qos("", lifts_time=lifts, lifts_nodes=lifts) for lifts in (False, True))
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns notes on a plan from the live partitions; raises ConfigError if none could ever start the job."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(partitions_of, Slurm(plan.cluster.submit_timeout))
-        importlib.import_module(
-            "launcher.schedulers.executor"
-        )  # 30 ms; the submission needs it next, and Slurm answers meanwhile
+        # 30 ms; the submission needs it next, and Slurm answers meanwhile
+        importlib.import_module("launcher.schedulers.executor")
     try:
         partitions = answer.result()
     except QueryError as error:
         return (f"not compared with the live partitions: {error}",)
     if not partitions:
         return ()
-    try:
-        check_partition(plan, partitions, effective(plan, environ)["partition"])
-    except ConfigError as refusal:
-        return _with_qos(plan, partitions, effective(plan, environ), refusal)
-    return ()
+    values = effective(plan, environ)
 
+    def refusal(qos: Qos) -> ConfigError | None:
+        try:
+            check_partition(plan, [qos.within(each) for each in partitions], values["partition"])
+        except ConfigError as error:
+            return error
+        return None
 
-def _with_qos(
-    plan: JobPlan, partitions: Sequence[Partition], values: Mapping[str, str | None], refusal: ConfigError
-) -> tuple[str, ...]:
-    def check(qos: Qos) -> None:
-        check_partition(plan, [qos.within(each) for each in partitions], values["partition"])
-
-    check(ANY)
+    if (problem := refusal(NO_QOS)) is None:
+        return ()
+    if (never := refusal(ANY)) is not None:
+        raise never
     try:
         found = qos_of(Slurm(plan.cluster.submit_timeout), values["qos"], values["account"])
     except QueryError as error:
-        return (f"{refusal}, unless the job's QOS lifts this limit, which is not known ({error})",)
-    for qos in found:
-        try:
-            check(qos)
-            return ()
-        except ConfigError as error:
-            refusal = error
-    raise refusal
+        return (f"{problem}, unless the job's QOS lifts this limit, which is not known ({error})",)
+    refusals = [refusal(qos) for qos in found]
+    if None in refusals:
+        return ()
+    raise (refusals or [problem])[-1] or problem
 
 
 # -- The checks of `doctor` for Slurm, and for a profile against its partitions
 
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
-    version = timed(slurm.version)
-    answer = timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
-    yield from reachable("Slurm", version.text, answer, "SLURM_CONF")
+    version = site.timed(slurm.version)
+    answer = site.timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
+    yield from site.reachable("Slurm", version.text, answer, "SLURM_CONF")
     if answer.error:
         return
     try:
@@ -309,7 +265,7 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
         for line in lines(found, wanted(cluster, found)):
             yield ok("partition", line)
         yield from with_qos(cluster, found)
-    yield accounting(timed(lambda: slurm.sacct("--allocations", "--starttime=now", "--format=JobID")))
+    yield accounting(site.timed(lambda: slurm.sacct("--allocations", "--starttime=now", "--format=JobID")))
 
 
 def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
@@ -320,26 +276,30 @@ def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
 
 def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
     """Returns a line for each partition with its limits. Marks the default, and the profile's own (`own`)."""
-    rows = [
-        (each.name, (("default", each.default), ("this profile's", each.name in own)), _stated_limits(each))
-        for each in found
-    ]
-    return listed(rows, "sinfo")
+    rows = []
+    for each in found:
+        kinds = []
+        for group in each.groups[:4]:
+            gpus = f", {plural(group.gpus, 'GPU')}" if group.gpus else ""
+            kinds.append(f"{group.nodes} of {group.cpus} CPUs, {format_size(group.mem)}{gpus}")
+        more = f" and {len(each.groups) - 4} other kinds" if len(each.groups) > 4 else ""
+        most = f", at most {each.max_nodes} a job" if each.max_nodes is not None else ""
+        time = "any time" if each.time is None else format_time(each.time)
+        limits = f"nodes: {'; '.join(kinds) + more or 'no nodes'}{most}; up to {time}"
+        rows.append((each.name, (("default", each.default), ("this profile's", each.name in own)), limits))
+    return site.listed(rows, "sinfo")
 
 
 def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
     """Returns what `compared` finds. If the partitions do not fit, the limits that the jobs' QOS lifts do not count."""
-    findings = list(compared(cluster, found))
-    if all(each.level is Level.OK for each in findings):
-        return findings
-    settings = own_settings(cluster, SlurmSettings)
-    try:
-        known = qos_of(Slurm(cluster.submit_timeout), settings.qos, cluster.account)
-    except QueryError:
-        return findings
+    findings, known = list(compared(cluster, found)), list[Qos]()
+    if worst(findings) is not Level.OK:
+        with contextlib.suppress(QueryError):
+            asked = own_settings(cluster, SlurmSettings).qos
+            known = qos_of(Slurm(cluster.submit_timeout), asked, cluster.account)
     for qos in known:
         findings = list(compared(cluster, [qos.within(each) for each in found]))
-        if all(each.level is Level.OK for each in findings):
+        if worst(findings) is Level.OK:
             break
     return findings
 
@@ -348,23 +308,22 @@ def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     for name in own:
         if name not in names:
-            yield missing("partition", f"cluster.partition={name}", name, names)
+            yield site.missing("partition", f"cluster.partition={name}", name, names)
     if not own:
         yield problem("profile", "cluster.partition is not set, and the site has no default partition",
                       f"set cluster.partition to one of {', '.join(names)}")  # fmt: skip
-    used = [names[name] for name in own if name in names]
-    if used:
+    if used := [names[name] for name in own if name in names]:
         groups = [group for each in used for group in each.groups]
-        times = [each.time for each in used]
+        times = [each.time for each in used if each.time is not None]
         live = {
-            "nodes": max((most_nodes(each) for each in used), default=0),
+            "nodes": max(map(most_nodes, used)),
             "gpus_per_node": max((group.gpus for group in groups), default=0),
             "cpus_per_node": max((group.cpus for group in groups), default=0),
             "mem_per_node": max((group.mem for group in groups), default=0),
-            "time": None if None in times else max(time for time in times if time is not None),
+            "time": max(times) if len(times) == len(used) else None,
         }
         qos = next((f" with QOS {each.lifted_by}" for each in used if each.lifted_by), "")
-        yield from stated_limits(cluster, live, f"partition {'/'.join(each.name for each in used)}{qos}")
+        yield from site.stated_limits(cluster, live, f"partition {'/'.join(each.name for each in used)}{qos}")
 
 
 def most_nodes(partition: Partition) -> int:
@@ -372,99 +331,108 @@ def most_nodes(partition: Partition) -> int:
     return total if partition.max_nodes is None else min(total, partition.max_nodes)
 
 
-def _stated_limits(each: Partition) -> str:
-    kinds = []
-    for group in each.groups[:4]:
-        gpus = f", {group.gpus} GPU{'' if group.gpus == 1 else 's'}" if group.gpus else ""
-        kinds.append(f"{group.nodes} of {group.cpus} CPUs, {format_size(group.mem)}{gpus}")
-    more = f" and {len(each.groups) - 4} other kinds" if len(each.groups) > 4 else ""
-    nodes = "; ".join(kinds) + more if kinds else "no nodes"
-    most = f", at most {each.max_nodes} a job" if each.max_nodes is not None else ""
-    return f"nodes: {nodes}{most}; up to {'any time' if each.time is None else format_time(each.time)}"
-
-
-def accounting(answer: TimedOutput) -> Finding:
+def accounting(answer: site.TimedOutput) -> Finding:
     """Returns a finding on whether sacct works. Without it, the launcher knows less about failed jobs."""
     if answer.error:
-        return ok("accounting", f"not there, which the launcher does without ({_short(answer.error)})")
+        why = textwrap.shorten(answer.error, 120, placeholder="...")
+        return ok("accounting", f"not there, which the launcher does without ({why})")
     return ok("accounting", f"sacct answered in {answer.took * 1000:.0f} ms")
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 120 else f"{line[:117]}..."
 
 
 # -- `site init` and `doctor --cluster` for Slurm: queries a site's facts, and writes or compares a profile
 
 
-class Account(Struct):
-    name: str
-    default: bool = False
-
-
 @dataclass(frozen=True)
-class SlurmSite(Site):
+class SlurmSite(site.Site):
+    scheduler = "slurm"
     pool = "partition"
+    no_pool = "required: [partition]  # the site has no default one"
 
     cluster: str  # name of the cluster
     version: str  # version of Slurm
     partitions: tuple[Partition, ...]  # all partitions that the user can see, from sinfo
-    # features of the nodes of each partition, by the partition's name
-    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    accounts: tuple[Account, ...] = ()  # accounts of this user, the default one first
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its nodes, by name of the partition
+    accounts: tuple[str, ...] = ()  # accounts of this user, the default one first
     settings: Mapping[str, str] = field(default_factory=dict)  # values of `scontrol show config`
-    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
+    problems: tuple[str, ...] = ()
+    default_account: str = ""
 
-    def default_name(self) -> str:
-        return plain_name(self.cluster)
+    @property
+    def name(self) -> str:
+        return self.cluster
 
-    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        chosen, why = choose_partition(self.partitions, wanted)
-        yield from head(f"Slurm {self.version}, cluster {self.cluster or 'without a name'},", name, day, self.problems)
-        yield "# Partitions (sinfo):"
-        yield from (f"#   {line}" for line in lines(self.partitions))
-        yield from _notes(self)
-        yield "defaults: [slurm, _self_]"
-        yield ""
-        yield f"name: {scalar(name)}"
-        if chosen is None:
-            yield "required: [partition]  # the site has no default one"
+    @property
+    def title(self) -> str:
+        return f"Slurm {self.version}, cluster {self.cluster or 'without a name'}"
+
+    def facts(self) -> Iterator[str]:
+        yield "Partitions (sinfo):"
+        yield from (f"  {line}" for line in lines(self.partitions))
+        if size := self.settings.get("MaxArraySize"):
+            yield f"Arrays: numbers below MaxArraySize={size}; larger sweeps become several arrays."
+        if requeue := self.settings.get("JobRequeue"):
+            how = "requeued" if requeue == "1" else "not requeued unless they ask for it, as ours do"
+            yield f"JobRequeue={requeue}: by default jobs are {how}."
+
+    def best(self) -> tuple[Partition | None, str]:
+        default = next((each for each in self.partitions if each.default), None)
+        with_gpus = [each for each in self.partitions if _gpus(each)]
+        if default is not None and (_gpus(default) or not with_gpus):
+            return default, "sinfo: the default partition"
+        if not with_gpus:
+            return None, ""
+        most = max(with_gpus, key=lambda each: sum(group.nodes for group in each.groups if group.gpus))
+        return most, "sinfo: of those with GPUs the one with most nodes"
+
+    def keys(self, chosen: Partition | None) -> Iterator[str]:
+        names = list(self.accounts)
+        if chosen and chosen.accounts:
+            yield f"# scontrol: the partition is for the accounts {', '.join(chosen.accounts)}"
+            names = [name for name in names if name in chosen.accounts]
+        if names:
+            why = "your default one" if names[0] == self.default_account else "one of yours"
+            more = f"; others: {', '.join(names[1:])}" if names[1:] else ""
+            yield f"account: {site.scalar(names[0])}  # sacctmgr: {why}{more}"
         else:
-            yield f"partition: {scalar(chosen.name)}  # {why}"
-        yield from _accounts(self, chosen)
+            yield "# account: my_project  # sacctmgr lists none"
         if chosen is None:
             return
         types = list(dict.fromkeys(kind for group in chosen.groups for kind in group.gpu_types))
         if _gpus(chosen):
             yield "gpu_directive: gres  # sinfo: its nodes have gres gpu"
             if len(types) == 1:
-                yield f"gpu_type: {scalar(types[0])}  # sinfo: gres gpu:{types[0]}"
+                yield f"gpu_type: {site.scalar(types[0])}  # sinfo: gres gpu:{types[0]}"
             elif types:
-                yield f"# gpu_type: {scalar(types[0])}  # sinfo: {', '.join(types)}; without it any of them"
+                yield f"# gpu_type: {site.scalar(types[0])}  # sinfo: {', '.join(types)}; without it any of them"
         if features := self.features.get(chosen.name):
-            yield f"# constraint: {scalar(features[0])}  # sinfo: features are {', '.join(features)}"
-        yield from _limits(self, chosen)
+            yield f"# constraint: {site.scalar(features[0])}  # sinfo: features are {', '.join(features)}"
+
+    def limits(self, chosen: Partition | None) -> Iterator[tuple[str, object, str]]:
+        if chosen is None:
+            return
+        total = sum(group.nodes for group in chosen.groups)
+        where = "its nodes" if chosen.max_nodes is None or chosen.max_nodes > total else "its MaxNodes"
+        least = f"\n  # scontrol: at least {plural(chosen.min_nodes, 'node')}" if chosen.min_nodes > 1 else ""
+        yield "nodes", most_nodes(chosen), f"sinfo: {where}{least}"
+        yield "gpus_per_node", _gpus(chosen), "sinfo: gres"
+        yield "cpus_per_node", max(group.cpus for group in chosen.groups), "sinfo: CPUs"
+        yield "mem_per_node", site.memory(max(group.mem for group in chosen.groups)), "sinfo: memory"
+        if chosen.time is not None:
+            yield "time", format_time(chosen.time), "sinfo: its time limit"
 
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
         yield from compared(cluster, self.partitions)
-        names = [each.name for each in self.accounts]
-        if cluster.account and names:
-            if cluster.account in names:
-                yield ok("account", f"{cluster.account} is one of yours")
-            else:
-                yield problem(
-                    "account", f"cluster.account={cluster.account} is none of yours.{near(cluster.account, names)}",
-                    f"set cluster.account to one of {', '.join(names)}",
-                )  # fmt: skip
+        if cluster.account in self.accounts:
+            yield ok("account", f"{cluster.account} is one of yours")
+        elif cluster.account and self.accounts:
+            text = f"cluster.account={cluster.account} is none of yours.{near(cluster.account, self.accounts)}"
+            yield problem("account", text, f"set cluster.account to one of {', '.join(self.accounts)}")
         own, settings = wanted(cluster, self.partitions), own_settings(cluster, SlurmSettings)
         used = [partition for partition in self.partitions if partition.name in own]
         types = sorted({kind for partition in used for group in partition.groups for kind in group.gpu_types})
         if settings.gpu_type and used and settings.gpu_type not in types:
-            has = ", ".join(types) or "no GPUs with a type"
-            yield problem(
-                "GPUs", f"cluster.gpu_type={settings.gpu_type}: the nodes have {has}", "correct it, or leave it out"
-            )
+            text = f"cluster.gpu_type={settings.gpu_type}: the nodes have {', '.join(types) or 'no GPUs with a type'}"
+            yield problem("GPUs", text, "correct it, or leave it out")
         features = {feature for partition in used for feature in self.features.get(partition.name, ())}
         plain = settings.constraint and re.fullmatch(r"[\w.-]+", settings.constraint)
         if plain and features and settings.constraint not in features:
@@ -473,90 +441,32 @@ class SlurmSite(Site):
 
 
 def survey(slurm: Slurm) -> SlurmSite:
-    ask = ErrorCollector()
-    partitions = tuple(partitions_of(slurm))
-    settings: dict[str, str] = {}
-    records: list[Partition] = []
-    nodes: list[NodeCounts] = []
-    accounts: tuple[Account, ...] = ()
-    features: dict[str, dict[str, None]] = {}
-    settings = ask(slurm.settings, settings, "scontrol show config")
-    records = ask(lambda: partition_records(slurm), records, "scontrol show partition")
+    ask = site.ErrorCollector()
+    found = partitions_of(slurm)
+    settings = ask(slurm.settings, dict[str, str](), "scontrol show config")
+    records = ask(lambda: partition_records(slurm), list[Partition](), "scontrol show partition")
     named = {each.name: each for each in records}
-    partitions = tuple(replace(named.get(each.name, each), groups=each.groups) for each in partitions)
-    nodes = ask(slurm.nodes, nodes, "features of nodes")
-    for each in nodes:
+    partitions = tuple(replace(named.get(each.name, each), groups=each.groups) for each in found)
+    features: dict[str, dict[str, None]] = {}
+    for each in ask(slurm.nodes, list[NodeCounts](), "features of nodes"):
         features.setdefault(each.partition, {}).update(dict.fromkeys(each.features))
+    accounts: list[str] = []
+    default = ""
     if not has_accounting(settings):
         ask.problems.append("accounts: the site keeps no accounting")
     else:
         # `show associations` leaves the default account empty (22.05 and 26.05).
         command = (*SACCTMGR, "show", "user", getpass.getuser(), "withassoc", "format=Account,User,DefaultAccount")
-        accounts = ask(lambda: parse_accounts(slurm.run(*command)), accounts, "accounts")
+        rows = [line.split("|") for line in ask(lambda: slurm.run(*command), "", "accounts").splitlines()]
+        rows = [row for row in rows if len(row) >= 3]
+        default = next((row[2] for row in rows if row[2]), "")
+        names = dict.fromkeys(row[0] for row in rows if row[0] and row[1])
+        accounts = sorted(names, key=lambda name: name != default)
     return SlurmSite(
         settings.get("ClusterName", ""), ask(slurm.version, "", "version"), partitions,
-        {name: tuple(found) for name, found in features.items()}, accounts,
-        settings, tuple(ask.problems),
+        {name: tuple(each) for name, each in features.items()}, tuple(accounts), settings, tuple(ask.problems), default,
     )  # fmt: skip
-
-
-def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
-    """Chooses a profile's partition: wanted, default, or (if only others have GPUs) the one with most of them."""
-    if (own := requested(partitions, wanted, "partition")) is not None:
-        return own, "as you asked for"
-    default = next((each for each in partitions if each.default), None)
-    with_gpus = [each for each in partitions if _gpus(each)]
-    if default is not None and (_gpus(default) or not with_gpus):
-        return default, "sinfo: the default partition"
-    if with_gpus:
-        best = max(with_gpus, key=lambda each: sum(group.nodes for group in each.groups if group.gpus))
-        return best, "sinfo: of those with GPUs the one with most nodes"
-    return None, ""
 
 
 def _gpus(partition: Partition) -> int:
     return max((group.gpus for group in partition.groups), default=0)
-
-
-def _notes(site: SlurmSite) -> Iterator[str]:
-    if size := site.settings.get("MaxArraySize"):
-        yield f"# Arrays: numbers below MaxArraySize={size}; larger sweeps become several arrays."
-    if requeue := site.settings.get("JobRequeue"):
-        default = "jobs are requeued" if requeue == "1" else "jobs are not requeued unless they ask for it, as ours do"
-        yield f"# JobRequeue={requeue}: by default {default}."
-    yield "#"
-
-
-def _accounts(site: SlurmSite, chosen: Partition | None) -> Iterator[str]:
-    names = [each.name for each in site.accounts]
-    if chosen and chosen.accounts:
-        yield f"# scontrol: the partition is for the accounts {', '.join(chosen.accounts)}"
-        names = [name for name in names if name in chosen.accounts]
-    if names:
-        why = "your default one" if site.accounts[0].default and site.accounts[0].name == names[0] else "one of yours"
-        more = f"; others: {', '.join(names[1:])}" if names[1:] else ""
-        yield f"account: {scalar(names[0])}  # sacctmgr: {why}{more}"
-    else:
-        yield "# account: my_project  # sacctmgr lists none"
-
-
-def _limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
-    total = sum(group.nodes for group in chosen.groups)
-    where = "its nodes" if chosen.max_nodes is None or chosen.max_nodes > total else "its MaxNodes"
-    yield "limits:"
-    yield f"  nodes: {most_nodes(chosen)}  # sinfo: {where}"
-    if chosen.min_nodes > 1:
-        yield f"  # scontrol: at least {plural(chosen.min_nodes, 'node')}"
-    yield f"  gpus_per_node: {_gpus(chosen)}  # sinfo: gres"
-    yield f"  cpus_per_node: {max(group.cpus for group in chosen.groups)}  # sinfo: CPUs"
-    yield f"  mem_per_node: {memory(max(group.mem for group in chosen.groups))}  # sinfo: memory"
-    if chosen.time is not None:
-        yield f"  time: {json.dumps(format_time(chosen.time))}  # sinfo: its time limit"
-
-
-def parse_accounts(text: str) -> tuple[Account, ...]:
-    """Parses sacctmgr's lines `Account|User|DefaultAccount`; returns each account once, the default one first."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
-    default = next((row[2] for row in rows if row[2]), "")
-    names = dict.fromkeys(row[0] for row in rows if row[0] and row[1])
-    return tuple(sorted((Account(name, name == default) for name in names), key=lambda each: not each.default))

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.formatting import format_time, plural
 from launcher.plan.plan import JobPlan, settings_of
-from launcher.schedulers.base import JobState, QueryError
-from launcher.schedulers.pending import (
-    CLEARLY,
-    Answers,
-    Explanation,
-    Option,
-    PendingFacts,
-    Reason,
-    Waiting,
-    Why,
-    commands,
-    explained,
-    find_reason,
-    may_offer_fewer_nodes,
-    sooner,
-)
+from launcher.schedulers import pending
+from launcher.schedulers.base import JobState
+from launcher.schedulers.pending import Answers, Explanation, Option, Reason, Waiting, Why
 from launcher.schedulers.registry import job_environment
 from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import STATES, NodeCounts, Pending, Reservation, Slurm
@@ -43,7 +29,6 @@ from launcher.structs import Struct
 
 _HELD = "`scontrol release {job}` lets it go on"
 _LOOK = "the end of its log may tell why (launcher logs RUN); "
-# Patterns that match a whole reason; the first match applies.
 TABLE: tuple[tuple[str, Reason], ...] = (
     (r"None|", Reason(Why.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
     (r"Resources", Reason(Why.ROOM, "it is among the first in the queue; the nodes it asks for are in use")),
@@ -142,21 +127,20 @@ NEVER = ", so it will never start"
 
 _LIMIT = re.compile(
     r"(?P<scope>Assoc|QOS|(?=Max\w+Per(Account|User)))(?P<how>Grp|Max|Min)"
-    r"(?P<what>BB|Billing|CPU|Cpu|Energy|GRES|Jobs?|License|Memory|Mem|Node|SubmitJobs?|Unknown|Wall(Duration)?)"
+    r"(?P<what>BB|Billing|CPU|Cpu|Energy|GRES|Job|License|Mem|Node|SubmitJob|Unknown|Wall)(s|ory|Duration)?"
     r"(?P<run>Run)?(?P<minutes>Min(ute)?s)?(?P<per>PerJob|PerNode|PerUser|PerAccount)?(Limit|NotSatisfied)?"
 )
 _RESOURCES = {
-    **{"BB": "burst buffer", "Billing": "billing units", "CPU": "CPUs", "Cpu": "CPUs", "Energy": "energy"},
-    **{"GRES": "GPUs (or other GRES)", "Job": "jobs", "Jobs": "jobs", "License": "licences", "Mem": "memory"},
-    **{"Memory": "memory", "Node": "nodes", "SubmitJob": "submitted jobs", "SubmitJobs": "submitted jobs"},
-    **{"Unknown": "a resource", "Wall": "wall time", "WallDuration": "wall time"},
+    "BB": "burst buffer", "Billing": "billing units", "CPU": "CPUs", "Cpu": "CPUs", "Energy": "energy",
+    "GRES": "GPUs (or other GRES)", "Job": "jobs", "License": "licences", "Mem": "memory", "Node": "nodes",
+    "SubmitJob": "submitted jobs", "Unknown": "a resource", "Wall": "wall time",
 }  # fmt: skip
 
 
 def in_words(code: str) -> Reason:
     """Explains a reason code of squeue (`ReqNodeNotAvail, UnavailableNodes:n1`) or scontrol, or quotes it."""
     plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
-    if reason := find_reason(TABLE, plain):
+    if reason := pending.find_reason(TABLE, plain):
         return replace(reason, words=reason.words + (NEVER if reason.never else ""))
     if limit := _LIMIT.fullmatch(code):
         return _limit(limit)
@@ -179,11 +163,10 @@ def _limit(found: re.Match[str]) -> Reason:
         if found["minutes"] and not found["run"]:
             do = "wait until the use has decayed, or use another account or QOS"
         return reason(words, do)
-    if per == "PerUser" or (found["what"] in ("Job", "Jobs", "SubmitJob", "SubmitJobs") and per == ""):
-        words = f"your jobs have reached the limit of {what} that {whose} gives one user"
-        return reason(words, "it starts when enough of them have ended")
-    if per == "PerAccount":
-        words = f"the jobs of your account have reached the limit of {what} that {whose} gives one account"
+    one = "account" if per == "PerAccount" else "user"
+    if per in ("PerUser", "PerAccount") or (found["what"] in ("Job", "SubmitJob") and not per):
+        whom = "the jobs of your account" if one == "account" else "your jobs"
+        words = f"{whom} have reached the limit of {what} that {whose} gives one {one}"
         return reason(words, "it starts when enough of them have ended")
     where = " on one node" if per == "PerNode" else ""
     words = f"it asks for more {what}{where} than {whose} gives one job{NEVER}"
@@ -193,21 +176,18 @@ def _limit(found: re.Match[str]) -> Reason:
 def _column(found: re.Match[str]) -> str:
     # Returns the sacctmgr column of a limit's value (man sacctmgr, SPECIFICATIONS FOR ASSOCIATIONS and QOS)
     how, what, per = found["how"], found["what"], found["per"] or ""
-    group = f"{'Grp' if how == 'Grp' else 'Max'}"
-    user = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "PU" if found["scope"] == "QOS" and how == "Max" else "")
-    if what in ("Job", "Jobs"):
-        return f"{group}Jobs{user}"
-    if what in ("SubmitJob", "SubmitJobs"):
-        return f"{group}Submit{user}"
-    if what in ("Wall", "WallDuration"):
+    group = "Grp" if how == "Grp" else "Max"
+    user = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "")
+    if what in ("Job", "SubmitJob"):
+        user = user or ("PU" if found["scope"] == "QOS" and how == "Max" else "")
+        return f"{group}{'Jobs' if what == 'Job' else 'Submit'}{user}"
+    if what == "Wall":
         return f"{group}Wall"
     if how == "Min":
         return "MinTRES"
     if found["minutes"]:
-        return f"{group}TRES{'Run' if found['run'] else ''}Mins{user if per in ('PerUser', 'PerAccount') else ''}"
-    if per == "PerNode":
-        return "MaxTRESPerNode"
-    return f"{group}TRES" + ({"PerUser": "PU", "PerAccount": "PA"}.get(per, ""))
+        return f"{group}TRES{'Run' if found['run'] else ''}Mins{user}"
+    return "MaxTRESPerNode" if per == "PerNode" else f"{group}TRES{user}"
 
 
 TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for which changes of the run are tried
@@ -223,27 +203,24 @@ def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
     now = time.time()
     reason = reason_of(job, now)
     if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # the job has its nodes already
-        return Explanation(
-            waiting.run,
-            job.state.lower(),
-            Why.ALLOCATED,
-            job_id,
-            facts=PendingFacts(scheduler="Slurm", job_state=job.state),
-        )
-    partitions: list[Partition] = []
-    nodes: list[NodeCounts] = []
-    windows: list[Reservation] = []
+        facts = pending.PendingFacts(scheduler="Slurm", job_state=job.state)
+        return Explanation(waiting.run, job.state.lower(), Why.ALLOCATED, job_id, facts=facts)
+    partitions, nodes, windows = list[Partition](), list[NodeCounts](), list[Reservation]()
     if reason.kind not in (Why.WAITS, Why.THROTTLED):
         partitions = queries.get(lambda: partition_records(slurm), partitions)
     if reason.kind not in (Why.WAITS, Why.THROTTLED, Why.HELD) or reason.of_nodes:
         nodes = queries.get(slurm.nodes, nodes)
     if reason.kind in (Why.NODES, Why.RESERVATION):
-        windows = queries.get(slurm.reservations, [])
-    partitions = _lifted(job, plan, partitions, slurm, queries)
-    limits = limits_of(job, plan, reason, partitions, windows, now)
+        windows = queries.get(slurm.reservations, windows)
+    wanted = job.time if job.time is not None else plan.time
+    mine = [each for each in partitions if each.name in job.partition.split(",")]
+    if job.qos and not all(each.takes(job.nodes, wanted) for each in mine):
+        for qos in queries.get(lambda: qos_of(slurm, job.qos, job.account), list[Qos]()):
+            partitions = [qos.within(each) for each in partitions]
+        mine = [each for each in partitions if each.name in job.partition.split(",")]
+    limits = limits_of(job, wanted, reason, mine, windows, now)
     if reason.column:
-        value = _value(job, reason, partitions, slurm, queries)
-        limits += (value,) if value else ()
+        limits += _values(job, reason, mine, slurm, queries)
     tried: tuple[Option, ...] = ()
     if reason.kind in TRIED and job.state == "PENDING":
         found = changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
@@ -253,37 +230,20 @@ def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
         tried = corrected(tried, job, partitions, windows, now)
         if reason.never and tried:
             tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
-    better = sooner(tried, now)
+    better = pending.sooner(tried, now)
     if tried:
         queries.notes.append("estimates of changes are trials (sbatch --test-only), which know the queue only roughly")
     return replace(
-        explained(waiting, reason, job_id),
+        pending.explained(waiting, reason, job_id),
         code=job.reason.replace("_", " "),
         starts=job.starts if job.starts and job.starts > now - 60 else None,
         limits=limits,
         nodes=node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
         options=better,
         tried=tried,
-        commands=commands(waiting, better),
+        commands=pending.commands(waiting, better),
         notes=tuple(queries.notes),
     )
-
-
-def _lifted(
-    job: Pending, plan: JobPlan, partitions: list[Partition], slurm: Slurm, queries: Answers
-) -> list[Partition]:
-    wanted = job.time if job.time is not None else plan.time
-    exceeded = any(
-        (each.time is not None and wanted > each.time) or (each.max_nodes is not None and job.nodes > each.max_nodes)
-        for each in partitions
-        if each.name in job.partition.split(",")
-    )
-    if not exceeded or not job.qos:
-        return partitions
-    unknown: list[Qos] = []
-    for qos in queries.get(lambda: qos_of(slurm, job.qos, job.account), unknown):
-        partitions = [qos.within(each) for each in partitions]
-    return partitions
 
 
 def reason_of(job: Pending, now: float) -> Reason:
@@ -291,30 +251,27 @@ def reason_of(job: Pending, now: float) -> Reason:
     since = max(job.submitted or now, job.eligible or 0.0)
     if job.reason or now - since < OVERLOOKED:
         return in_words(job.reason)
+    account = f" ({job.account})" if job.account else ""
     return Reason(
         Why.ROOM,
-        f"Slurm has given no reason since {clock(since)}: its queue is long, or there is no such account"
-        f"{f' ({job.account})' if job.account else ''} or QOS",
+        f"Slurm has given no reason since {clock(since)}: its queue is long, or there is no such account{account} "
+        "or QOS",
         "if other jobs start meanwhile, cancel it and resume it with another cluster.account or cluster.qos (null: "
         "your default); slurmctld's log, which the site's support can read, names the reason",
     )
 
 
-def _value(job: Pending, reason: Reason, partitions: Sequence[Partition], slurm: Slurm, queries: Answers) -> str:
+def _values(job: Pending, reason: Reason, mine: Sequence[Partition], slurm: Slurm, queries: Answers) -> tuple[str, ...]:
     # A QOS limit is looked for in the job's QOS, then in its partitions' QOS; any other limit in the job's account
-    owners = [job.account]
-    if reason.scope == "qos":
-        owners = [job.qos, *(each.qos for each in partitions if each.name in job.partition.split(","))]
+    owners = [job.qos, *(each.qos for each in mine)] if reason.scope == "qos" else [job.account]
     for owner in dict.fromkeys(filter(None, owners)):
-        value = queries.get(functools.partial(slurm.limit, reason.scope, owner, reason.column), "")
-        if value:
-            return value
+        if value := queries.get(functools.partial(slurm.limit, reason.scope, owner, reason.column), ""):
+            return (value,)
     queries.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
-    return ""
+    return ()
 
 
 def _mine(job: Pending, nodes: Sequence[NodeCounts]) -> list[NodeCounts]:
-    # Nodes in several partitions are listed once
     found: dict[tuple[str, str], NodeCounts] = {}
     for each in usable(nodes, job.partition.split(","), job.features):
         found.setdefault((each.names, each.state), each)
@@ -322,16 +279,10 @@ def _mine(job: Pending, nodes: Sequence[NodeCounts]) -> list[NodeCounts]:
 
 
 def limits_of(
-    job: Pending,
-    plan: JobPlan,
-    reason: Reason,
-    partitions: Sequence[Partition],
-    windows: Sequence[Reservation],
-    now: float,
+    job: Pending, wanted: int, reason: Reason, mine: Sequence[Partition], windows: Sequence[Reservation], now: float
 ) -> tuple[str, ...]:
+    """Returns what stands in the way of a job in these partitions that asks for `wanted` seconds."""
     found = []
-    mine = [each for each in partitions if each.name in job.partition.split(",")]
-    wanted = job.time if job.time is not None else plan.time
     for each in mine:
         where, asks = f"partition {each.name}", f"and it asks for {job.nodes}"
         if each.state != "UP":
@@ -348,13 +299,10 @@ def limits_of(
             found.append(f"{where}: AllowAccounts={','.join(each.accounts)}, its account is {job.account}")
     for window in windows:
         in_its_way = (window.starts or 0) < now + wanted and (window.ends or 0) > now
-        if window.name != job.reservation and (reason.kind is Why.RESERVATION or not in_its_way):
-            continue
-        kind = "maintenance" if window.maintenance else "reservation"
-        who = f" for {window.who}" if window.who else ""
-        found.append(
-            f"{kind} {window.name}{who}: {clock(window.starts)} to {clock(window.ends)} on {window.nodes or '-'}"
-        )
+        if window.name == job.reservation or (reason.kind is not Why.RESERVATION and in_its_way):
+            kind = "maintenance" if window.maintenance else "reservation"
+            who, span = f" for {window.who}" if window.who else "", f"{clock(window.starts)} to {clock(window.ends)}"
+            found.append(f"{kind} {window.name}{who}: {span} on {window.nodes or '-'}")
     if job.reason.startswith("Dependency") and job.dependency:
         found.append(f"dependency: {job.dependency}")
     if job.throttle and reason.kind is Why.THROTTLED:
@@ -369,9 +317,8 @@ def corrected(
 ) -> tuple[Option, ...]:
     """Corrects the start estimates of trials (`sbatch --test-only`), which count the pending job as a competitor.
 
-    For each job in front, Slurm adds that job's share of the whole partition: CPUs x time / all CPUs (job_scheduler.c,
-    _delayed_job_start_time). The pending job would be replaced, so its share is subtracted. The unchanged run gets the
-    start that Slurm has planned for the pending job, if there is one.
+    Slurm adds its share of the whole partition: CPUs x time / all CPUs (job_scheduler.c, _delayed_job_start_time). The
+    unchanged run gets the start that Slurm has planned for the pending job, if there is one.
     """
     mine = next((each for each in partitions if each.name == job.partition), None)
     own = 0.0
@@ -381,11 +328,11 @@ def corrected(
     found = []
     for each in tried:
         starts, elsewhere = each.starts, any("partition=" in word for word in each.overrides)
-        if starts is not None and starts > now + CLEARLY and not elsewhere:
+        if starts is not None and starts > now + pending.CLEARLY and not elsewhere:
             # A trial may have waited for the end of a reservation: it cannot start before that.
             ends = [each.ends for each in windows if each.ends is not None and starts - own < each.ends <= starts]
             starts = max(starts - own, now, *ends)
-        if not each.overrides and job.starts is not None and job.starts > now - CLEARLY:
+        if not each.overrides and job.starts is not None and job.starts > now - pending.CLEARLY:
             starts = job.starts
         found.append(replace(each, starts=starts))
     return tuple(found)
@@ -403,15 +350,11 @@ def _trials(
     found: list[Option] = []
     environment = job_environment(os.environ, plan).environment
     for change in (Change((), plan), *changes):
-        if queries.timed_out:
-            break
         if time.monotonic() > until:
             queries.notes.append("Slurm is slow: not all changes were tried")
             break
-        try:
-            trial = slurm.trial(arguments(change.plan), environment)
-        except QueryError as error:
-            queries.notes.append(f"not answered: {error}")
+        trial = queries.get(functools.partial(slurm.trial, arguments(change.plan), environment), None)
+        if trial is None:
             break
         found.append(Option(change.overrides, trial.starts, change.note if trial.starts else trial.words))
     return tuple(found)
@@ -442,14 +385,6 @@ def usable(nodes: Sequence[NodeCounts], partitions: Sequence[str], constraint: s
     return [each for each in nodes if each.partition in partitions and wanted <= set(each.features)]
 
 
-def count(nodes: Sequence[NodeCounts]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in nodes:
-        state = base_state(each.state)
-        found[state] = found.get(state, 0) + each.count
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
 def idle(nodes: Sequence[NodeCounts]) -> int:
     """Returns the number of idle nodes, including those that Slurm plans to give to another job."""
     return sum(each.count for each in nodes if base_state(each.state) in ("idle", "planned"))
@@ -460,10 +395,11 @@ def node_lines(nodes: Sequence[NodeCounts], partition: str, constraint: str) -> 
     with_features = f" with {constraint}" if constraint else ""
     if not nodes:
         return (f"partition {partition} has no nodes{with_features}",)
-    states = count(nodes)
-    counts = ", ".join(f"{number} {state}" for state, number in states.items())
-    total = sum(states.values())
-    lines = [f"partition {partition}: {total} node{'' if total == 1 else 's'}{with_features}: {counts}"]
+    states: Counter[str] = Counter()
+    for each in nodes:
+        states[base_state(each.state)] += each.count
+    counts = ", ".join(f"{number} {state}" for state, number in states.most_common())
+    lines = [f"partition {partition}: {plural(states.total(), 'node')}{with_features}: {counts}"]
     for each in nodes:
         if base_state(each.state).startswith(BROKEN):
             why = f": {each.reason}" if each.reason else ""
@@ -472,16 +408,10 @@ def node_lines(nodes: Sequence[NodeCounts], partition: str, constraint: str) -> 
 
 
 def changes(
-    plan: JobPlan,
-    job: Pending,
-    partitions: Sequence[Partition],
-    nodes: Sequence[NodeCounts],
-    reservations: Sequence[Reservation],
-    *,
-    now: float,
-    fixed_nodes: bool = False,
-) -> list[Change]:
-    """Returns the changes to try, at most MOST, the smallest change first.
+    plan: JobPlan, job: Pending, partitions: Sequence[Partition], nodes: Sequence[NodeCounts],
+    reservations: Sequence[Reservation], *, now: float, fixed_nodes: bool = False,
+) -> list[Change]:  # fmt: skip
+    """Returns the changes to try, at most MOST, the smallest change first; fixed_nodes: not fewer, as the user said.
 
     | change | tried if |
     |---|---|
@@ -491,12 +421,6 @@ def changes(
     | as many nodes as are idle; half the nodes; min_nodes | fewer than now, and min_nodes and the workload allow it |
     | a partition of a higher tier | as for another partition |
     | half the time | no other shorter time is tried |
-
-    A change with a time or number of nodes that its partition does not accept is not tried.
-
-    reservations: reservations of the site; empty if they were not queried.
-    now: current time in seconds since the epoch.
-    fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
     """
     mine = job.partition.split(",")
     shorter = _shorter(plan, job, partitions, reservations, now)
@@ -518,28 +442,19 @@ def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[Partition]
     partition = settings_of(plan, SlurmSettings).partition
     names = partition.split(",") if partition else mine
     there = [each for each in partitions if each.name in names]
-    return not there or any(
-        (each.time is None or plan.time <= each.time)
-        and each.min_nodes <= plan.nodes
-        and (each.max_nodes is None or plan.nodes <= each.max_nodes)
-        for each in there
-    )
+    return not there or any(each.takes(plan.nodes, plan.time) for each in there)
 
 
 def arguments(plan: JobPlan) -> list[str]:
     """Returns a plan's options for `sbatch --test-only`: those of its script without output, comment and array."""
-    options = script.directives(plan, "trial")
-    left_out = ("output", "error", "open-mode", "comment", "array")
-    return [
-        f"--{name}" if value is True else f"--{name}={value}"
-        for name, value in options.items()
-        if name not in left_out
-    ]  # fmt: skip
+    options = script.directives(plan, "trial").items()
+    given = {key: value for key, value in options if key not in ("output", "error", "open-mode", "comment", "array")}
+    return [f"--{key}" if value is True else f"--{key}={value}" for key, value in given.items()]
 
 
 def _with(plan: JobPlan, key: str, value: str | None) -> JobPlan:
     settings = {**plan.cluster.settings, key: value}
-    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, settings=settings))
+    return replace(plan, cluster=replace(plan.cluster, settings=settings))
 
 
 def _without(plan: JobPlan) -> list[Change]:
@@ -549,11 +464,8 @@ def _without(plan: JobPlan) -> list[Change]:
         "constraint": f"on nodes without {settings.constraint}",
         "reservation": f"outside of the reservation {settings.reservation}",
     }
-    return [
-        Change((f"cluster.{key}=null",), _with(plan, key, None), note)
-        for key, note in notes.items()
-        if getattr(settings, key)
-    ]
+    given = {key: note for key, note in notes.items() if getattr(settings, key)}
+    return [Change((f"cluster.{key}=null",), _with(plan, key, None), note) for key, note in given.items()]
 
 
 def _shorter(
@@ -564,10 +476,8 @@ def _shorter(
     if most and len(most) == len(names) and plan.time > max(most):
         return [_in_time(plan, max(most), "what the partition allows")]
     own = settings_of(plan, SlurmSettings).reservation
-    coming = [
-        each.starts for each in reservations
-        if each.starts is not None and now < each.starts < now + plan.time and each.name != own
-    ]  # fmt: skip
+    starts = [each.starts for each in reservations if each.starts is not None and each.name != own]
+    coming = [each for each in starts if now < each < now + plan.time]
     if not coming:
         return []
     left = int(min(coming) - now) - 60  # a minute for scheduling; time limits are whole minutes
@@ -575,12 +485,8 @@ def _shorter(
 
 
 def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
-    lead = min(plan.resume.lead, max(seconds // 20, 10))
-    return Change(
-        (f"time={format_time(seconds)}",),
-        dataclasses.replace(plan, time=seconds, resume=dataclasses.replace(plan.resume, lead=lead)),
-        note,
-    )
+    resume = replace(plan.resume, lead=min(plan.resume.lead, max(seconds // 20, 10)))
+    return Change((f"time={format_time(seconds)}",), replace(plan, time=seconds, resume=resume), note)
 
 
 def _other_partitions(
@@ -590,29 +496,26 @@ def _other_partitions(
     fitting = []
     for each in partitions:
         there = usable(nodes, [each.name], settings_of(plan, SlurmSettings).constraint or "")
-        most = min(sum(group.count for group in there), math.inf if each.max_nodes is None else each.max_nodes)
-        allowed = not each.accounts or job.account in each.accounts
+        allowed = (not each.accounts or job.account in each.accounts) and job.account not in each.denied
         if (
-            each.name not in mine and each.state == "UP" and not each.root_only
-            and allowed and job.account not in each.denied
-            and each.min_nodes <= plan.nodes <= most and (each.time is None or plan.time <= each.time)
+            each.name not in mine and each.state == "UP" and not each.root_only and allowed
+            and each.takes(plan.nodes, plan.time) and plan.nodes <= sum(group.count for group in there)
         ):  # fmt: skip
             fitting.append((idle(there), each))
     fitting.sort(key=lambda pair: -pair[0])
     tier = max((each.tier for each in partitions if each.name in mine), default=0)
-    cheap: list[Change] = []
-    expensive: list[Change] = []
+    cheap, expensive = list[Change](), list[Change]()
     for _, each in fitting:
-        other = _with(plan, "partition", each.name)
-        higher = each.tier > tier
-        note = "its priority tier is higher: it may cost more, or preempt" if higher else ""
-        (expensive if higher else cheap).append(Change((f"cluster.partition={each.name}",), other, note))
+        note = "its priority tier is higher: it may cost more, or preempt" if each.tier > tier else ""
+        change = Change((f"cluster.partition={each.name}",), _with(plan, "partition", each.name), note)
+        (expensive if note else cheap).append(change)
     return cheap, expensive
 
 
 def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
     return [
-        Change((f"nodes={n}",), dataclasses.replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
+        Change((f"nodes={n}",), replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
                f"{plural(n * plan.procs_per_node, 'rank')} instead of {plan.world_size}")
-        for n in dict.fromkeys((free, plan.nodes // 2, plan.min_nodes)) if may_offer_fewer_nodes(plan, n, fixed=fixed)
+        for n in dict.fromkeys((free, plan.nodes // 2, plan.min_nodes))
+        if pending.may_offer_fewer_nodes(plan, n, fixed=fixed)
     ]  # fmt: skip

@@ -5,23 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
 from launcher.files.shared_files import backoff
-from launcher.schedulers.base import (
-    JOB_TIMEOUT,
-    Allocation,
-    AnswerLost,
-    Ending,
-    FolderQueue,
-    JobVariables,
-    QueryError,
-    Scrubbed,
-    scrubbed,
-)
+from launcher.schedulers import base
 from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import Slurm, ambiguous_cluster
 from launcher.schedulers.topology import expand_counts
@@ -34,7 +24,7 @@ if TYPE_CHECKING:
 ASKED_FOR = 10.0  # seconds for which an ending job asks again if squeue gives no answer; Slurm kills it after 30
 
 
-class SlurmScheduler(FolderQueue):
+class SlurmScheduler(base.FolderQueue):
     folder = __name__.rpartition(".")[0]
     name = "slurm"
     title = "Slurm"
@@ -42,28 +32,28 @@ class SlurmScheduler(FolderQueue):
     command = "sbatch"
     output_signal = 53  # RaisedSignal:53(Real-time_signal_19)
     template = "sbatch.sh.j2"
-    shell = JobVariables(
+    shell = base.JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
     )  # fmt: skip
     interactive = "salloc"
     allocation_variables = ("SLURM_JOB_ID",)
+    start_tasks = base.in_folder("script:tasks")
+    step = base.in_folder("script:command")
+    step_environment = base.in_folder("script:environment")
     step_starter = "srun"
     step_requirement = "srun --overlap, of Slurm 20.11 or newer"
 
-    def allocation(self, environ: Mapping[str, str]) -> Allocation:
+    def allocation(self, environ: Mapping[str, str]) -> base.Allocation:
         nodes = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
         cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")  # `16(x2),8`
-        return Allocation(nodes, "srun", tuple(expand_counts(cpus)) if cpus else (), environ["SLURM_JOB_ID"])
+        return base.Allocation(nodes, "srun", tuple(expand_counts(cpus)) if cpus else (), environ["SLURM_JOB_ID"])
 
     def starter(self, cluster: Cluster) -> str:
         return "srun"
 
-    def start_tasks(self, plan: JobPlan) -> list[str]:
-        return script.tasks(plan)
-
-    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        result = scrubbed(environ, kept=script.inherited(plan))
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> base.Scrubbed:
+        result = base.scrubbed(environ, kept=script.inherited(plan))
         return replace(result, dropped=tuple(name for name in result.dropped if name != "SLURM_CLUSTERS"))
 
     def problem(self) -> str | None:
@@ -71,17 +61,17 @@ class SlurmScheduler(FolderQueue):
             return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
         return ambiguous_cluster(os.environ)
 
-    def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
+    def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> base.Ending | None:
         if left <= 0:
             return None
-        slurm, job_id = Slurm(JOB_TIMEOUT), os.environ["LAUNCHER_JOB_ID"]
+        slurm, job_id = Slurm(base.JOB_TIMEOUT), os.environ["LAUNCHER_JOB_ID"]
         for _ in backoff(ASKED_FOR if stop_requested else 0.0, 1.0):
-            with contextlib.suppress(QueryError):
+            with contextlib.suppress(base.QueryError):
                 state, reason = slurm.state_and_reason(job_id)
                 if state == "RUNNING" or reason == "TimeLimit":
                     return None
                 preempted = state == "PREEMPTED" or slurm.preempted(job_id) is not None
-                return Ending(NextReason.PREEMPTED if preempted else NextReason.SCHEDULER_ENDS, "Slurm", state)
+                return base.Ending(NextReason.PREEMPTED if preempted else NextReason.SCHEDULER_ENDS, "Slurm", state)
         # Unknown. A requeue could bring back a job that its owner has deleted; without a stop request it cannot be one.
         return super().ending(plan, stop_requested=stop_requested, left=left)
 
@@ -98,30 +88,23 @@ class SlurmScheduler(FolderQueue):
         return environ["SLURM_JOB_ID"]
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
-        environment = dict(self.job_environment(os.environ, plan).environment)
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of the current job
-        return environment
+        environment = self.job_environment(os.environ, plan).environment
+        return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}  # of this job
 
     def requeue(self, job_id: str) -> None:
-        slurm = Slurm(JOB_TIMEOUT)
+        slurm = Slurm(base.JOB_TIMEOUT)
         try:
             slurm.requeue(job_id)
-        except AnswerLost as lost:
+        except base.AnswerLost as lost:
             try:
-                received = slurm.state_and_reason(job_id)[0] != "RUNNING"
-            except QueryError:
+                state, _ = slurm.state_and_reason(job_id)
+            except base.QueryError:
                 raise lost from None
-            if not received:
-                raise QueryError(str(lost)) from None
+            if state == "RUNNING":
+                raise base.QueryError(str(lost)) from None
 
     def preempted(self, job_id: str) -> float | None:
-        return Slurm(JOB_TIMEOUT).preempted(job_id)
-
-    def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-        return script.command(argv, job_id, host, folder, terminal=terminal)
-
-    def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        return script.environment(environ)
+        return Slurm(base.JOB_TIMEOUT).preempted(job_id)
 
     def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
         excluded = settings.get("exclude")

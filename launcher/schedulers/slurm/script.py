@@ -21,33 +21,23 @@ FAMILIES = (
 )
 GPU_TYPE = re.compile(r"[\w.+-]+", re.ASCII)  # a colon or a comma would separate parts of a gres
 WARNED = 600  # minimum wall time in seconds for which Slurm's warning signal (--signal) is requested
+OWN_KEYS = ("partition", "account", "qos", "constraint", "reservation", "exclude")  # options that are keys of `cluster`
 # Options that cluster.directives cannot set, and what to use instead.
 TAKEN = {
-    "job-name": "use the key name",
-    "nodes": "use the key nodes",
-    "ntasks-per-node": "use the key procs_per_node",
-    "ntasks": "use the key procs_per_node",
-    "cpus-per-task": "use the key cpus_per_proc",
-    "time": "use the key time",
-    "comment": "the launcher finds its jobs by it",
-    "output": "`launcher logs RUN` shows it, wherever it is",
-    "error": "`launcher logs RUN` shows it, wherever it is",
-    "open-mode": "attempts share the output file",
-    "array": "one command submits one run",
-    **{
-        key: f"use the key cluster.{key}"
-        for key in ("partition", "account", "qos", "constraint", "reservation", "exclude")
-    },
+    "job-name": "use the key name", "nodes": "use the key nodes", "cpus-per-task": "use the key cpus_per_proc",
+    **dict.fromkeys(("ntasks-per-node", "ntasks"), "use the key procs_per_node"), "time": "use the key time",
+    "comment": "the launcher finds its jobs by it", "open-mode": "attempts share the output file",
+    **dict.fromkeys(("output", "error"), "`launcher logs RUN` shows it, wherever it is"),
+    "array": "one command submits one run", **{key: f"use the key cluster.{key}" for key in OWN_KEYS},
     "clusters": "set SLURM_CLUSTERS in the environment, which all of Slurm's commands follow",
-    "wait": "use the key wait",
-    "test-only": "use dry_run=true, or `launcher why RUN`",
+    "wait": "use the key wait", "test-only": "use dry_run=true, or `launcher why RUN`",
     "parsable": "the launcher finds its jobs by what sbatch prints",
-}
+}  # fmt: skip
 
 # sbatch's options as `run SCRIPT` takes them (man sbatch): those that are keys, with a value, without one, and with a
 # value only after a `=`. What has no key is one of cluster.directives. -m and -h are options of `run` itself.
 KEYS = {
-    **{each: f"cluster.{each}" for each in ("account", "partition", "qos", "constraint", "reservation", "exclude")},
+    **{each: f"cluster.{each}" for each in OWN_KEYS},
     "job-name": "name", "nodes": "nodes", "time": "time", "mem": "mem", "gres": "gpus_per_node",
     "gpus-per-node": "gpus_per_node", "ntasks-per-node": "procs_per_node", "cpus-per-task": "cpus_per_proc",
 }  # fmt: skip
@@ -83,27 +73,16 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::(?P<kind>[A-Za-z][^:,()]*))?(?::(?P<count>\d+
 
 # Keys of `cluster` that sbatch takes from the environment as well, and the variable of each (man sbatch, INPUT
 # ENVIRONMENT VARIABLES). The variable overrides the line of the script, so a job gets it only if the key has no value.
-VARIABLES = {
-    "account": "SBATCH_ACCOUNT",
-    "partition": "SBATCH_PARTITION",
-    "qos": "SBATCH_QOS",
-    "reservation": "SBATCH_RESERVATION",
-    "constraint": "SBATCH_CONSTRAINT",
-}
-
-
-def keys(plan: JobPlan) -> dict[str, str | None]:
-    values = {**vars(settings_of(plan, SlurmSettings)), "account": plan.cluster.account}
-    return {key: values[key] for key in VARIABLES}
+VARIABLES = {each: f"SBATCH_{each.upper()}" for each in ("account", "partition", "qos", "reservation", "constraint")}
 
 
 def inherited(plan: JobPlan) -> list[str]:
-    return [VARIABLES[key] for key, value in keys(plan).items() if value is None]
+    return [VARIABLES[key] for key, value in effective(plan, {}).items() if value is None]
 
 
 def effective(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns the values of the keys in VARIABLES with which a job is submitted from `environ`."""
-    return {key: environ.get(VARIABLES[key]) if value is None else value for key, value in keys(plan).items()}
+    values = {**vars(settings_of(plan, SlurmSettings)), "account": plan.cluster.account}
+    return {key: environ.get(name) if values[key] is None else values[key] for key, name in VARIABLES.items()}
 
 
 def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
@@ -259,7 +238,6 @@ def command(argv: Sequence[str], job_id: str, host: str, folder: str, *, termina
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `environ` without the variables that srun takes as options."""
     return {
         name: value
         for name, value in environ.items()

@@ -13,7 +13,7 @@ from launcher.binding.hardware import Node
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 
-NAMES = hardware.names()
+NAMES = sorted(path.stem for path in hardware.FOLDER.glob("*.json"))
 
 
 def description(name: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def description(name: str) -> dict[str, Any]:
 
 def allowed(about: dict[str, Any]) -> list[int]:
     """The CPUs that a job of its own gets there."""
-    return list(hardware.of("", about).allowed)
+    return list(hardware.of(about).allowed)
 
 
 @cache

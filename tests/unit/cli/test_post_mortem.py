@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -316,8 +317,9 @@ def test_what_pbs_remembers() -> None:
         "comment": "Job run at Sat Nov 21 on (n1) and terminated by ann@login1",
         "resources_used": {"mem": "2048kb"},
     }
-    assert pbs_history.parse(record) == JobExecution("", by="ann", used=2 << 20)
-    assert pbs_history.parse({}) == JobExecution("")
+    for known, past in ((record, [JobExecution("", by="ann", used=2 << 20)]), ({}, [JobExecution("")]), (None, [])):
+        pbs: Any = SimpleNamespace(record=lambda _, known=known: known)
+        assert pbs_history.history("7", pbs) == past
 
 
 @pytest.mark.parametrize(("scheduler", "limit"), [("slurm", 2 << 30), ("pbs", 6 << 30)])

@@ -23,7 +23,7 @@ from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.plan.limits import NodeGroup
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
-from launcher.schedulers.local import LocalScheduler
+from launcher.schedulers.registry import LocalScheduler
 from launcher.schedulers.slurm.limits import Partition, SlurmSite
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.unit.plans import make_config

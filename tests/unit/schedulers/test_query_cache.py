@@ -138,7 +138,7 @@ def test_a_failed_query_is_shared_with_the_jobs_of_the_last_good_one() -> None:
 
 
 def test_without_an_answer_before_there_is_none() -> None:
-    result = take_snapshot(Scheduler("no"))
+    result = take_snapshot(Scheduler("no"), None)
     assert (result.jobs, result.began, result.problem) == ({}, None, "no")
     assert take_snapshot(Scheduler(), result).jobs == JOBS
 

@@ -11,7 +11,7 @@ from launcher.config import keys, scheduler_table
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
 from launcher.schedulers.base import Queue
-from launcher.schedulers.local import LocalScheduler
+from launcher.schedulers.registry import LocalScheduler
 
 
 def forget() -> None:

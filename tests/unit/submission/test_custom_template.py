@@ -57,7 +57,7 @@ def planned(template: str, **cluster: object) -> JobPlan:
         ),
         ("{% block run %}srun x\n{% endblock %}", r":2: the block run lacks \{\{ super\(\) \}\}: the run's driver has"),
         ("{% block start %}x\n{% endblock %}", r":2: there is no block start\. There are directives, setup"),
-        ("{% block stup %}x\n{% endblock %}", r":2: there is no block stup .*Did you mean setup"),
+        ("{% block stup %}x\n{% endblock %}", r":2: there is no block stup\. .*Did you mean setup"),
         ('{% include "job.sh.j2" %}', r":2: a template cannot include or import another one"),
         ('{% import "/x/macros.j2" as m %}', r":2: a template cannot include or import another one"),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.plan.plan import JobPlan
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import client, pending
+from launcher.schedulers.pbs import client, limits, pending
 from launcher.schedulers.pbs.client import PBS, PBSNode
 from launcher.schedulers.pbs.pending import in_words
 from launcher.schedulers.pbs.settings import GpuDirective
@@ -153,9 +153,8 @@ def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[s
     """PBS compares with all nodes together, and calls the rest `Not Running` for ever."""
     nodes = client.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
     plan = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus}, **keys)
-    found = pending.for_ever(in_words(text), plan, nodes, "workq")
-    assert found.words == words
-    assert found.never == words.startswith("it can never start")
+    problem = limits.never(plan, limits.hosts_of(nodes, plan, "workq"))
+    assert (f"it can never start: {problem}" if problem else in_words(text).words) == words
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from launcher import bounds
 from launcher.errors import ConfigError
-from launcher.plan.sections import Cluster
+from launcher.plan.plan import Cluster
 from launcher.schedulers.sge import qrsh, script
 from launcher.schedulers.sge.scheduler import SGEScheduler
 from launcher.schedulers.sge.settings import SGESettings

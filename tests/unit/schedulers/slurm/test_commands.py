@@ -181,15 +181,12 @@ def test_one_question_answers_for_all_jobs(commands: Path) -> None:
         f'echo "$@" >>{commands}/asked; while IFS= read -r line; do echo "$line"; done <{commands}/printed',
     )
     slurm = Slurm()
-    assert list(slurm.jobs(["163", "159", "forgotten"])) == ["163", "159"]
     assert len(slurm.jobs()) == 10
     assert slurm.find("tok-array", "any") == "162"
     assert slurm.find("tok", "any") is None
     asked = (commands / "asked").read_text().splitlines()
-    assert len(asked) == 4
+    assert len(asked) == 3
     assert all("--me" in line and "--states=all" in line and "--jobs" not in line for line in asked)
-    assert slurm.jobs([]) == {}
-    assert len((commands / "asked").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(
@@ -237,7 +234,6 @@ def test_a_site_without_accounting_remembers_nothing(commands: Path) -> None:
     assert Slurm().accounting(["1"]) == {}
     put(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert Slurm().accounting(["1"]) == {}
-    assert Slurm().accounting([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -310,7 +306,7 @@ def test_the_line_with_the_name_of_the_cluster_is_no_answer(commands: Path) -> N
 )
 def test_an_array_is_as_large_as_both_limits_allow(commands: Path, shown: str, size: int | None) -> None:
     put(commands, "scontrol", f"echo '{shown}'")
-    assert Slurm().max_array_size() == size
+    assert Slurm().max_array_size(plan_of()) == size
 
 
 @pytest.mark.parametrize(
@@ -371,7 +367,7 @@ def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypa
     slurm = Slurm()
     assert slurm.submit("script.sh", environment.environment, "--nice") == "7"
     slurm.ended("7")
-    history(slurm, "7")
+    history("7", slurm)
     slurm.trial([], environment.environment)
     slurm.jobs()
     slurm.find("token", "name")

@@ -12,7 +12,7 @@ from launcher.errors import ConfigError
 from launcher.plan.limits import NodeGroup
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm.client import Slurm
-from launcher.schedulers.slurm.limits import Account, Partition, SlurmSite, choose_partition, survey
+from launcher.schedulers.slurm.limits import Partition, SlurmSite, survey
 from tests.unit.plans import make_cluster
 
 # What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting (26.05 says the same).
@@ -62,7 +62,7 @@ def test_a_slurm_is_asked_once_for_each_thing(recorded_slurm: Slurm) -> None:
     assert [each.name for each in site.partitions] == ["gpu", "debug", "big"]
     assert site.partitions[2].groups == (NodeGroup(16, 128, 515000 * 1024**2, 4, ("a100",)),)
     assert site.features["big"] == ("a100", "ib")
-    assert site.accounts == (Account("proj1", default=True), Account("abacus"), Account("proj2"))
+    assert (site.accounts, site.default_account) == (("proj1", "abacus", "proj2"), "proj1")
     assert site.problems == ()
 
 
@@ -125,8 +125,6 @@ def partition(name: str, default: bool, gpus: int, nodes: int = 4) -> Partition:
 def test_the_partition_of_a_profile_is_the_default_one_or_has_gpus(
     partitions: list[Partition], chosen: str | None
 ) -> None:
-    found, _ = choose_partition(partitions, None)
-    assert (found.name if found else None) == chosen
     _, values = written(SlurmSite("c", "22", tuple(partitions)))
     assert values.get("partition") == chosen
     assert values.get("required") == (None if chosen else ["partition"])
