@@ -29,7 +29,6 @@ CANCELLED_JOBS = 1000  # on the command line of one cancellation: 30 kB of ids
 QUERY_BYTES = 1 << 26  # that a scheduler's command prints: a list of 100,000 jobs takes a sixth of it
 # of the line that starts a node's tasks on Grid Engine: more would not fit into the pipe until Python reads there
 QRSH_LINE_BYTES = 60_000
-UNSENT_BYTES = 1 << 26  # of the entries that did not reach a tracker: a week's
 SEARCH_CHOICES = 10_000  # of a key in a search
 SWEEP_BYTES = 1 << 27  # of a sweep's manifest
 SWEEP_POINTS = 100_000  # of a sweep

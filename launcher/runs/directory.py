@@ -25,7 +25,6 @@
       result.json           metrics of rank 0, written when the run is done
       tensorboard/, mlflow_run   with `track`: TensorBoard's files; the id of the run in MLflow
       wandb/, wandb_run     with `track`: W&B's files; the id of the run in W&B and the last step
-      unsent-NAME.jsonl     with `track`: what did not reach that tracker
 
 `runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere.
 Works without torch, hydra and submitit, because login nodes and compute nodes both use it.

@@ -13,7 +13,6 @@ interpreter a program needs, so it imports the standard library only.
 - `step_timing`: measures the time that each rank works in a step, to find stragglers
 - `stop`: stop requests in ranks; the settings of the run that trainings in its ranks need
 - `global_batch`: `GlobalBatchSampler`: which samples each rank takes at each step
-- `tracking`: writes rank 0's progress, evaluations and metrics to the run directory and, by a queue, to trackers
-- `trackers`: where metrics go besides the run: MLflow, TensorBoard, Weights & Biases
+- `tracking`: writes what rank 0 reports to the run directory and, by queues, to MLflow, TensorBoard, Weights & Biases
 - `debugger`: the debugger of a rank: breakpoints, and the console through which `attach --debug` reaches it
 """

@@ -1,43 +1,37 @@
-"""Writes what rank 0 reports (progress, evaluations, metrics) to the run directory and to trackers."""
+"""Writes what rank 0 reports to the run directory and, by queues, to MLflow, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import math
 import os
 import queue
-import sys
+import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.util import Finalize
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.errors import LauncherError
+from launcher.files import run_files
+from launcher.files.shared_files import read_text, unwrap
 from launcher.formatting import log_line
 from launcher.redaction import public
-from launcher.runs import directory
-from launcher.runs.directory import Attempt, Run
+from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Evaluated, Progress
 from launcher.schedulers.topology import hosts_in
-from launcher.worker.trackers import (
-    CLOSE_TIMEOUT,
-    LOCAL_TIMEOUT,
-    About,
-    MLflow,
-    TensorBoard,
-    Tracker,
-    TrackerEntry,
-    WandB,
-    keep,
-    kept,
-    redone_from,
-)
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 INTERVAL = 0.5  # least seconds between two events of one kind, such as progress, after the first ones
 FIRST = 50  # so many events of each kind are all written, so that a short run has a curve, too
@@ -71,7 +65,7 @@ class _Due:
 class Reporter:
     """Writes the reports of rank 0. On other ranks, and outside of a run, its methods write nothing."""
 
-    def __init__(self, attempt: directory.Attempt | None, rank: int) -> None:
+    def __init__(self, attempt: Attempt | None, rank: int) -> None:
         self._attempt = attempt if rank == 0 else None
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
@@ -154,29 +148,43 @@ class Reporter:
                 self._tracking.finished()
 
 
-# -- Passes what rank 0 reports to trackers (TensorBoard, MLflow, W&B) without blocking or failing the work: through
-# queues, which threads empty. A tracker's first failure is logged; after several in a row it is disabled. What does not
-# reach a tracker is kept in the run directory: the next attempt sends it, and so does this module as a program
+# -- Passes what rank 0 reports to trackers without blocking or failing the work: through queues, which threads empty
 
 
 QUEUE = 10_000  # most entries in a tracker's queue
 BATCH = 200  # most entries that a tracker gets in one call
 FAILURES = 3  # failures in a row after which a tracker is disabled
+CLOSE_TIMEOUT = 5.0  # seconds to wait at the end for entries that have not reached a server
+LOCAL_TIMEOUT = 60.0  # the same for trackers that write to files: on a busy node, their start alone takes longer
+
+
+@dataclass(frozen=True)
+class TrackerEntry:
+    """Numbers reported together at one step."""
+
+    step: int  # steps of the run that are done
+    moment: float  # when they were reported, in seconds since the epoch
+    values: Mapping[str, float]  # the numbers by name (`train/loss`)
+
+
+class Tracker(Protocol):
+    """A tracker. All methods are called in one thread, and may raise any exception."""
+
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
+        """Writes entries, in order; the first call starts the tracker's run."""
+
+    def close(self, done: bool) -> None:
+        """Ends the tracker's run; unless `done`, a later attempt may continue it."""
 
 
 class TrackerQueues:
     """Passes entries to trackers, each in its own thread, so that one that hangs does not block others."""
 
-    def __init__(
-        self, trackers: Mapping[str, Callable[[], Tracker]], folder: Path | None = None, local: Collection[str] = ()
-    ) -> None:
-        # trackers: functions that make one, in its thread: it may take seconds. folder: for what does not reach a
-        # tracker; None: that is lost. local: trackers that write to files, and are waited for longer at the end.
+    def __init__(self, trackers: Mapping[str, Callable[[], Tracker]], local: Collection[str] = ()) -> None:
+        # trackers: functions that make one, in its thread: it may take seconds. local: those that write to files
         self._feeds = [
-            _Feed(name, make, unsent(folder, name) if folder else None,
-                  LOCAL_TIMEOUT if name in local else CLOSE_TIMEOUT)
-            for name, make in trackers.items()
-        ]  # fmt: skip
+            _Feed(name, make, LOCAL_TIMEOUT if name in local else CLOSE_TIMEOUT) for name, make in trackers.items()
+        ]
         self._step, self._pid = 0, os.getpid()
         self._held: dict[str, tuple[int, float, Mapping[str, Any]]] = {}  # of each prefix the newest that was not due
         self._closed = False
@@ -210,8 +218,6 @@ class TrackerQueues:
             feed.ends.set()
         began = time.monotonic()
         for feed in self._feeds:
-            feed.join(began + CLOSE_TIMEOUT)
-        for feed in self._feeds:
             feed.finish(began)
 
     def _put(self, prefix: str) -> None:
@@ -228,40 +234,27 @@ class TrackerQueues:
 class _Feed:
     # The queue of one tracker, and the thread that empties it
 
-    def __init__(self, name: str, make: Callable[[], Tracker], unsent: Path | None, patience: float) -> None:
+    def __init__(self, name: str, make: Callable[[], Tracker], patience: float) -> None:
         self.done, self.ends = False, threading.Event()
-        self._name, self._make, self._unsent, self._patience = name, make, unsent, patience
+        self._name, self._make, self._patience = name, make, patience
         self._tracker: Tracker | None = None
         self._queue: queue.Queue[TrackerEntry] = queue.Queue(QUEUE)
         self._taken: list[TrackerEntry] = []  # from the queue, and not yet with the tracker
         self._lost = self._failures = 0
-        self._warned = self._given_up = self._kept = False
+        self._warned = self._given_up = False
         self._thread = threading.Thread(target=self._run, name=f"tracking {name}", daemon=True)
         self._thread.start()
 
     def put(self, entry: TrackerEntry) -> None:
-        """Queues an entry, or keeps it in the run directory if the queue is full."""
         try:
             self._queue.put_nowait(entry)
         except queue.Full:
-            self._lose([entry])
-
-    def join(self, deadline: float) -> None:
-        """Waits for the thread until then, and keeps what has not reached the tracker: this process may be killed."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive() and (left := [*self._taken, *self._queue.queue]):
-            self._keep(left)
+            self._lost += 1
 
     def finish(self, began: float) -> None:
         """Waits for the thread as long as this tracker is waited for, and logs how many entries were lost."""
         self._thread.join(max(0.0, began + self._patience - time.monotonic()))
-        lost = self._lost + (self._queue.unfinished_tasks if self._thread.is_alive() else 0)
-        if lost and self._unsent and self._kept:
-            log_line(
-                f"{lost} entries did not reach {self._name}, and are kept: the next attempt sends them, or "
-                f"`{Path(sys.executable).name} -m launcher.worker.tracking {self._unsent.parent}`"
-            )
-        elif lost:
+        if lost := self._lost + (self._queue.unfinished_tasks if self._thread.is_alive() else 0):
             log_line(f"{lost} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
 
     def _run(self) -> None:
@@ -287,31 +280,14 @@ class _Feed:
         # If it fails, that is given again with the next, in order
         if not self._given_up and self._try(lambda: self._open().log(self._taken)):
             self._taken = []
-            if self._unsent and self._kept and not self._lost and self._queue.empty():
-                self._unsent.unlink(missing_ok=True)
-                self._kept = False
         elif self._given_up:
-            self._lose(self._taken)
+            self._lost += len(self._taken)
             self._taken = []
 
     def _open(self) -> Tracker:
         if self._tracker is None:
             self._tracker = self._make()
-            step = redone_from(self._taken[0])
-            if self._unsent and (earlier := kept(self._unsent)):
-                self._taken[:0] = [entry for entry in earlier if entry.step < step]  # later ones are reported again
-                self._kept = True
         return self._tracker
-
-    def _lose(self, entries: Sequence[TrackerEntry]) -> None:
-        self._lost += len(entries)
-        self._keep(entries)
-
-    def _keep(self, entries: Sequence[TrackerEntry]) -> None:
-        if self._unsent:
-            with contextlib.suppress(OSError, ValueError):  # they are counted
-                keep(self._unsent, entries)
-                self._kept = True
 
     def _try(self, action: Callable[[], None]) -> bool:
         # FAILURES in a row, or a missing package, disable it
@@ -350,12 +326,246 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield prefix + str(key), public(str(key), str(value))  # a tracker may show it to others
 
 
+@dataclass(frozen=True)
+class About:
+    """A run's description for trackers."""
+
+    run_id: str
+    folder: Path
+    experiment: str
+    uri: str
+    log_dir: Path
+    # the run's config as text, by dotted key (`workload.lr`), without secrets
+    config: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)  # other facts (job, hosts, ...)
+    # project, entity, mode, group: W&B's settings of these names; an empty entity or group is W&B's default
+    project: str = ""
+    entity: str | None = None
+    mode: str = "offline"
+    group: str | None = None
+
+
+# -- MLflow keeps every value that it gets, so values of steps that a later attempt repeats are left out. Parameters
+# cannot be changed either: those of the first attempt stay
+
+
+# Limits, in seconds and tries, for a server that does not respond. By default one call takes minutes.
+ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 prefers a database, which does not suit a cluster's file system
+}
+MLFLOW_RUN = "mlflow_run"  # file in the run directory: the tracking URI and the id of the run there
+METRICS = 1000  # most metrics per call
+PARAMETERS = 100  # most parameters per call
+LONGEST = 500  # characters of a parameter's value
+
+
+class MLflow:
+    """Writes one MLflow run for all attempts of a run."""
+
+    def __init__(self, about: About) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        # MLflow takes a second, and may not be here
+        from mlflow import entities
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self._about, self._entities = about, entities
+        self._client: Any = MlflowClient(tracking_uri=about.uri)
+        self._run: str | None = None
+        self._known: frozenset[str] = frozenset()  # metrics that earlier attempts have logged
+        self._last: dict[str, int] = {}  # the last step of each of those metrics, as far as it was looked up
+
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
+        run = self._run or self._begin()
+        metrics = [
+            self._entities.Metric(name, value, int(entry.moment * 1000), entry.step)
+            for entry in entries
+            for name, value in entry.values.items()
+            if entry.step > self._last_step(name)
+        ]
+        for start in range(0, len(metrics), METRICS):
+            self._client.log_batch(run, metrics=metrics[start : start + METRICS])
+
+    def close(self, done: bool) -> None:
+        if self._run is not None:
+            self._client.set_terminated(self._run, "FINISHED" if done else "KILLED")
+
+    def _begin(self) -> str:
+        run = self._earlier()
+        if run is None:
+            experiment = self._client.get_experiment_by_name(self._about.experiment)
+            number = experiment.experiment_id if experiment else self._new_experiment()
+            made = self._client.create_run(number, run_name=self._about.run_id, tags=self._tags())
+            run = made.info.run_id
+            run_files.write(self._about.folder / MLFLOW_RUN, f"{self._about.uri} {run}\n")
+            all_of_them = [self._entities.Param(name, value[:LONGEST]) for name, value in self._about.config.items()]
+            for start in range(0, len(all_of_them), PARAMETERS):
+                self._client.log_batch(run, params=all_of_them[start : start + PARAMETERS])
+        else:
+            self._client.update_run(run, status="RUNNING")
+            for name, value in self._tags().items():
+                self._client.set_tag(run, name, value)
+        self._run = run
+        return run
+
+    def _new_experiment(self) -> str:
+        try:
+            return str(self._client.create_experiment(self._about.experiment))
+        except Exception:  # another point of the sweep may have just made it
+            found = self._client.get_experiment_by_name(self._about.experiment)
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _earlier(self) -> str | None:
+        try:
+            uri, _, run = (self._about.folder / MLFLOW_RUN).read_text().strip().rpartition(" ")
+        except OSError:
+            return None
+        if uri != self._about.uri:  # another server
+            return None
+        self._known = frozenset(self._client.get_run(run).data.metrics)
+        return run
+
+    def _tags(self) -> dict[str, str]:
+        return {f"launcher.{name}": value for name, value in self._about.tags.items()}
+
+    def _last_step(self, name: str) -> int:
+        if name not in self._last:
+            history = self._client.get_metric_history(self._run, name) if name in self._known else ()
+            self._last[name] = max((metric.step for metric in history), default=-1)
+        return self._last[name]
+
+
+FILES = "events.out.tfevents.*"  # TensorBoard's
+
+
+class TensorBoard:
+    """Writes one TensorBoard folder for all attempts of a run."""
+
+    def __init__(self, about: About) -> None:
+        # TensorBoard takes a second, and may not be here
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._about, self._kind = about, SummaryWriter
+        self._writer: SummaryWriter | None = None
+        self._before: set[Path] | None = None  # files of earlier attempts; None once this attempt's file has mode 0600
+
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
+        writer = self._writer or self._begin(entries[0])
+        for entry in entries:
+            for name, value in entry.values.items():
+                writer.add_scalar(name, value, entry.step, walltime=entry.moment)
+        writer.flush()
+        if self._before is not None:
+            for path in set(self._about.log_dir.glob(FILES)) - self._before:
+                path.chmod(0o600)  # it was made with the umask of the user's code
+            self._before = None
+
+    def close(self, done: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _begin(self, first: TrackerEntry) -> SummaryWriter:
+        about, step = self._about, redone_from(first)
+        self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
+        run_files.make_folder(about.log_dir)
+        self._writer = self._kind(str(about.log_dir), purge_step=step if self._before else None)
+        self._writer.add_text("config", _table(about.config), step)
+        self._writer.add_text("run", _table(about.tags), step)
+        return self._writer
+
+
+def redone_from(first: TrackerEntry) -> int:
+    """Returns the first step for which to hide earlier attempts' training values: not one only evaluated here."""
+    trains = any(name.startswith("train/") for name in first.values)
+    return first.step if trains else first.step + 1
+
+
+def _table(values: Mapping[str, str]) -> str:
+    rows = [f"| {key} | `{value.replace('|', chr(92) + '|')}` |" for key, value in values.items()]
+    return "\n".join(["| key | value |", "|---|---|", *rows])
+
+
+# -- W&B keeps every value that it gets, too. In offline mode each start of rank 0 writes a folder of its own; `wandb
+# sync` combines them into one run by its id
+
+
+WANDB_RUN = "wandb_run"  # JSON file in the run directory: W&B's id of the run, its rows, the last step of each metric
+STEP_METRIC = "step"  # the metric on W&B's horizontal axis
+# Limits, in seconds and tries, for a server that does not respond. W&B's defaults take minutes, also when it finishes.
+# Values that did not reach the server are still in the run directory, for `wandb sync`.
+LIMITS = {
+    "init_timeout": 10, "x_graphql_timeout_seconds": 5, "x_graphql_retry_max": 1, "x_file_stream_timeout_seconds": 5,
+    "x_file_stream_retry_max": 3, "x_file_stream_retry_wait_max_seconds": 2, "x_file_transfer_timeout_seconds": 5,
+    "x_file_transfer_retry_max": 1,
+}  # fmt: skip
+
+
+class WandB:
+    """Writes one W&B run for all attempts of a run."""
+
+    def __init__(self, about: About) -> None:
+        # W&B takes a second, and may not be here
+        import wandb
+
+        self._about, self._wandb = about, wandb
+        self._run: Any = None
+        self._id, self._rows, self._last = _earlier(about)
+
+    def log(self, entries: Sequence[TrackerEntry]) -> None:
+        if self._run is None:
+            self._run = self._begin()
+        for entry in entries:
+            new = {name: value for name, value in entry.values.items() if entry.step > self._last.get(name, -1)}
+            if new:
+                # Rows are numbered across attempts, so that none replaces another when they are synced.
+                self._rows = max(self._rows, self._run.step)
+                self._run.log({**new, STEP_METRIC: entry.step}, step=self._rows)
+                self._rows += 1
+                self._last.update(dict.fromkeys(new, entry.step))
+        self._keep()
+
+    def close(self, done: bool) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if done else 1)
+
+    def _begin(self) -> Any:
+        about = self._about
+        self._keep()  # before W&B makes the run: an attempt that is killed now causes no second run
+        run = self._wandb.init(
+            project=about.project, entity=about.entity, group=about.group, id=self._id, name=about.run_id,
+            resume="allow", mode=about.mode, dir=str(about.folder), config=dict(about.config),
+            settings=self._wandb.Settings(
+                console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
+                finish_timeout=LOCAL_TIMEOUT if about.mode == "offline" else CLOSE_TIMEOUT, **LIMITS,
+            ),
+        )  # fmt: skip
+        for prefix in ("train", "eval", "result"):
+            run.define_metric(f"{prefix}/*", step_metric=STEP_METRIC)
+        run.config.update({f"launcher.{name}": value for name, value in about.tags.items()}, allow_val_change=True)
+        return run
+
+    def _keep(self) -> None:
+        text = json.dumps({"id": self._id, "rows": self._rows, "last": self._last})
+        run_files.write(self._about.folder / WANDB_RUN, text + "\n", sync=False)
+
+
+def _earlier(about: About) -> tuple[str, int, dict[str, int]]:
+    try:
+        kept = json.loads(unwrap(read_text(about.folder / WANDB_RUN)) or "")
+        return str(kept["id"]), int(kept["rows"]), {str(name): int(step) for name, step in kept["last"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # W&B cannot make a removed run again, hence the random part.
+        name = re.sub(r"[^\w.+-]", "-", about.run_id)[:100]
+        return f"{name}-{secrets.token_hex(4)}", 0, {}
+
+
 _KNOWN: Mapping[str, Callable[[About], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
-
-
-def unsent(folder: Path, name: str) -> Path:
-    """Returns the file in a run directory with the entries that did not reach a tracker."""
-    return folder / f"unsent-{name}.jsonl"
 
 
 def tracking_of(attempt: Attempt) -> TrackerQueues | None:
@@ -368,52 +578,19 @@ def tracking_of(attempt: Attempt) -> TrackerQueues | None:
         "hosts": ",".join(hosts_in(os.environ)), "cluster": plan.cluster.name,
         "ranks": os.environ.get("WORLD_SIZE", ""), "directory": str(attempt.run.path),
     }  # fmt: skip
-    about = _about(attempt, {name: value for name, value in tags.items() if value})
-    local = {"tensorboard": True, "mlflow": about.uri.startswith("file:"), "wandb": about.mode == "offline"}
-    make = {name: partial(_KNOWN[name], about) for name in plan.track}
-    return TrackerQueues(make, attempt.run.path, [name for name in local if local[name]])
-
-
-def _about(attempt: Attempt, tags: Mapping[str, str]) -> About:
-    plan, folder = attempt.run.plan(), attempt.run.path
-    runs_dir = Path(plan.run_dir.removesuffix(plan.run_id))
+    folder, runs_dir = attempt.run.path, Path(plan.run_dir.removesuffix(plan.run_id))
     chosen, environ = plan.tracking, os.environ
-    return About(
-        run_id=plan.run_id, attempt=attempt.number, folder=folder, experiment=chosen.experiment,
+    about = About(
+        run_id=plan.run_id, folder=folder, experiment=chosen.experiment,
         uri=chosen.uri or environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
         log_dir=Path(chosen.dir).expanduser() / plan.run_id if chosen.dir else folder / "tensorboard",
         project=chosen.project or environ.get("WANDB_PROJECT") or chosen.experiment,
         entity=chosen.entity or environ.get("WANDB_ENTITY"),
         mode=chosen.mode or environ.get("WANDB_MODE") or "offline",
         group=chosen.experiment if "/" in plan.run_id else None,
-        config=dict(flat_config(attempt.run.record().get("config", {}))), tags=tags,
+        config=dict(flat_config(attempt.run.record().get("config", {}))),
+        tags={name: value for name, value in tags.items() if value},
     )  # fmt: skip
-
-
-def send_unsent(folder: Path) -> int:
-    """Sends what did not reach the trackers of a run; returns the exit code."""
-    run, code = Run(folder.absolute()), 0
-    for name in run.plan().track:
-        entries = kept(unsent(run.path, name))
-        if not entries:
-            continue
-        try:
-            tracker = _KNOWN[name](_about(run.attempts()[-1], {}))
-            tracker.log(entries)
-            tracker.close(done=run.result() is not None)
-        except Exception as error:
-            log_line(f"{name} failed, and nothing is removed: {type(error).__name__}: {error}")
-            code = 1
-            continue
-        unsent(run.path, name).unlink()
-        print(f"{len(entries)} entries were given to {name}")
-    return code
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m launcher.worker.tracking RUN_DIRECTORY")
-    try:
-        sys.exit(send_unsent(Path(sys.argv[1])))
-    except LauncherError as problem:
-        sys.exit(f"launcher: {problem}")
+    local = {"tensorboard": True, "mlflow": about.uri.startswith("file:"), "wandb": about.mode == "offline"}
+    make = {name: partial(_KNOWN[name], about) for name in plan.track}
+    return TrackerQueues(make, [name for name in local if local[name]])

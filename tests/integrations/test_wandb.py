@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import wandb
 
-from launcher.worker.trackers import WANDB_RUN, WandB
-from launcher.worker.tracking import About, TrackerEntry
+from launcher.worker.tracking import WANDB_RUN, About, TrackerEntry, WandB
 from tests.integrations.wandb_files import folders, history
 from tests.launch import ROOT
 
@@ -21,7 +20,7 @@ KEY = "1" * 40
 
 def about(folder: Path, attempt: int = 0, mode: str = "offline") -> About:
     return About(
-        "sweep/1", attempt, folder, "job", "", folder, project="job", mode=mode, group="sweep",
+        "sweep/1", folder, "job", "", folder, project="job", mode=mode, group="sweep",
         config={"workload.lr": "0.1"}, tags={"attempt": str(attempt)},
     )  # fmt: skip
 
@@ -50,11 +49,10 @@ def test_all_attempts_are_one_run_and_no_step_is_there_twice(tmp_path: Path, mon
 WORK = """
 import sys, time
 from pathlib import Path
-from launcher.worker.tracking import About, TrackerQueues
-from launcher.worker.trackers import WandB
+from launcher.worker.tracking import About, TrackerQueues, WandB
 
 folder = Path(sys.argv[1])
-about = About("run", 0, folder, "job", "", folder, project="p", mode=sys.argv[2])
+about = About("run", folder, "job", "", folder, project="p", mode=sys.argv[2])
 tracking = TrackerQueues({"wandb": lambda: WandB(about)})
 tracking.log("train", {"loss": 1.0}, 1)
 while sys.argv[2] == "offline" and not list(folder.glob("wandb/*/*.wandb")):

@@ -42,7 +42,6 @@ from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
 from launcher.worker.rank_report import read_error_file, read_last_words, read_report
-from launcher.worker.trackers import TrackerEntry, keep, kept
 from tests.unit.agent.test_coordinator import LIMITS, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of
@@ -511,19 +510,6 @@ def a_line(place: Place) -> Tried:
         return lines == [b"[11] " + line]
 
     return Tried(len(b"[11] " + line), write=write)
-
-
-@tries("UNSENT_BYTES")
-def what_a_tracker_did_not_take(place: Place) -> Tried:
-    path, entries = place.folder / "unsent", [TrackerEntry(step, 1000.0, {"train/loss": 0.5}) for step in (1, 2)]
-
-    def write() -> bool:
-        path.unlink(missing_ok=True)
-        keep(path, entries)
-        return True
-
-    write()
-    return Tried(path.stat().st_size, lambda: kept(path) == entries, write, "has its 0 MiB")
 
 
 # -- messages and answers

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from launcher import bounds
 from launcher.environment import programs
 from launcher.errors import ConfigError
 from launcher.plan import build as tracking_keys
 from launcher.runs.directory import Run
 from launcher.worker import tracking
-from launcher.worker.trackers import keep, kept
 from launcher.worker.tracking import About, Reporter, TrackerEntry, TrackerQueues, flat_config, numbers_in
 from tests.launch import until
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
@@ -221,64 +219,6 @@ def test_one_that_writes_to_files_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     assert (len(fake.entries), fake.done) == (1, True)
 
 
-def test_what_does_not_arrive_is_kept_and_sent_by_the_next_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tracking, "CLOSE_TIMEOUT", 0.0)
-    monkeypatch.setattr(tracking, "QUEUE", 3)
-    hangs, fake, path = Fake(held=True), Fake(), tracking.unsent(tmp_path, "mlflow")
-    first = TrackerQueues({"mlflow": lambda: hangs}, tmp_path)
-    first.log("train", {"loss": 0.0}, 0)
-    assert hangs.reached.wait(30)
-    for step in range(1, 8):
-        first.log("train", {"loss": step}, step)
-    first.close()
-    assert "8 entries did not reach mlflow, and are kept" in capfd.readouterr().err
-    assert path.stat().st_mode & 0o777 == 0o600
-    second = TrackerQueues({"mlflow": lambda: fake}, tmp_path)  # which goes on after step 5
-    second.log("train", {"loss": 6.5}, 6)
-    _settle(second)
-    second.close()
-    assert [entry.values["train/loss"] for entry in fake.entries] == [0, 1, 2, 3, 4, 5, 6.5]
-    assert not path.exists() and not capfd.readouterr().err
-    hangs.free()
-
-
-def test_what_one_that_is_given_up_does_not_get_is_kept(tmp_path: Path) -> None:
-    both = TrackerQueues({"mlflow": lambda: Fake(fails=1000)}, tmp_path)
-    for step in range(10):
-        both.log("train", {"loss": step}, step)
-        _settle(both)
-    both.close()
-    assert [entry.step for entry in kept(tracking.unsent(tmp_path, "mlflow"))] == list(range(10))
-
-
-def test_what_is_kept_is_bounded_and_read_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry, path = TrackerEntry(1, 1000.0, {"train/loss": 0.5}), tmp_path / "unsent"
-    monkeypatch.setattr(bounds, "UNSENT_BYTES", 1000)
-    keep(path, [entry, TrackerEntry(2, 1001.0, {"train/loss": 0.5})])
-    with pytest.raises(ValueError, match="MiB"):
-        keep(path, [entry] * 100)
-    keep(path, [entry])  # once more: it was kept before the end, and again when the tracker was given up
-    with path.open("a") as file:
-        file.write("[3, 1002.0, {")
-    assert [each.step for each in kept(path)] == [1, 2]
-    assert kept(tmp_path / "none") == []
-
-
-def test_what_is_kept_is_sent_by_a_command(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake, path = Fake(), tracking.unsent(run.path, "mlflow")
-    monkeypatch.setattr(tracking, "_KNOWN", {"mlflow": lambda about: fake})
-    keep(path, [TrackerEntry(2, 1001.0, {"eval/loss": 0.5}), TrackerEntry(1, 1000.0, {"train/loss": 0.5})])
-    fake._fails = 1
-    assert tracking.send_unsent(run.path) == 1 and path.exists()
-    assert tracking.send_unsent(run.path) == 0 and not path.exists()
-    assert [entry.step for entry in fake.entries] == [1, 2] and fake.done is False
-    assert capsys.readouterr().out == "2 entries were given to mlflow\n"
-
-
 def test_the_newest_values_are_tracked_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of frequent reports some are left out, and never the last one."""
     fake = Fake()
@@ -338,7 +278,7 @@ def test_a_run_that_is_not_tracked_has_no_thread(tmp_path: Path) -> None:
 
 def about(run: Run, attempt: int) -> About:
     return About(
-        "run-1", attempt, run.path, "job", (run.path / "mlflow").as_uri(), run.path / "tensorboard",
+        "run-1", run.path, "job", (run.path / "mlflow").as_uri(), run.path / "tensorboard",
         {"workload.lr": "0.1", "text": "a|b"}, {"attempt": str(attempt), "job": "7"},
     )  # fmt: skip
 
@@ -355,7 +295,7 @@ def two_attempts(make: Callable[[About], tracking.Tracker], run: Run) -> None:
 def test_tensorboard_shows_no_step_twice(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from launcher.worker.trackers import TensorBoard
+    from launcher.worker.tracking import TensorBoard
 
     two_attempts(TensorBoard, run)
     shown = EventAccumulator(str(run.path / "tensorboard"))
@@ -371,7 +311,7 @@ def test_tensorboard_shows_no_step_twice(run: Run) -> None:
 def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from launcher.worker.trackers import TensorBoard
+    from launcher.worker.tracking import TensorBoard
 
     attempts = (((2, "train/loss"), (3, "train/loss")), ((3, "eval/accuracy"), (4, "train/loss")))
     for attempt, entries in enumerate(attempts):
@@ -386,7 +326,7 @@ def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(
 
 
 def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
-    from launcher.worker.trackers import MLflow
+    from launcher.worker.tracking import MLflow
 
     two_attempts(MLflow, run)
     from mlflow.tracking import MlflowClient
@@ -403,7 +343,7 @@ def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
 
 
 def test_a_run_that_mlflow_has_lost_is_made_again(run: Run) -> None:
-    from launcher.worker.trackers import MLFLOW_RUN, MLflow
+    from launcher.worker.tracking import MLFLOW_RUN, MLflow
 
     (run.path / MLFLOW_RUN).write_text("http://another.server.example 1234\n")
     tracker = MLflow(about(run, 0))
