@@ -55,7 +55,6 @@ For changes of the launcher itself: modules that belong to no package.
 - `maintenance`: which old runs may be removed, and their removal; jobs whose run directory is gone
 - `redaction`: name patterns of secret settings and variables; removal of passwords from URLs
 - `torch_compat`: differences between torch 2.4 and the newest version
-- `torch_compat_dcp`: the same for torch.distributed.checkpoint
 """
 
 # Nothing is imported here: `python -m launcher` first checks whether others can put modules into the working folder.

@@ -1,9 +1,7 @@
 """Differences between torch 2.4 and the newest version. All other code is written for the newest version.
 
-Differences in torch.distributed.checkpoint are in `torch_compat_dcp`, since importing that package takes seconds.
-
-Features are detected instead of comparing versions, since vendors' builds have version numbers of their own. Names that
-torch has moved are imported from here, under their newest name. Once 2.4 is no longer supported, both files can go.
+Those in torch.distributed.checkpoint are in `checkpoint.storage`. Features are detected instead of comparing versions,
+since vendors' builds have version numbers of their own. Names that torch has moved are imported from here.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher import torch_compat_dcp
 from launcher.checkpoint.agreement import one_line
 from launcher.checkpoint.format import Damaged
 from launcher.checkpoint.state import bytes_of, local_part, offset_of
+from launcher.checkpoint.storage import load_saved
 from launcher.formatting import long_size
 
 AREA = 1 << 46  # bytes of the file for each slot; pages that nobody writes take no memory
@@ -158,7 +158,7 @@ def index_of(body: Tensor, header: Header) -> dict[str, Any]:
     if zlib.crc32(index) != header.crc32:
         raise Damaged("its index has changed since it was written")
     try:
-        found = torch_compat_dcp.load_saved(io.BytesIO(index))
+        found = load_saved(io.BytesIO(index))
     except Exception as error:
         raise Damaged(f"its index cannot be read: {one_line(error)}") from None
     if found["about"] != header.about:

@@ -23,7 +23,6 @@ from launcher.checkpoint.format import METADATA_FILE, SINGLE, CheckpointError, D
 from launcher.checkpoint.loading import Contents, rank_state_of, read_contents
 from launcher.checkpoint.state import Content, bytes_of, is_named, named_part, nested
 from launcher.errors import near
-from launcher.torch_compat_dcp import load_saved
 
 _TYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
@@ -179,7 +178,7 @@ def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> An
         if isinstance(entry, TensorStorageMetadata):
             with RetryingFile(path / Path(info.relative_path).name) as file:
                 file.seek(info.offset)
-                tensor = load_saved(io.BytesIO(io.BufferedReader(file).read(info.length)))
+                tensor = storage.load_saved(io.BytesIO(io.BufferedReader(file).read(info.length)))
             yield _part(index.fqn, entry.size, tuple(index.offset or ()), tensor)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import gc
 import io
 import math
@@ -23,13 +24,14 @@ import pickle
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
     Metadata,
@@ -37,11 +39,18 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, TensorWriteData
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from launcher import __version__, torch_compat, torch_compat_dcp
+from launcher import __version__, torch_compat
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import CheckpointFolder, Retention, fsync_folder
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, File, Manifest, RetryingFile
@@ -50,9 +59,10 @@ from launcher.runs import lease
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Saved
 
-warnings.filterwarnings(
-    "ignore", message="torch.distributed is disabled", category=UserWarning
-)  # checkpoints may be read without a process group
+# Checkpoints may be read without a process group. The filters stay, since saves run in threads, and catch_warnings()
+# changes the filters of all threads.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r"torch\.distributed\.checkpoint")
 
 _PIECE = 1 << 18  # most bytes that are hashed and written at once
 
@@ -171,7 +181,25 @@ def publish(
 def load_file(path: Path, timeout: float = 0.0) -> Any:
     """Returns what `save_file` has written, in CPU memory, executing nothing in it; raises Damaged or CannotRead."""
     with _opened(path, timeout, "is not what torch.save writes") as stream:
-        return torch_compat_dcp.load_saved(cast(IO[bytes], stream))
+        return load_saved(cast(IO[bytes], stream))
+
+
+def load_saved(stream: IO[bytes]) -> Any:
+    """Returns on the CPU what torch.save has written, with weights_only=True; raises UnpicklingError.
+
+    Everything else is refused before torch.load: until torch 2.6 it executes code in a TorchScript archive and in files
+    of older formats in spite of weights_only=True (CVE-2025-32434).
+    """
+    start = stream.tell()
+    head = stream.read(4)
+    stream.seek(start)
+    if head != b"PK\3\4":
+        raise pickle.UnpicklingError("it is no zip archive, as torch.save writes")
+    names = torch._C.PyTorchFileReader(stream).get_all_records()  # as torch.load sees the archive
+    if "data.pkl" not in names or "constants.pkl" in names:  # by the latter torch.load knows TorchScript
+        raise pickle.UnpicklingError("it is no archive that torch.save writes")
+    stream.seek(start)
+    return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 @contextlib.contextmanager
@@ -301,8 +329,22 @@ def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
     return metadata
 
 
-class Reader(torch_compat_dcp.PlainReader):
-    """torch.distributed.checkpoint's reader, which reads `.metadata` by `read_metadata`, and retries failing reads."""
+@functools.cache
+def _torch_load_runs_pickles() -> bool:
+    buffer = io.BytesIO()
+    torch.save(PurePosixPath("."), buffer)
+    buffer.seek(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.load(buffer)  # safe: written above
+    except pickle.UnpicklingError:
+        return False
+    return True
+
+
+class Reader(FileSystemReader):
+    """torch.distributed.checkpoint's reader: executes nothing in the files, and retries failing reads."""
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:
         super().__init__(path)
@@ -313,6 +355,28 @@ class Reader(torch_compat_dcp.PlainReader):
         metadata = read_metadata(Path(self.path), self._timeout)
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads the parts of tensors that `plan` lists. Before torch 2.6, torch's own executes pickles in the files."""
+        if not _torch_load_runs_pickles():
+            return super().read_data(plan, planner)
+        for item in plan.items:
+            where = self.storage_data[item.storage_index]
+            with self.fs.create_stream(self.fs.concat_path(self.path, where.relative_path), "rb") as stream:
+                stream.seek(where.offset)
+                content = io.BytesIO(stream.read(where.length))
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, content)
+                continue
+            part = narrow_tensor_by_index(load_saved(content), item.storage_offsets, item.lengths)
+            target = planner.resolve_tensor(item).detach()
+            if target.size() != part.size():
+                raise ValueError(f"{item.storage_index.fqn}: {tuple(part.size())} where {tuple(target.size())} fits")
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 class _Planner(dcp.DefaultLoadPlanner):

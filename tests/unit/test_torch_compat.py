@@ -21,7 +21,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from launcher import Env, torch_compat, torch_compat_dcp
+from launcher import Env, torch_compat
+from launcher.checkpoint import storage
 from launcher.config.schema import FSDPLm
 from launcher.worker.stop import Settings
 from workloads import fsdp
@@ -129,13 +130,13 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """A checkpoint of two tensors, and either way to read it where torch's own is safe."""
     dcp.save({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}, checkpoint_id=tmp_path / "saved")
     if request.param:
-        monkeypatch.setattr(torch_compat_dcp, "_torch_load_runs_pickles", lambda: True)
+        monkeypatch.setattr(storage, "_torch_load_runs_pickles", lambda: True)
     return tmp_path / "saved"
 
 
 def read(path: Path, into: dict[str, Tensor]) -> None:
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
-    dcp.load(into, storage_reader=torch_compat_dcp.PlainReader(path), planner=planner)
+    dcp.load(into, storage_reader=storage.Reader(path), planner=planner)
 
 
 def test_tensors_come_back(saved: Path) -> None:
@@ -204,12 +205,12 @@ def _tar() -> bytes:
 
 def test_what_torch_save_writes_is_loaded_from_where_the_stream_stands() -> None:
     stream = io.BytesIO(_saved())
-    assert torch_compat_dcp.load_saved(stream)["steps"] == [1]
+    assert storage.load_saved(stream)["steps"] == [1]
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         saved = io.BytesIO()
         torch.save(Runs(), saved)
         saved.seek(0)
-        torch_compat_dcp.load_saved(saved)
+        storage.load_saved(saved)
     assert not Path("it-ran").exists()
 
 
@@ -228,11 +229,11 @@ def test_everything_else_is_refused_before_torch_looks_at_it(
     data = make()
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it came to torch.load"))
     with pytest.raises((pickle.UnpicklingError, RuntimeError)):
-        torch_compat_dcp.load_saved(io.BytesIO(data))
+        storage.load_saved(io.BytesIO(data))
 
 
 def test_nothing_else_of_the_launcher_loads_what_it_has_not_just_saved() -> None:
     root = Path(torch_compat.__file__).parent
     callers = [str(each.relative_to(root)) for each in root.rglob("*.py") if "torch.load(" in each.read_text()]
     texts, fresh = {"cli/checkpoint.py", "integrations/lightning.py"}, {"checkpoint/state.py"}
-    assert {*callers} - texts - fresh == {"torch_compat_dcp.py"}
+    assert {*callers} - texts - fresh == {"checkpoint/storage.py"}
