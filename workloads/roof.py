@@ -17,7 +17,7 @@ import torch
 
 from launcher.binding import hardware
 from launcher.formatting import plural
-from launcher.rendezvous import protocol
+from launcher.rendezvous import rounds
 from launcher.worker import devices
 from workloads.ranks import gather
 
@@ -133,7 +133,7 @@ def _socket_roof(env: Env) -> tuple[float | None, str]:
         way = f"from rank {sender} to rank {receiver} on {hosts[sender]}"
 
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    opened, problem = _attempt(lambda: protocol.listen_on(interface)) if env.rank == receiver else (None, "")
+    opened, problem = _attempt(lambda: rounds.listen_on(interface)) if env.rank == receiver else (None, "")
     server = opened[0] if opened else None
     offer = (opened[1], secrets.token_bytes(16)) if opened else None
     offered, problem, interface = gather((offer, problem, interface), env)[receiver]

@@ -23,10 +23,10 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, backoff, exists, is_transient
 from launcher.formatting import log_line
-from launcher.rendezvous import protocol
+from launcher.rendezvous import rounds
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message, wait_for
-from launcher.rendezvous.protocol import EXCHANGE
 from launcher.rendezvous.rounds import (
+    EXCHANGE,
     LOOPBACK,
     LeaderLost,
     Member,
@@ -140,7 +140,7 @@ class Control:
         self._mine = own  # this agent, with the addresses of its connection
         self._inbox: list[Message] = []
         self._next_heartbeat = self._last_message = self._last_listen = 0.0
-        self._hosts, self._secret, self._port_range = hosts, protocol.secret_of(secret, key), port_range
+        self._hosts, self._secret, self._port_range = hosts, rounds.secret_of(secret, key), port_range
         self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
         self._began: int | None = None  # time of the file server at which the round that this agent leads began
         self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
@@ -169,12 +169,12 @@ class Control:
     def _connect(self, host: str, ports: Sequence[int], secret: bytes, leader: int, timeout: float) -> None:
         def look_at_signals(problem: str) -> None:
             self._signals.clear()
-            if self._signals.ends() and problem != protocol.NO_ANSWER:  # the leader cannot know why
+            if self._signals.ends() and problem != rounds.NO_ANSWER:  # the leader cannot know why
                 log_line(f"{self.own.host} could not reach {host}: {problem}")
             self._signals.require_none()
 
         self._disconnect()
-        self._channel, self._mine = protocol.connect(
+        self._channel, self._mine = rounds.connect(
             self.own, self._places[leader], host, ports, secret, timeout, self.size, wake=self._signals.wake,
             failed=look_at_signals,
         )  # fmt: skip
@@ -355,7 +355,7 @@ class Control:
             if message["type"] == "leader_lost":
                 raise LeaderLost(message["reason"])
             if message["type"] == "refused":
-                raise protocol.refusal(message)
+                raise rounds.refusal(message)
             return (message["value"],) if message["type"] == "answer" and message["key"] == key else None
 
         if (found := self._await(handle, timeout)) is None:
@@ -518,7 +518,7 @@ class Control:
             yield index, self._ports_of(latest.number + 1), LOOK
 
     def _ports_of(self, number: int) -> list[int]:
-        return protocol.candidate_ports(protocol.secret_of(self._secret, f"{number}"), self._port_range)
+        return rounds.candidate_ports(rounds.secret_of(self._secret, f"{number}"), self._port_range)
 
     def _round_of(
         self, history: History, leader: int, wanted: Collection[int], timeout: float, before: Sequence[int] = ()
@@ -527,9 +527,9 @@ class Control:
         ports = self._ports_of(history.round)
         if leader == self.own.index:
             if self._hub is None:
-                address = LOOPBACK if self._loopback else protocol.address_of(self._hosts[leader])
+                address = LOOPBACK if self._loopback else rounds.address_of(self._hosts[leader])
                 others = [index for index in range(self.size) if index != leader]
-                self._hub = Hub(protocol.listen(ports, address), self._secret, members=others, wake=self._signals.wake)
+                self._hub = Hub(rounds.listen(ports, address), self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []
                 self.coordinator = Coordinator(
                     self._limits, self._places, self.own, claim=self._claim, listen=self._listen_for_ranks,
@@ -559,7 +559,7 @@ class Control:
         return history, replace(rendezvous, listener=self._store_listener)
 
     def _listen_for_ranks(self, members: Sequence[Member]) -> int:
-        self._store_listener = protocol.listen(protocol.free_ports(self._port_range), address_reached(members))
+        self._store_listener = rounds.listen(rounds.free_ports(self._port_range), address_reached(members))
         return int(self._store_listener.getsockname()[1])
 
     def _claim(self, number: int, members: Sequence[Member]) -> Fault | None:
@@ -597,9 +597,9 @@ class Control:
                 self._spare, timeout = True, None
                 log_line(f"{self.own.host} is a spare node: it waits to replace a lost one")
             if message["type"] == "refused":
-                raise protocol.refusal(message, from_leader=not self.leads)
+                raise rounds.refusal(message, from_leader=not self.leads)
             if message["type"] == "leader_lost":
-                raise protocol.leader_lost(self.own, self._places[leader], message["reason"])
+                raise rounds.leader_lost(self.own, self._places[leader], message["reason"])
             if message["type"] == "over" and message["final"]:
                 raise AttemptOver("it has ended")
             return self._begin(message) if message["type"] == "begin" else None
@@ -608,7 +608,7 @@ class Control:
             if (begun := self._await(handle, timeout)) is not None:
                 return begun
             if timeout is not None:
-                raise protocol.leader_lost(self.own, self._places[leader], "no message in time")
+                raise rounds.leader_lost(self.own, self._places[leader], "no message in time")
             if not self.leads and self._attempt_over():
                 raise AttemptOver("it has ended")
 
@@ -617,10 +617,10 @@ class Control:
         self._round, self._spare = history.round, False
         self.status = {}
         if self.leads:
-            return history, protocol.leaders_rendezvous(
+            return history, rounds.leaders_rendezvous(
                 message["port"], [Member(*row) for row in message["members"]], spares=message["spares"]
             )
-        rendezvous = protocol.rendezvous_of(dict(message), self._mine)
+        rendezvous = rounds.rendezvous_of(dict(message), self._mine)
         if rendezvous.place_of(self.own.index) is None:
             raise RendezvousError(self._late())
         return history, rendezvous

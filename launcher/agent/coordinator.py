@@ -57,8 +57,7 @@ from launcher.agent.policy import (
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.channel import Message, refused
-from launcher.rendezvous.protocol import Arrivals
-from launcher.rendezvous.rounds import Member, RendezvousError
+from launcher.rendezvous.rounds import Arrivals, Member, RendezvousError
 from launcher.runs import events
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.heartbeat import LeaderSide

@@ -33,8 +33,7 @@ from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
-from launcher.rendezvous.protocol import listen_on
-from launcher.rendezvous.rounds import Placement, Rendezvous
+from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on
 from launcher.runs.events import NOTHING, Observation
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, process_group, rank_report, script

@@ -26,7 +26,7 @@ from launcher.files.shared_files import NOT_ON_PATH
 from launcher.own_module import own_module
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Channel, ChannelError
-from launcher.rendezvous.protocol import find_leader
+from launcher.rendezvous.rounds import find_leader
 from launcher.runs.directory import Attempt
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler

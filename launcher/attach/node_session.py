@@ -43,7 +43,7 @@ from launcher import processes
 from launcher.files import run_files
 from launcher.own_module import own_module
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
-from launcher.rendezvous.protocol import address_of, free_ports, listen
+from launcher.rendezvous.rounds import address_of, free_ports, listen
 from launcher.runs import directory, event_file, events
 from launcher.runs.events import AttachRequest
 from launcher.worker.hangs import Stacks

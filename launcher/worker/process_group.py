@@ -30,8 +30,7 @@ from torch import Tensor
 from launcher.failures.codes import FaultCode
 from launcher.files import shared_secret
 from launcher.formatting import name_ranks
-from launcher.rendezvous.protocol import candidate_ports, join_rendezvous, secret_of
-from launcher.rendezvous.rounds import Member, RendezvousError
+from launcher.rendezvous.rounds import Member, RendezvousError, candidate_ports, join_rendezvous, secret_of
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology

@@ -19,7 +19,7 @@ from launcher.attach import connect, node_session
 from launcher.attach.node_session import RankProcess, data_message, data_of, exchange, rank_location
 from launcher.errors import RunError
 from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
-from launcher.rendezvous.protocol import find_leader
+from launcher.rendezvous.rounds import find_leader
 from tests.launch import until
 
 SECRET = "s" * 64

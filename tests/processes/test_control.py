@@ -23,8 +23,7 @@ from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, Rou
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.channel import ChannelError
-from launcher.rendezvous.protocol import Arrivals
-from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError, Rounds
+from launcher.rendezvous.rounds import Arrivals, LeaderLost, Member, Rendezvous, RendezvousError, Rounds
 from launcher.runs.events import AgentCount, Fault, Place
 from launcher.worker.hangs import Blamed
 
@@ -385,7 +384,7 @@ def test_an_agent_that_is_stopped_tells_why_it_had_not_reached_the_leader(
             agent._signals._take(15, None)
         return problem
 
-    monkeypatch.setattr(link.protocol, "find_leader", find_leader)
+    monkeypatch.setattr(link.rounds, "find_leader", find_leader)
     (error,) = together(agent.first)
     assert isinstance(error, AskedToStop)
     assert capsys.readouterr().err == "launcher: node1 could not reach 127.0.0.1: its name cannot be resolved\n"

@@ -20,11 +20,16 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from launcher.failures.codes import FaultCode
-from launcher.rendezvous import protocol
+from launcher.rendezvous import rounds
 from launcher.rendezvous.channel import MAGIC, Channel, Hub
-from launcher.rendezvous.protocol import (
+from launcher.rendezvous.rounds import (
     CANDIDATES,
+    LOOPBACK,
     Arrivals,
+    Member,
+    Rendezvous,
+    RendezvousError,
+    address_reached,
     candidate_ports,
     interface_with,
     join_rendezvous,
@@ -32,7 +37,6 @@ from launcher.rendezvous.protocol import (
     seats,
     secret_of,
 )
-from launcher.rendezvous.rounds import LOOPBACK, Member, Rendezvous, RendezvousError, address_reached
 from launcher.runs.events import Accused, AgentCount, Fault, Place
 
 KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every rendezvous
@@ -97,7 +101,7 @@ def test_members_meet_and_agree_on_who_is_in(size: int) -> None:
 
 def test_the_first_member_may_come_last() -> None:
     key, tried = next(KEYS), threading.Event()
-    real = protocol.find_leader
+    real = rounds.find_leader
 
     def find(*args: Any, **options: Any) -> Channel | str:
         found = real(*args, **options)
@@ -109,7 +113,7 @@ def test_the_first_member_may_come_last() -> None:
         return member(0, key, 2)()  # type: ignore[no-any-return]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "find_leader", find)
+        patch.setattr(rounds, "find_leader", find)
         assert all(isinstance(rendezvous, Rendezvous) for rendezvous in together([late, member(1, key, 2)]))
 
 
@@ -121,7 +125,7 @@ def test_members_of_one_node_are_one_host() -> None:
 
 
 def test_twenty_meetings_on_sixty_ports_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "EXCHANGE", 1.0)  # what has connected to the store of another one tries again then
+    monkeypatch.setattr(rounds, "EXCHANGE", 1.0)  # what has connected to the store of another one tries again then
     keys = [next(KEYS) for _ in range(20)]
     narrow = (LOW + 3000, LOW + 3059)
     parts = [
@@ -201,7 +205,7 @@ def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytes
     def leaves() -> None:
         found: Channel | str = ""
         while isinstance(found, str):
-            found = protocol.find_leader("localhost", ports, secret, float("inf"))
+            found = rounds.find_leader("localhost", ports, secret, float("inf"))
         found.send({"type": "hello", "index": 1, "member": astuple(Member(1, 1, "node1", 1))})
         assert came.wait(ENOUGH)
         found.close()
@@ -303,7 +307,7 @@ def test_a_stranger_on_the_first_port_is_passed_by(stranger: str) -> None:
 
 
 def test_strangers_on_all_ports_but_the_last_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "STAGGER", 0.02)
+    monkeypatch.setattr(rounds, "STAGGER", 0.02)
     key = next(KEYS)
     with ExitStack() as stack:
         for port in candidate_ports(key.encode(), RANGE)[:-2]:  # one for the leader, and one for the store
@@ -316,7 +320,7 @@ def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
     key = next(KEYS)
     opened: list[socket.socket] = []
     first, leads = candidate_ports(key.encode(), RANGE)[0], threading.Event()
-    real = protocol.listen
+    real = rounds.listen
 
     def listening(*args: Any, **options: Any) -> socket.socket:
         made = real(*args, **options)
@@ -330,7 +334,7 @@ def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(protocol, "listen", listening)
+            patch.setattr(rounds, "listen", listening)
             results = together([member(0, key, 2), others])
     finally:
         for each in opened:
@@ -354,7 +358,7 @@ def test_a_search_leaves_no_connection_open() -> None:
     ports = candidate_ports(key.encode(), RANGE)[:3]
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", port))) for port in ports]
-        found = protocol.find_leader("127.0.0.1", ports, b"", protocol.time.monotonic() + 0.7)
+        found = rounds.find_leader("127.0.0.1", ports, b"", rounds.time.monotonic() + 0.7)
         assert isinstance(found, str)
         for server in servers:
             server.settimeout(30)
@@ -370,7 +374,7 @@ def test_a_signal_ends_the_search_at_once() -> None:
     reader, writer = socket.socketpair()
     with reader, writer, silent(port):
         writer.send(b"\0")
-        found = protocol.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
+        found = rounds.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
         assert found == "it was interrupted"
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from launcher import Env
-from launcher.rendezvous import protocol
+from launcher.rendezvous import rounds
 from tests.processes.workload_ranks import run_ranks
 from workloads import roof
 
@@ -83,7 +83,7 @@ def test_a_rank_without_memory_leaves_it_unknown() -> None:
 
 def test_a_stranger_on_the_port_is_passed_over() -> None:
     token = b"t" * 16
-    server, _ = protocol.listen_on("lo")
+    server, _ = rounds.listen_on("lo")
     with server:
         address = server.getsockname()[:2]
         with socket.create_connection(address) as stranger:

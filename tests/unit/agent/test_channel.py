@@ -480,7 +480,6 @@ def test_any_json_object_arrives_as_it_was_sent(message: dict[str, Any]) -> None
     "module",
     [
         "rendezvous/channel",
-        "rendezvous/protocol",
         "rendezvous/rounds",
         "agent/coordinator",
         "agent/control",

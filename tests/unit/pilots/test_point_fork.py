@@ -7,8 +7,7 @@ from pathlib import Path
 from launcher.failures import text
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot
-from launcher.rendezvous.protocol import Member
-from launcher.rendezvous.rounds import placements
+from launcher.rendezvous.rounds import Member, placements
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, every
 from launcher.schedulers import topology

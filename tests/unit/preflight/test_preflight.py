@@ -24,7 +24,7 @@ from launcher.agent.preflight import CheckedNode, PreflightVerdict, decide, node
 from launcher.failures import text
 from launcher.failures.codes import CheckCode, FaultCode, PreflightReason, PreflightThen
 from launcher.files.json_types import from_json
-from launcher.rendezvous import protocol
+from launcher.rendezvous import rounds
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Fault, NodeFinding, Observation, PreflightFailure
 from tests.unit.plans import bare_plan
@@ -406,14 +406,14 @@ def ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     (tmp_path / "if_inet6").write_text(IF_INET6)
-    monkeypatch.setattr(protocol, "IPV6_TABLE", tmp_path / "if_inet6")
-    monkeypatch.setattr(protocol.fcntl, "ioctl", none)
+    monkeypatch.setattr(rounds, "IPV6_TABLE", tmp_path / "if_inet6")
+    monkeypatch.setattr(rounds.fcntl, "ioctl", none)
 
 
 def test_an_interface_with_ipv6_alone_has_addresses(ipv6_only: None) -> None:
-    assert protocol.addresses("ib0") == ["fd00::2", "fe80::fc:ff:fe00:1%ib0"]
-    assert protocol.addresses("lo") == ["::1"]
-    assert protocol.addresses("eth9") == []
+    assert rounds.addresses("ib0") == ["fd00::2", "fe80::fc:ff:fe00:1%ib0"]
+    assert rounds.addresses("lo") == ["::1"]
+    assert rounds.addresses("eth9") == []
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.rendezvous import protocol
-from launcher.rendezvous.protocol import address_of
+from launcher.rendezvous import rounds
+from launcher.rendezvous.rounds import address_of
 
 
 @pytest.mark.parametrize(("stands_for", "mine", "address"), [
@@ -29,10 +29,10 @@ def test_a_port_is_opened_where_the_name_leads(
         return [(0, 0, 0, "", (each, 0)) for each in stands_for]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    monkeypatch.setattr(protocol, "_is_mine", lambda each: each in mine)
+    monkeypatch.setattr(rounds, "_is_mine", lambda each: each in mine)
     assert address_of("node1") == address
 
 
 def test_this_machines_own_addresses_are_known() -> None:
-    assert protocol._is_mine("127.0.0.1")
-    assert not protocol._is_mine("203.0.113.7")  # of RFC 5737, for documentation
+    assert rounds._is_mine("127.0.0.1")
+    assert not rounds._is_mine("203.0.113.7")  # of RFC 5737, for documentation

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from launcher import processes
-from launcher.rendezvous.protocol import free_ports, listen
-from launcher.rendezvous.rounds import RendezvousError
+from launcher.rendezvous.rounds import RendezvousError, free_ports, listen
 
 RANGE = (20000, 60000)
 

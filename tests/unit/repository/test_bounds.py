@@ -48,7 +48,7 @@ NO_BOUNDS = {
         "diagnose/findings.GIB",
         "agent/node_checks.MIB", "agent/node_checks.WRITTEN", "agent/node_checks.ELEMENTS",
         "remote/connection.CHUNK",
-        "rendezvous/protocol._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
+        "rendezvous/rounds._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
     },
     "memory of a queue, or of what a person types; more is dropped": {
         "worker/debugger.LONGEST", "worker/tracking.QUEUE",
