@@ -41,7 +41,7 @@ def watch(shared: heartbeat.Pulse) -> None:
         for message in agent.look(shared.stops()):
             for reply in leader.receive(0, message):
                 agent.receive(reply)
-        shared.show(agent.proposal, agent.committed)
+        shared.agent.show(agent.proposal, agent.committed)
         time.sleep(AGREES if agent.waits else TICK)
 
 

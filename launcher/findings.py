@@ -9,16 +9,12 @@ from launcher.structs import Struct
 
 
 class Level(str, Enum):
-    """How bad a finding is."""
-
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
 
 
 class Finding(Struct):
-    """The result of one check."""
-
     level: Level  # how bad it is
     about: str  # the subject in a word, such as `torch`
     says: str  # what was found

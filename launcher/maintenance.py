@@ -55,8 +55,6 @@ REMOVED = ".removed-"  # prefix that a directory gets before its files are delet
 
 @dataclass(frozen=True)
 class Old:
-    """A run or a sweep that may be removed."""
-
     path: Path  # directory of the run or sweep
     states: frozenset[str]  # the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible
     last_active: float | None  # time of the newest event, in seconds since the epoch; None: not known
@@ -176,7 +174,6 @@ def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, Jo
 
 
 def size_of(*folders: Path) -> int:
-    """Returns the bytes that folders occupy on disk."""
     total = 0
     for root, _, files in itertools.chain.from_iterable(map(os.walk, folders)):
         for name in files:

@@ -14,7 +14,6 @@ _CODE = (
 
 
 def own_module(name: str) -> list[str]:
-    """Returns Python's arguments that run a module of ours, without the working folder on sys.path."""
     return ["-c", _CODE, name]
 
 

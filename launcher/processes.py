@@ -31,7 +31,6 @@ class Process(Struct):
         return cls(pid, state[1] if state else 0, socket.gethostname())
 
     def here(self) -> bool:
-        """Returns whether the process was started on this machine."""
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:

@@ -102,7 +102,6 @@ class Signals:
         return next((number for number in self._numbers if number in WARNS), None)
 
     def require_none(self) -> None:
-        """Raises AskedToStop if a signal of ENDS has arrived."""
         if (number := self.ends()) is not None:
             raise AskedToStop(number)
 

@@ -114,7 +114,6 @@ class Coordinator:
 
     @property
     def members(self) -> list[int]:
-        """Indices of the members of the running round."""
         return list(self._watch.agents)
 
     @property
@@ -280,7 +279,6 @@ class Coordinator:
         return due
 
     def next_look(self, now: float) -> float:
-        """Returns the longest time in seconds until the next call of `tick`."""
         if self.arrivals is not None:
             return max(0.0, min(self.arrivals.deadline - now, 1.0))
         return 0.25 if self._watch.urgent else min(1.0, self.limits.heartbeat / 4)
@@ -296,7 +294,6 @@ class Coordinator:
         return paces
 
     def broadcast(self, message: Message) -> None:
-        """Sends a message to all members of the round."""
         self._send(self.members, message)
 
     def _broadcast_all(self, messages: Iterable[Message]) -> None:

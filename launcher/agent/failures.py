@@ -37,15 +37,11 @@ class AttemptFailed(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """All ranks have done their work."""
-
     metrics: dict[str, Any]  # metrics that the first rank of this agent has returned
 
 
 @dataclass(frozen=True)
 class NextRound:
-    """The ranks restart in a new round."""
-
     history: History  # the rounds so far; `history.round` is the index of the new round
     lost: tuple[int, ...] = ()  # member indices of the agents that are gone
     spares: tuple[int, ...] = ()  # member indices of the agents that wait to replace a lost one
@@ -64,8 +60,6 @@ _REPORTED = {"usage": FaultCode.USAGE, "printed": FaultCode.EXITED}  # by the co
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed."""
-
     fault: Fault
     final: bool = False  # whether a retry would fail as well
     time: float = 0.0  # when the agent noticed it, in seconds since the epoch
@@ -128,7 +122,6 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
 
 
 def fault_of_start(error: StartError, host: str) -> Fault:
-    """Returns the fault of a rank that could not be started."""
     limits = {errno.EAGAIN: error.processes, errno.EMFILE: error.files}
     return Fault(
         code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message,
@@ -137,7 +130,6 @@ def fault_of_start(error: StartError, host: str) -> Fault:
 
 
 def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
-    """Returns the fault of a node on which processes of ranks still exist after SIGKILL."""
     return Fault(
         code=FaultCode.STILL_THERE, rank=left[0].rank, host=host, error="; ".join(map(str, left)), signal="SIGKILL"
     )
@@ -236,5 +228,4 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
 
 
 def stopped_early(host: str, request: AskedToStop, during: AgentPhase) -> Fault:
-    """Returns the fault of the agent of `host`, which was asked to stop while it waited for other agents."""
     return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)

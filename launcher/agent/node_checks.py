@@ -52,8 +52,6 @@ _SYMPTOM = re.compile(LOST_PEER.pattern + r"|[Tt]imed? ?out|no response|wait tim
 
 
 class CheckLevel(str, Enum):
-    """How a check ended."""
-
     FINE = "fine"
     WARNING = "warning"
     FAILED = "failed"
@@ -61,8 +59,6 @@ class CheckLevel(str, Enum):
 
 @dataclass(frozen=True)
 class NodeCheck:
-    """The result of a check on one node."""
-
     name: str  # device, space, run_dir, clock, all_reduce, fabric or reach
     level: CheckLevel = CheckLevel.FINE
     found: Observation = NOTHING  # what is wrong or, for a check that is fine, what was measured
@@ -188,7 +184,6 @@ def _not_written(error: OSError, folder: Path, key: str) -> Observation:
 
 
 def temporary() -> Observation:
-    """Returns the free space of TMPDIR, as `space`, or raises CheckProblem."""
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
         text = f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment"
@@ -197,7 +192,6 @@ def temporary() -> Observation:
 
 
 def shared_memory(ranks: int) -> Observation:
-    """Returns the free shared memory (/dev/shm) of a node with so many ranks, as `judge_space`."""
     has = os.statvfs(SHM)
     return judge_space(
         "a container's --shm-size", str(SHM), has.f_bavail * has.f_frsize, -1, LEAST_SHM, ENOUGH_SHM * ranks

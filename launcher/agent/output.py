@@ -193,7 +193,6 @@ class Forwarder:
         self._sources.clear()
 
     def descriptors(self) -> list[int]:
-        """Returns the descriptors of all ranks' files."""
         return [source.descriptor for source, _ in self._sources]
 
     def _taken(self) -> int:

@@ -19,8 +19,6 @@ from launcher.worker.hangs import Blamed
 
 
 class RoundEnd(str, Enum):
-    """The kind of failure that ended a round."""
-
     KILLED = "killed"  # a rank, by a signal
     LOST_PEER = "lost peer"  # a rank failed because another one was gone
     HUNG = "hung"  # a rank did no step for too long
@@ -32,8 +30,6 @@ class RoundEnd(str, Enum):
 
 
 class NextStep(str, Enum):
-    """What follows a failure."""
-
     RESTART = "restart"  # the ranks restart in the next round of this attempt
     FAIL = "fail"  # the attempt ends as failed
     RESUME = "resume"  # the attempt ends, and the run continues in another attempt
@@ -104,8 +100,6 @@ def decide(
 
 @dataclass(frozen=True)
 class RoundFailure:
-    """A failure that ends a round."""
-
     kind: RoundEnd  # for the restart policy
     fault: Fault
     member: int  # member index of the agent that reports the failure to the user
@@ -122,7 +116,6 @@ class RoundFailure:
         return -1 if self.fault.step is None else self.fault.step
 
     def message(self) -> dict[str, Any]:
-        """Returns the message that reports this failure to the leader, in JSON types."""
         return {"type": "failure", "failure": as_json(self, defaults=False)}
 
 
@@ -141,7 +134,6 @@ class RoundVerdict:
 
     @property
     def saves(self) -> bool:
-        """Whether the ranks get time to save and exit."""
         return self.failure.kind in (RoundEnd.LEFT, RoundEnd.REGROUP)
 
     @property
@@ -153,7 +145,6 @@ class RoundVerdict:
         return replace(self.failure.fault, ends_with=self.exit_code)
 
     def restart(self, world_size: int) -> Restart:
-        """Returns the event to write if the ranks restart after this verdict."""
         values = events.values(self.failure.fault)
         return events.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
 
@@ -239,8 +230,6 @@ class RoundLimits:
 
 @dataclass
 class AgentState:
-    """What the leader knows of one agent of the round."""
-
     member: Member
     last_message: float  # monotonic time at which its last message arrived
     step: int = -1  # highest step of the run that it has reported; -1: none
@@ -303,7 +292,6 @@ class FailureDetector:
             agent.last_message = now
 
     def heartbeat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
-        """Updates the state of an agent from a heartbeat message of the agent."""
         agent.step = max(agent.step, int(message.get("step", -1)))
         agent.resumable = bool(message.get("resumable")) or agent.resumable
         agent.joined = bool(message.get("joined")) or agent.joined
@@ -343,21 +331,17 @@ class FailureDetector:
 
     @property
     def all_resumable(self) -> bool:
-        """Whether all running ranks can resume."""
         return all(agent.resumable or agent.ended for agent in self.agents.values()) or self._listened
 
     @property
     def leaves(self) -> bool:
-        """Whether any agent has reported that it is ending its ranks because of a stop request."""
         return self._leave is not None
 
     @property
     def urgent(self) -> bool:
-        """Whether `look` has to be called more often: agents are leaving, or stacks are awaited."""
         return self._hang is not None or self._leave is not None
 
     def look(self, now: float) -> RoundFailure | None:
-        """Checks all timeouts at `now` (monotonic seconds); returns the failure that it finds, or None."""
         return self._silent_agents(now) or self.left(now) or self._not_joined(now) or self._hanging(now)
 
     def lost(self, agents: Sequence[AgentState], code: FaultCode, **details: Any) -> RoundFailure:

@@ -47,8 +47,6 @@ from launcher.schedulers import registry
 
 @dataclass(frozen=True)
 class CheckedNode:
-    """A node that takes part in a preflight."""
-
     name: str  # in messages
     host: str
     members: tuple[int, ...]  # indices of the node's agents
@@ -57,8 +55,6 @@ class CheckedNode:
 
 @dataclass(frozen=True)
 class PreflightVerdict:
-    """The leader's decision, which all agents follow."""
-
     then: PreflightThen  # whether the run starts, starts without the bad nodes, or fails
     bad: tuple[NodeFinding, ...] = ()  # each bad node, with what is wrong there
     lost: tuple[int, ...] = ()  # indices of the bad nodes' agents
@@ -191,8 +187,6 @@ SLACK = 5.0  # timeout of a message between agents, in seconds
 
 
 class Preflight:
-    """A preflight, as one agent runs it."""
-
     def __init__(
         self, plan: JobPlan, attempt: directory.Attempt, events: Events, control: Control, rendezvous: Rendezvous, *,
         round_number: int,
@@ -354,7 +348,6 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
 
 
 def fault_of_preflight(verdict: PreflightVerdict, rendezvous: Rendezvous, host: str) -> Fault:
-    """Returns the event of a preflight that ends the attempt."""
     hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
     return Fault(
         code=FaultCode.PREFLIGHT, host=host, preflight=verdict.failure, accused=tuple(map(Accused, hosts)),

@@ -139,7 +139,6 @@ class AgentContext:
     gpus: GpuWatch | None = None
 
     def report_resized(self, resized: Resized) -> None:
-        """Writes an event and a log line about agents that were lost or came back."""
         self.events(resized)
         log_line(text.of_resized(resized))
 
@@ -210,7 +209,6 @@ class RankStatus:
         self.paces = Paces(plan, context.attempt, context.events, rendezvous, position, round_number)
 
     def read(self) -> None:
-        """Reads the heartbeats of all ranks, and updates the attributes."""
         self.signs = self._context.pulse.signs()
         self.listened = self.listened or any(sign.listens for sign in self.signs)
         self.step = max(self.step, *(sign.step for sign in self.signs))

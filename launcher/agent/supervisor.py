@@ -46,8 +46,6 @@ DECIDED = 5.0  # seconds, besides launch.heartbeat, in which the leader has to d
 
 
 class Phase(Enum):
-    """The state of this agent's ranks."""
-
     RUNNING = "running"
     LEAVING = "leaving"  # other agents' ranks have exited to resume later; this agent's ranks get time to do so, too
     FAILED = "failed"  # a failure ended the round: this agent's ranks are being ended
@@ -94,7 +92,6 @@ class Supervisor:
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> failures.Done | failures.NextRound:
-        """Supervises the ranks until all have ended and the outcome is known; raises AttemptFailed."""
         if self._leads and self._control.coordinator is not None:
             self._control.coordinator.watch(self._clock())
         while True:
@@ -117,7 +114,7 @@ class Supervisor:
         before = self._stops.proposal, self._stops.committed
         agreed = self._stops.look(self._context.pulse.stops(), self._exits)
         if (self._stops.proposal, self._stops.committed) != before:
-            self._context.pulse.show(self._stops.proposal, self._stops.committed)
+            self._context.pulse.agent.show(self._stops.proposal, self._stops.committed)
         for message in agreed:
             self._control.send(message)
         if self._verdict is None or self._phase is Phase.LEAVING:
@@ -145,7 +142,6 @@ class Supervisor:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next turn of the loop, at the latest."""
         if self._more_output:
             return 0.0
         if self._phase in (Phase.FAILED, Phase.ENDING) or self._killed_at is not None:
@@ -451,8 +447,6 @@ RESERVED = 5.0  # seconds before the deadline (at most half of resume.lead) in w
 
 
 class StopChecker:
-    """One agent's checks whether the ranks of a program have to stop."""
-
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool, now: float) -> None:
         # first: this is the first agent, which checks for the stop file and estimates the time left
         self._plan, self._first, self._next = plan, first, 0.0

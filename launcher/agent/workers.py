@@ -126,8 +126,6 @@ def take_streams(out: int, err: int) -> None:
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How one rank ended."""
-
     place: int  # index of the rank among the ranks of its agent, from 0
     rank: int
     pid: int
@@ -287,7 +285,6 @@ class WorkerGroup:
         return True
 
     def open_gate(self) -> None:
-        """Lets the ranks of this round use the store."""
         if self._gate is not None and self._gate[1] >= 0:
             with contextlib.suppress(BrokenPipeError):  # all ranks have ended
                 os.write(self._gate[1], b"!")  # no rank reads it: the pipe stays readable for all
@@ -325,7 +322,6 @@ class WorkerGroup:
         return [worker.pid for worker in self._workers]
 
     def reports(self) -> list[Mapping[str, Any] | None]:
-        """Returns what each rank has reported so far, by place; None: nothing."""
         return [rank_report.read_report(worker.report).returned for worker in self._workers]
 
     def forward_output(self) -> bool:
@@ -342,7 +338,6 @@ class WorkerGroup:
                 os.kill(worker.pid, number)
 
     def kill(self) -> None:
-        """Sends SIGKILL to all ranks, and does not wait for their end."""
         for worker in self._workers:
             self.signal(worker.placement.place, signal.SIGKILL)
 

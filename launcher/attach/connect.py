@@ -38,8 +38,6 @@ CONNECT_TIMEOUT = 10.0  # seconds for one address of a node
 
 @dataclass(frozen=True)
 class NodeAccess:
-    """A way to start `node_session` on a rank's node."""
-
     plan: JobPlan
     host: str  # name of the rank's node
     job: str = ""  # id of the run's job, whose steps the scheduler starts
@@ -126,7 +124,6 @@ class _ChannelFile(io.RawIOBase):
 
 
 def connection_lost(error: ChannelError) -> RunError:
-    """Returns the error for a connection over the network that ended before what it was connected to."""
     return RunError(f"the connection to the rank's node was lost: {error}; the run goes on, attach again")
 
 
@@ -156,7 +153,6 @@ def over_process(command: Sequence[str], environment: Mapping[str, str]) -> Debu
 
 
 def not_on_path(command: Sequence[str]) -> RunError:
-    """Returns the error for a job step's command that is not on this machine's PATH."""
     return RunError(f"{command[0]} is not on this machine's PATH: attach from a login node of the cluster")
 
 

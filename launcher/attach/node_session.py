@@ -56,7 +56,6 @@ HELLO = {"type": "hello", "index": CLIENT}  # a client's first message
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `shell`, `relay` or `serve`, and returns the exit code."""
     os.umask(0o077)
     what, path, *more = arguments
     if what == "shell":
@@ -263,7 +262,6 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def folder_of(attempt: directory.Attempt, request: dict[str, Any]) -> Path:
-    """Returns the folder that receives the replies to a request."""
     return attempt.path / "attach" / str(request["id"])
 
 
@@ -318,8 +316,6 @@ GONE = 0  # pid of a rank that has ended, since the system may reuse its real pi
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A rank that this agent has started."""
-
     rank: int
     pid: int  # GONE: it has ended
     step: int  # the last training step that the rank has completed; -1: none

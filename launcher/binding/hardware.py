@@ -48,13 +48,10 @@ class Gpu(Struct):
 
     @property
     def name(self) -> str:
-        """The PCI address, followed by `.TILE` for a tile: `0000:c1:00.0.1`."""
         return self.address if self.tile is None else f"{self.address}.{self.tile}"
 
 
 class Nic(Struct):
-    """A network device."""
-
     name: str  # name of the device (`mlx5_0`), or of its interface if the device has no name
     interface: str = ""  # the network interface on the same PCI device; empty: none
     address: str = ""  # PCI address
@@ -122,7 +119,6 @@ class _Files:
         self.root = root
 
     def text(self, path: str) -> str:
-        """Returns the text of a file, stripped; empty: it cannot be read."""
         try:
             with open(f"{self.root}{path}") as file:
                 return file.read().strip()
@@ -137,7 +133,6 @@ class _Files:
             return []
 
     def cpus(self, path: str) -> tuple[int, ...]:
-        """Returns the CPUs that a file lists, sorted; empty: the file cannot be read."""
         try:
             return tuple(sorted(parse_ranges(self.text(path))))
         except ValueError:
@@ -343,8 +338,6 @@ FOLDER = Path(__file__).parent / "nodes"
 
 
 class NodeType(Struct):
-    """A type of node."""
-
     node: Node
     allowed: tuple[int, ...]  # the CPUs that a job with the whole node may use
 
@@ -358,12 +351,10 @@ def require(name: str) -> None:
 
 
 def load(name: str) -> NodeType:
-    """Returns the node type of this name; raises FileNotFoundError."""
     return of(json.loads((FOLDER / f"{name}.json").read_text()))
 
 
 def of(about: Mapping[str, Any]) -> NodeType:
-    """Returns the node type that a JSON file describes."""
     nics = tuple(Nic(device or interface, interface, *rest) for device, interface, *rest in about["nics"])
     distances = {
         (one, other): distance

@@ -17,8 +17,6 @@ AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa",
 
 
 class BindRequest(Struct):
-    """A parsed value of `launch.bind`."""
-
     kind: str  # one of KINDS
     lists: tuple[tuple[int, ...], ...] = ()  # for map, the CPUs of each local rank; else empty
 
@@ -70,8 +68,6 @@ class BindingRefused(LauncherError):
 
 
 class RankDevices(Struct):
-    """The devices that a rank uses."""
-
     gpu: Gpu | None = None  # the rank's accelerator; None: it uses none, or it is not known which one
     # its network device, from cluster.nics or else the nearest to its accelerator; None: unknown
     nic: Nic | None = None
@@ -79,8 +75,6 @@ class RankDevices(Struct):
 
 
 class RankBinding(Struct):
-    """The binding of one rank."""
-
     cpus: tuple[int, ...]  # the CPUs that the rank may use, sorted
     cores: int  # number of cores of these CPUs
     own: int  # number of these cores that are the rank's share; it uses the others together with other ranks
@@ -89,8 +83,6 @@ class RankBinding(Struct):
 
 
 class Binding(Struct):
-    """The binding of all ranks of a node."""
-
     ranks: tuple[RankBinding, ...]  # by local rank
     unbound: Unbound | None = None  # why the ranks are not bound to cores; None: they are bound
 

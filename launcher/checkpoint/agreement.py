@@ -60,7 +60,6 @@ class Peers:
         destroy_without_gil(self.group)
 
     def close(self) -> None:
-        """Destroys the process group for checkpoints, if there is one."""
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group(self.group)
         self.group = None
@@ -180,7 +179,6 @@ def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's text for the user, in one line."""
     if isinstance(error, CheckpointError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

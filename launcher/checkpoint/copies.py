@@ -50,8 +50,6 @@ REPLICA, OWN, PEER = "replica", "own", "peer"
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a complete slot."""
-
     lineage: str  # digest of the checkpoint folder and the training's identity
     # how tensors are divided: `whole` (the same on all ranks), `shards` (DTensors) or `single` (all are a rank's own)
     mode: str
@@ -66,7 +64,6 @@ class Header:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Round and step, by which copies are sorted."""
         return self.round, self.step
 
     @property
@@ -75,7 +72,6 @@ class Header:
         return [self.lineage, self.round, self.step, self.rank]
 
     def data(self) -> bytes:
-        """Returns the header as it is written: HEADER bytes."""
         text = json.dumps(asdict(self)).encode()
         return (_START.pack(_MAGIC, len(text), zlib.crc32(text)) + text).ljust(HEADER, b"\0")
 
@@ -92,8 +88,6 @@ class Header:
 
 
 class MemorySlot:
-    """One slot, as any rank of its agent uses it."""
-
     def __init__(self, file: int, number: int) -> None:
         self._file, self._number = file, number
         self._memory = self._mapped(HEADER)
@@ -117,7 +111,6 @@ class MemorySlot:
 
     @property
     def head(self) -> Tensor:
-        """The bytes of the header, as uint8 [HEADER]."""
         return self._memory[:HEADER]
 
     def header(self) -> Header | None:
@@ -125,11 +118,9 @@ class MemorySlot:
         return Header.of(bytes(bytes_of(self.head)))
 
     def write_header(self, data: bytes) -> None:
-        """Completes the slot."""
         bytes_of(self.head)[:] = data
 
     def erase(self) -> None:
-        """Makes the slot empty."""
         self.write_header(bytes(HEADER))
 
     def buffers(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

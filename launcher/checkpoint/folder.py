@@ -25,7 +25,6 @@ from launcher.runs.directory import RunError, require_private
 
 
 def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Returns the manifests in the order of publication, newest first."""
     return sorted(manifests, key=lambda manifest: manifest.age, reverse=True)
 
 
@@ -42,8 +41,6 @@ def best_of(known: Iterable[Manifest], best: str | None, best_is: str = "max") -
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of a lineage to keep."""
-
     keep: int = 2  # number of the newest checkpoints to keep
     # name of a metric; the checkpoint with its best value is kept as well. None: no metric counts
     best: str | None = None
@@ -216,7 +213,6 @@ class CheckpointFolder:
                 shutil.rmtree(hidden, ignore_errors=True)
 
     def wait(self) -> None:
-        """Waits until the old checkpoints are removed."""
         if self._remover is not None:
             self._remover.join()
             self._remover = None

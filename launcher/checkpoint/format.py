@@ -250,8 +250,6 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a complete checkpoint."""
-
     step: int  # steps of the run that were done
     # `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
     # (everything in such files). world_size, attempt: number of ranks that saved the checkpoint, and index of their
@@ -303,7 +301,6 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Returns the step in the name of a complete checkpoint; None for other names."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -528,7 +525,6 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
 
 
 def require_none(path: Path, problems: Sequence[str]) -> None:
-    """Raises Damaged if there are lines about what is wrong with a checkpoint."""
     if problems:
         raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
 

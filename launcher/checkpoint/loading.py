@@ -58,15 +58,11 @@ ADVICE = (
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that returns its state, and can load it again."""
-
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 class Generator:
-    """The state of a generator of random numbers."""
-
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         self._get, self._put = get, put
 

@@ -92,7 +92,6 @@ class Staging:
         return with_local(known, tensor) if isinstance(tensor, DTensor) else known
 
     def forget_all_but(self, names: Iterable[str]) -> None:
-        """Frees the buffers of all names that are not given."""
         for name in set(self._copies) - set(names):
             del self._copies[name]
 
@@ -202,7 +201,6 @@ class Snapshot:
         return copies
 
     def release(self) -> None:
-        """Lets training change the state."""
         self._staged.set()
 
     def staged(self) -> float:
@@ -216,7 +214,6 @@ class Snapshot:
         return waited
 
     def join(self) -> None:
-        """Waits for the end of the thread."""
         if self.thread is not None and self.thread.is_alive():
             with heartbeat.alive():
                 self.thread.join()
@@ -231,8 +228,6 @@ class Final(CheckpointError):
 
 @dataclass
 class Save(Snapshot):
-    """One save on this rank, from the call to its end."""
-
     compare: bool = False  # whether ranks compare the tensors that they have under equal names
     published: bool = False  # whether the checkpoint was published; known on rank 0 only
 
@@ -265,8 +260,6 @@ class _Agreement:
 
 @dataclass
 class Writer:
-    """Writes the saves of one Checkpointer."""
-
     folder: CheckpointFolder
     peers: Peers
     identity: dict[str, Any]

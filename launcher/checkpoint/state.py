@@ -40,8 +40,6 @@ def has_tensors(value: Any) -> bool:
 
 @dataclass
 class Content:
-    """A state, split into tensors and other values."""
-
     # the tensors by dotted name (`model.layer.weight`), which torch.distributed.checkpoint also uses
     tensors: dict[str, Tensor]
     paths: dict[str, Keys]  # for each of these names the keys from the root to the tensor

@@ -94,7 +94,6 @@ class HashedFile:
         self._collected = bytearray()
 
     def write(self, data: Any) -> int:
-        """Writes all of the data, perhaps only later; returns its size in bytes."""
         view = memoryview(data).cast("B")
         if len(self._collected) + len(view) < _PIECE:
             self._collected += view

@@ -9,7 +9,6 @@ PIECE = 1 << 20  # bytes read at once
 
 
 def digest_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, as hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(PIECE):

@@ -70,8 +70,6 @@ class HolderWatch:
 
 
 class Seen(Struct):
-    """The file of a lease at one moment."""
-
     text: str
     inode: int
     changed: int  # mtime in nanoseconds
@@ -197,8 +195,6 @@ _IN_USE: set[str] = set()  # tokens with which this process holds leases or wait
 
 
 class Holder(Struct):
-    """A process that holds a lease or waits for it."""
-
     token: str  # random text, new for each time that a process takes a lease
     machine: str  # boot id and PID namespace of the process; processes with the same one see each other's PIDs
     pid: int  # process id
@@ -206,7 +202,6 @@ class Holder(Struct):
 
     @classmethod
     def here(cls) -> Holder:
-        """Returns this process, with a new token."""
         machine = namespace().replace(" ", "-") or os.urandom(8).hex()
         process = Process.of(os.getpid())
         return cls(os.urandom(8).hex(), machine, process.pid, process.start)

@@ -47,8 +47,6 @@ _ANYBODY = Path("/proc/sys/kernel/overflowuid")  # the uid shown for owners that
 
 
 class Folder(Struct):
-    """A folder and its permissions."""
-
     path: str  # path of the folder. uid, gid: ids of the folder's owner and group
     uid: int
     gid: int

@@ -244,7 +244,6 @@ def validates(trainer: Any) -> bool:
 
 
 def total_steps(trainer: Any) -> int:
-    """Returns the number of steps of the whole training; 0: unknown."""
     if len(trainer.optimizers) > 1:  # global_step counts the steps of all of them, and their ratio is unknown
         return 0
     total = trainer.estimated_stepping_batches

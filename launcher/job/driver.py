@@ -74,8 +74,6 @@ class Failed(Struct):
 
 
 class End(Struct):
-    """How an attempt ends: its exit code, and the event that tells why it counts as stopped early."""
-
     code: int
     stop: Stop | None = None
 
@@ -227,8 +225,6 @@ class _Stops:
 
 
 class Job:
-    """One attempt of the run, in this job."""
-
     def __init__(self, job: JobFile, lease: RunLease, stops: _Stops, failed: Failed | None, umask: int) -> None:
         self._job, self._lease, self._stops, self._failed, self._umask = job, lease, stops, failed, umask
         self._run_dir, self._host = Path(job.run_dir), socket.gethostname()

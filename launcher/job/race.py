@@ -14,7 +14,6 @@ from launcher.schedulers.base import JOB_TIMEOUT
 
 
 def others(plan: JobPlan, token: str) -> Iterator[str]:
-    """Yields the tokens of the other jobs of a race."""
     race = token.removesuffix(f"-m{plan.member}") if plan.member else token
     yield from (race_token(race, number) for number in range(len(plan.race)) if number != plan.member)
 

@@ -131,7 +131,6 @@ def further(ends: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def main(run_dir: str, stop_requested: bool) -> int:
-    """Decides whether the run continues, requeues or resubmits its job if so, and returns the exit code."""
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
     run, events = attempt.run, Events(attempt, "requeue")

@@ -2,8 +2,7 @@
 
 It may import files, errors and torch.
 
-- `rounds`: a round: its members and their ranks; how members find the leader, and who is missing; which rounds have begun
-- `channel`: authenticated connections between agents: a channel, and the hub of the leader that serves those of all
-  others
+- `rounds`: a round: its members and their ranks; how members find the leader; which rounds have begun
+- `channel`: authenticated connections between agents: a channel, and the leader's hub, which serves those of all others
 - `store`: the TCPStore of the ranks, and the proxy that keeps other users and hosts out
 """

@@ -1,4 +1,4 @@
-"""Authenticated connections between agents: a channel, and the hub of the leader that serves those of all others.
+"""Authenticated connections between agents: a channel, and the leader's hub, which serves those of all others.
 
 Both ends prove that they know the secret, without sending it, before any message is read:
 
@@ -55,7 +55,6 @@ class ChannelError(ConnectionError):
 
 
 def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
-    """Returns HMAC-SHA256(secret, role + nonces); `nonces`: the server's, followed by the client's."""
     return hmac.new(secret, role + nonces, hashlib.sha256).digest()
 
 
@@ -102,7 +101,6 @@ class Channel:
 
     @property
     def unsent(self) -> int:
-        """Number of bytes that are still to be sent."""
         return sum(map(len, self._out))
 
     def send(self, message: Message | bytes) -> None:
@@ -112,8 +110,7 @@ class Channel:
         text = message if isinstance(message, bytes) else encode(message)
         if len(text) > bounds.MESSAGE_BYTES:
             raise ValueError(f"a message of {len(text)} bytes is over the limit of {bounds.MESSAGE_BYTES}")
-        key = self._keys["send"]
-        mac = hmac.new(key, self._sent.to_bytes(8, "big") + text, hashlib.sha256).digest()[:MAC]
+        mac = proof(self._keys["send"], self._sent.to_bytes(8, "big"), text)[:MAC]
         self._sent += 1
         self._send(_LENGTH.pack(len(text)) + mac, text)
 
@@ -169,39 +166,32 @@ class Channel:
         self._socket.close()
 
     def _authenticate(self) -> None:
-        if self._server:
-            if len(self._in) < NONCE + PROOF:
-                return
-            self._nonces = self._nonce + bytes(self._in[:NONCE])
-            theirs = bytes(self._in[NONCE : NONCE + PROOF])
-            del self._in[: NONCE + PROOF]
-            if not hmac.compare_digest(theirs, proof(self._secret, b"client", self._nonces)):
-                raise ChannelError("the other end does not know the attempt's secret")
-            self._opened()
-            self._send(proof(self._secret, b"server", self._nonces))
-            return
-        if not self._nonces:
+        if not self._server and not self._nonces:
             if not MAGIC.startswith(bytes(self._in[: len(MAGIC)])):
                 raise ChannelError("another service")
             if len(self._in) < len(MAGIC) + NONCE:
                 return
-            self._nonces = bytes(self._in[len(MAGIC) : len(MAGIC) + NONCE]) + self._nonce
-            del self._in[: len(MAGIC) + NONCE]
+            self._nonces = self._take(len(MAGIC) + NONCE)[len(MAGIC) :] + self._nonce
             self._send(self._nonce + proof(self._secret, b"client", self._nonces))
-        if len(self._in) >= PROOF:
-            theirs = bytes(self._in[:PROOF])
-            del self._in[:PROOF]
-            if not hmac.compare_digest(theirs, proof(self._secret, b"server", self._nonces)):
-                raise ChannelError("the other end does not know the attempt's secret")
-            self._opened()
-
-    def _opened(self) -> None:
-        ours, theirs = (b"to client", b"to server") if self._server else (b"to server", b"to client")
+        if len(self._in) < PROOF + NONCE * self._server:
+            return
+        if self._server:
+            self._nonces = self._nonce + self._take(NONCE)
+        ours, theirs = (b"server", b"client") if self._server else (b"client", b"server")
+        if not hmac.compare_digest(self._take(PROOF), proof(self._secret, theirs, self._nonces)):
+            raise ChannelError("the other end does not know the attempt's secret")
         self._keys = {
-            "send": proof(self._secret, ours, self._nonces),
-            "receive": proof(self._secret, theirs, self._nonces),
+            "send": proof(self._secret, b"to " + theirs, self._nonces),
+            "receive": proof(self._secret, b"to " + ours, self._nonces),
         }
         self.open = True
+        if self._server:
+            self._send(proof(self._secret, b"server", self._nonces))
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._in[:size])
+        del self._in[:size]
+        return data
 
     def _messages(self) -> list[dict[str, Any]]:
         messages = []
@@ -216,8 +206,7 @@ class Channel:
             theirs = bytes(data[start + _LENGTH.size : start + head])
             text = bytes(data[start + head : start + head + length])
             start += head + length
-            key = self._keys["receive"]
-            mine = hmac.new(key, self._received.to_bytes(8, "big") + text, hashlib.sha256).digest()[:MAC]
+            mine = proof(self._keys["receive"], self._received.to_bytes(8, "big"), text)[:MAC]
             if not hmac.compare_digest(theirs, mine):
                 raise ChannelError("a message was altered on its way")
             self._received += 1
@@ -240,7 +229,6 @@ Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message;
 
 
 def refused(fault: Fault) -> dict[str, Any]:
-    """Returns the leader's message to an agent that cannot take part because of `fault`."""
     return {"type": "refused", "fault": events.values(fault)}
 
 
@@ -310,7 +298,7 @@ class Hub:
             self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def broadcast(self, indices: Iterable[int], message: Message) -> None:
-        """Sends a message to the members with these indices, as `send` does, but encodes it only once."""
+        """Sends a message to these members, as `send` does, but encodes it only once."""
         text = encode(message)
         for index in indices:
             self.send(index, text)

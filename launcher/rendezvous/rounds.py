@@ -46,7 +46,7 @@ class RendezvousError(RuntimeError):
     """The rendezvous failed.
 
     from_leader: whether the leader refused this agent, and reports the fault to the user itself.
-    final: whether a retry is useless, because the leader has decided. If False, the leader may only be gone.
+    final: whether a retry is useless, because the leader has decided. Else it may only be gone.
     """
 
     def __init__(self, fault: Fault, *, from_leader: bool = False, final: bool = False) -> None:
@@ -58,7 +58,6 @@ class RendezvousError(RuntimeError):
 
 
 def accuse(place: Place) -> Accused:
-    """Returns the agent at `place` as the probable cause of a fault."""
     return Accused(host=place.host, rank=place.task, node=None if place.task is not None else place.node)
 
 
@@ -90,12 +89,11 @@ class Rendezvous:
 
     @property
     def addresses(self) -> list[str]:
-        """IP addresses from which the members have connected to the leader."""
         return [member.local_address for member in self.members if member.local_address]
 
     @property
     def world_size(self) -> int:
-        return sum(member.ranks for member in self.members)
+        return self.first_rank(len(self.members))
 
     def place_of(self, index: int) -> int | None:
         """Returns the position in `members` of the member with this index; None: it does not take part."""
@@ -114,8 +112,6 @@ def address_reached(members: Sequence[Member]) -> str:
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank to start."""
-
     place: int  # index of the rank among the ranks of its agent, from 0
     rank: int  # global rank
     environment: Mapping[str, str]  # variables that are added to the agent's environment
@@ -153,10 +149,11 @@ def placements(
     }
     first = sum(member.ranks for member in members[:position])
     return [
-        Placement(place, rank, {
-            **of_all, "RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(first_local_rank + place)
+        Placement(place, first + place, {
+            **of_all, "RANK": str(first + place), "ROLE_RANK": str(first + place),
+            "LOCAL_RANK": str(first_local_rank + place),
         })
-        for place, rank in enumerate(range(first, first + own.ranks))
+        for place in range(own.ranks)
     ]  # fmt: skip
 
 
@@ -301,8 +298,8 @@ def connect(
 
 
 def _pauses(agents: int) -> Iterator[float]:
-    # Between two tries to connect: doubled each time. The limit is 1 s, and for the first 3 s 0.03 s, or 0.001 s for
-    # each agent if that is more, since the leader of a new round appears soon
+    # Seconds between two tries to connect. For the first 3 s at most 0.03, or 0.001 for each agent if that is more, since
+    # the leader of a new round appears soon
     pause, soon = 0.01, time.monotonic() + 3.0
     while True:
         longest = min(1.0, max(0.03, 0.001 * agents)) if time.monotonic() < soon else 1.0
@@ -311,12 +308,10 @@ def _pauses(agents: int) -> Iterator[float]:
 
 
 def leader_lost(own: Member, leader: Place, problem: str) -> RendezvousError:
-    """Returns the error of an agent that has lost its leader before a round has started."""
     return RendezvousError(Fault(code=FaultCode.LEADER_LOST, host=own.host, accused=(accuse(leader),), error=problem))
 
 
 def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
-    """Returns the error of an agent that the leader has refused; from_leader: it reports the fault to the user."""
     return RendezvousError(events.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
 
 
@@ -342,7 +337,7 @@ CANDIDATES = 16  # ports tried on the leader's host
 
 
 def secret_of(shared: bytes, key: str) -> bytes:
-    """Returns a secret for `key` (the id of an attempt, the index of a round) from a longer-lived one."""
+    """Returns a secret for `key` (the id of an attempt, the index of a round) made from a longer-lived one."""
     return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
 
 
@@ -590,8 +585,6 @@ class _Search:
 
 @dataclass(frozen=True)
 class Round:
-    """One round that has started."""
-
     number: int  # index of the round, from 0. host, port: the address that the leader listens on
     host: str
     port: int

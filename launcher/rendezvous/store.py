@@ -81,7 +81,6 @@ class RanksStore:
         listener.close()
 
     def close(self) -> None:
-        """Ends the store and all connections."""
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if ended:
             log_line(f"the process of the ranks' store had ended with {os.waitstatus_to_exitcode(status)}")

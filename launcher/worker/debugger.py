@@ -118,7 +118,6 @@ class Console(io.TextIOBase):
             self._send(runs=True)
 
     def attended(self) -> bool:
-        """Returns whether a terminal is connected."""
         if self._terminal is not None and wait([self._terminal], 0):
             self._receive(self._terminal)  # notices that it has disconnected
         return self._terminal is not None
@@ -127,7 +126,6 @@ class Console(io.TextIOBase):
         """Does nothing, since Python's `exit()` closes standard input, and the console must stay open."""
 
     def end(self) -> None:
-        """Disconnects the terminal, and accepts no further one."""
         self._hang_up("")
         self._listener.close()
 

@@ -51,7 +51,6 @@ def module(device: torch.device) -> Any:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until an accelerator has finished all queued work. Returns at once for the CPU."""
     if (there := module(device)) is not None:
         there.synchronize(device)
 
@@ -200,8 +199,6 @@ def _entries(mask: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """The accelerators that this process sees."""
-
     kind: str  # torch.device type of the accelerators (cuda on ROCm as well); empty if torch was built for CPUs only
     count: int
     torch: str  # its version
@@ -210,7 +207,6 @@ class Accelerators:
 
     @property
     def text(self) -> str:
-        """Description for error messages."""
         if not self.kind:
             return f"torch {self.torch} was built for CPUs only"
         error = f"; the driver says: {self.error}" if self.error else ""
@@ -218,7 +214,6 @@ class Accelerators:
 
 
 def find_accelerators(environ: Mapping[str, str]) -> Accelerators:
-    """Returns which accelerators this process sees now, from torch and the driver."""
     build = torch_build()
     names = _MASKS.get(build, ())
     mask = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
@@ -277,7 +272,6 @@ def _no_gpu(wanted: str, asked: int, why: str, rank: int, host: str) -> NoGpuErr
 
 
 def device_files() -> list[Path]:
-    """Returns the paths of the files by which programs use accelerators on this machine."""
     return [path for pattern in _DEVICE_FILES for path in Path("/dev").glob(pattern)]
 
 
@@ -365,12 +359,10 @@ def nccl_log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]
 
 
 def nccl_log_name(rank: int) -> str:
-    """Returns the file name of a rank's NCCL log."""
     return f"nccl-{rank}.txt"
 
 
 def read_nccl_log(path: Path) -> Fabric | None:
-    """Reads and parses an NCCL log; returns None if the file cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return parse_nccl_log(file.read(NCCL_LOG_BYTES))

@@ -38,8 +38,6 @@ _FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 @dataclass(frozen=True)
 class CollectiveGroup:
-    """A rank's collectives in one process group."""
-
     name: str  # name of the process group; the same on all of its ranks
     enqueued: int  # sequence number of the last collective that the rank has enqueued; 0: none
     # sequence number of the first collective that the rank's GPU has not finished; None: all are finished
@@ -50,8 +48,6 @@ class CollectiveGroup:
 
 @dataclass(frozen=True)
 class Recorder:
-    """What a rank's flight recorder shows: its collectives in each of its process groups."""
-
     rank: int
     groups: tuple[CollectiveGroup, ...]
 
@@ -226,8 +222,6 @@ _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/
 
 @dataclass(frozen=True)
 class HangReport:
-    """The state of one rank during a hang."""
-
     rank: int  # global rank
     host: str  # name of the rank's node
     step: int  # steps of the run that the rank has done
@@ -238,8 +232,6 @@ class HangReport:
 
 @dataclass(frozen=True)
 class Blamed:
-    """The ranks to blame for a hang."""
-
     ranks: tuple[Accused, ...]  # the ranks, at most MOST_BLAMED; empty if there were no reports
     sign: HangSign  # the evidence by which they were found
     collective: BlockedCollective | None = None  # the collective that they block, if the sign is HangSign.RECORDER
@@ -353,7 +345,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def family(pid: int) -> Iterator[int]:
-    """Yields the ids of a process and its living descendants."""
     yield pid
     with contextlib.suppress(OSError):
         children = [Path(task.path, "children").read_text() for task in os.scandir(f"/proc/{pid}/task")]

@@ -51,13 +51,12 @@ _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
 
 
 class AgentWords:
-    """The memory words that an agent writes and its ranks read."""
+    """The memory words that an agent writes (`clear`, `show`) and its ranks read."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._words = memoryview(memory)[:AGENT].cast("Q")
 
-    def clear(self, world_size: int = 0) -> None:
-        """For the agent: resets all words, the first to `world_size`."""
+    def clear(self, world_size: int) -> None:
         for index, word in enumerate((world_size, 0, 0, 0)):
             self._words[index] = word
 
@@ -67,7 +66,7 @@ class AgentWords:
         return self._words[0]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """For the agent: shows its ranks the newest proposal (None: none yet), and the last committed one's number."""
+        """Shows the newest proposal to stop or save, if any, and the number (0: none) of the last committed one."""
         if proposal is not None:
             number, want = proposal.number << _NUMBER, proposal.want
             self._words[2] = number | want.cause << _RANK + 1 | want.save << _RANK | want.rank
@@ -75,7 +74,7 @@ class AgentWords:
         self._words[3] = committed
 
     def proposal(self) -> tuple[Proposal | None, int] | None:
-        """For a rank: the newest proposal, if any, and the last committed number; None: being written, read again."""
+        """Returns what `show` was given; None: it is being written, read again."""
         committed, first, second = self._words[3], self._words[1], self._words[2]
         number = first >> _NUMBER
         if second >> _NUMBER != number:
@@ -88,13 +87,12 @@ class AgentWords:
 
 
 class RankWords:
-    """The memory words that a rank writes and its agent reads."""
+    """The memory words in which a rank shows its agent its state."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
 
     def write(self, state: RankState) -> None:
-        """For the rank: shows the agent its state."""
         words = self._words
         words[0] = state.boundary
         words[1] = state.acted << _NUMBER | state.closed << 4 | state.cause << 1 | state.save
@@ -102,7 +100,6 @@ class RankWords:
         words[3] = int(state.step_time * 1e9)
 
     def read(self) -> RankState:
-        """For the agent: returns the last state that the rank has written."""
         boundary, wanted, answer, step_time = self._words
         return RankState(
             boundary=boundary, closed=bool(wanted >> 4 & 1), cause=Cause(wanted >> 1 & 7), save=bool(wanted & 1),
@@ -114,9 +111,7 @@ class RankWords:
 class Sign:
     """The heartbeat of one rank, as its agent reads it."""
 
-    # whether the rank checks for stop requests at step boundaries. The agent then does not end it, but lets it save and
-    # exit
-    listens: bool
+    listens: bool  # whether the rank checks for stop requests at step boundaries: the agent lets it save and exit
     step: int  # steps of the run that are done; -1 before the first
     beats: int  # number of heartbeats so far
     gives_up: bool = False  # whether the rank fails with an error that a restart would not help
@@ -136,23 +131,21 @@ class RankSlot:
         self._write()
         self.pace(0.0, 0)
 
+    # Record what the fields of `Sign` say
+
     def listen(self) -> None:
-        """Records that this rank checks for stop requests, saves and exits: the agent need not end it."""
         self._listens = _LISTENS
         self._write()
 
     def arrive(self) -> None:
-        """Records that this rank is ready to make the process group, and waits for the others."""
         self._joining = _ARRIVED
         self._write()
 
     def join(self) -> None:
-        """Records that all ranks have arrived."""
         self._joining = _JOINED
         self._write()
 
     def give_up(self) -> None:
-        """Records that this rank is about to fail with an error that a restart would repeat."""
         self._listens = _GIVES_UP
         self._write()
 
@@ -182,17 +175,16 @@ class Pulse:
         self._file = os.fdopen(processes.memory_file(_NAME), "r+b", buffering=0)  # a file, as a rank may exec a program
         self._file.truncate(AGENT + ranks * _SIZE)
         self._memory = mmap.mmap(self._file.fileno(), AGENT + ranks * _SIZE)
-        self._ranks = ranks
+        self._ranks, self.agent = ranks, AgentWords(self._memory)
         self.clear()
 
     def clear(self, world_size: int = 0) -> None:
         """Resets all slots, for so many ranks that agree on stops through their agents; 0: they do not."""
-        self._agent = AgentWords(self._memory)
-        self._agent.clear(world_size)
-        self._stops = [RankSlot(self._memory, index).stop for index in range(self._ranks)]
+        self.agent.clear(world_size)
+        self._stops = [self.slot(index).stop for index in range(self._ranks)]
 
     def slot(self, index: int) -> RankSlot:
-        """Returns the slot of a rank. index: index of the rank among the agent's ranks."""
+        """Returns the slot of a rank, by its index among the agent's ranks."""
         return RankSlot(self._memory, index)
 
     def share(self) -> int:
@@ -200,23 +192,18 @@ class Pulse:
         return self._file.fileno()
 
     def signs(self) -> list[Sign]:
-        """Returns the heartbeats of all ranks of the agent, in order."""
         slots = (_SLOT.unpack_from(self._memory, AGENT + index * _SIZE) for index in range(self._ranks))
         return [
             Sign(how == _LISTENS, step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED)
             for how, step, beats, joining in slots
         ]
 
-    def show(self, proposal: Proposal | None, committed: int) -> None:
-        """Shows the ranks the newest proposal to stop or save, and the number (0: none) of the last committed one."""
-        self._agent.show(proposal, committed)
-
     def stops(self) -> list[RankState]:
-        """Returns the state of each rank of the agent in the agreement on stops, in order."""
+        """Returns the state of each rank of the agent in the agreement on stops."""
         return [words.read() for words in self._stops]
 
     def paces(self) -> list[tuple[float, int]]:
-        """Returns (seconds of a step, steps measured) of each rank (`RankSlot.pace`), in order; (0, 0) if unknown."""
+        """Returns what `RankSlot.pace` was given, for each rank; (0, 0): nothing."""
         return [_PACE.unpack_from(self._memory, AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
@@ -224,7 +211,7 @@ _mine: RankSlot | None = None
 
 
 def take(slot: RankSlot) -> None:
-    """In a forked rank: makes `slot` the one that `mine` returns."""
+    """Makes `slot` the one that `mine` returns."""
     global _mine
     _mine = slot
 
@@ -233,8 +220,7 @@ def mine() -> RankSlot | None:
     """Returns this rank's slot; None if no agent started this process.
 
     A program that a rank has executed finds its slot through LAUNCHER_PULSE (PID:FILE:PLACE: the process id, the
-    descriptor of the shared memory, the index of the slot). Child processes inherit the variable but get None, since
-    their process id differs or they lack the descriptor.
+    descriptor of the shared memory, the index of the slot). Child processes, which inherit the variable, get None.
     """
     global _mine
     if _mine is None and (value := os.environ.get("LAUNCHER_PULSE")):
@@ -292,13 +278,11 @@ def alive() -> Iterator[None]:
 # | `commit` | leader | `number` of the proposal that all ranks are to carry out |
 #
 # Why all ranks act at the same boundary: a proposal is committed only if no rank has refused it. So every rank that
-# reaches `at` has accepted there or before, and waits there for the commit if that has not arrived yet. A rank that has
-# ended or closed before `at` does not reach it.
+# reaches `at` has accepted, and waits there for the commit.
 #
 # Why there is no deadlock: a rank that waits at `at` has done everything before it, so every other rank reaches `at`,
-# or closes. Either it accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective
-# with ranks that wait. In the second case its agent sees this from its boundary, and refuses for it. A rank that hangs
-# before `at` is found by the detection of hangs.
+# or closes. It accepts by then; or it has passed `at` before it saw the proposal, which its agent sees from its
+# boundary, and refuses for it. A rank that hangs before `at` is found by the detection of hangs.
 #
 # Why no request is lost: the leader keeps what ranks want until a proposal that contains it is committed. An agent does
 # not send again what an open proposal contains. It shows its ranks the next proposal only when all of them have acted
@@ -339,7 +323,7 @@ class Want:
 
 
 def joined(wants: Iterable[Want]) -> Want:
-    """Returns several wants as one: the highest cause with its lowest rank, and a save if any of them has one."""
+    """Returns several wants as one: the highest cause with its lowest rank, and a save if any has one."""
     wants = list(wants)
     cause = max((want.cause for want in wants), default=Cause.NONE)
     rank = min(want.rank for want in wants if want.cause is cause) if cause else 0
@@ -357,15 +341,13 @@ class Proposal:
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of a rank in the agreement, which the rank shows its agent."""
-
     boundary: int = 0  # number of boundaries that the rank has reached
     closed: bool = False  # whether the rank has no more boundaries. cause, save: what the rank wants
     cause: Cause = Cause.NONE
     save: bool = False
     acted: int = 0  # number of the last proposal that the rank has carried out; 0: none
-    answered: int = 0  # number of the last proposal that the rank has answered; 0: none
-    accepted: bool = False  # whether the rank accepted the proposal `answered`
+    answered: int = 0  # number of the last one that it has answered, and whether it has accepted that
+    accepted: bool = False
     step_time: float = 0.0  # seconds of a step; 0 if unknown
 
 
@@ -421,7 +403,7 @@ class AgentSide:
 
     @property
     def waits(self) -> bool:
-        """Whether the agent must call `look` again soon: ranks must still answer a proposal, or be shown a message."""
+        """Whether the agent must call `look` again soon."""
         return bool(self._next) or (self.proposal is not None and self._answered != self.proposal.number)
 
     def receive(self, message: Message) -> None:
@@ -545,5 +527,4 @@ def margin(step_time: float) -> int:
 
 
 def want_of(message: Message) -> Want:
-    """Returns what a `want` or `propose` message asks for."""
     return Want(Cause(int(message["cause"])), int(message["rank"]), bool(message["save"]))

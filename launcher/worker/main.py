@@ -155,7 +155,6 @@ def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str,
 
 
 def nccl_log(plan: JobPlan, rank: int) -> Path:
-    """Returns the path of a rank's NCCL log in this attempt."""
     return Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs", devices.nccl_log_name(rank))
 
 

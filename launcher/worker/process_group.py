@@ -48,8 +48,6 @@ class RanksDiffer(BackendError):
 
 @dataclass(frozen=True)
 class RankFacts:
-    """Facts about one rank that are compared with those of the other ranks."""
-
     rank: int
     host: str
     device: str
@@ -178,7 +176,6 @@ class Env:
     node_ranks: tuple[int, ...]  # of each rank
 
     def node_of(self, rank: int) -> int:
-        """Returns the node rank of any rank."""
         return self.node_ranks[rank]
 
 
@@ -313,7 +310,6 @@ def _make_group(
 
 
 def close() -> None:
-    """Destroys the process group if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -116,7 +116,6 @@ class _ThroughAgents:
             time.sleep(LOOK)
 
     def close(self) -> None:
-        """Declares that this rank has no more boundaries."""
         self._update(closed=True, cause=Cause.NONE, save=False)
 
     def _update(self, **changes: Any) -> None:
@@ -389,7 +388,6 @@ class Settings:
 
     @property
     def checkpoint_dir(self) -> Path | None:
-        """Folder of the run's checkpoints; None if no checkpoints are written."""
         return Path(self.checkpoint.dir) if self.checkpoint.dir else None
 
 

@@ -96,14 +96,12 @@ class Reporter:
         self._track("train", values, step, due=self._due_to_trackers[kind](always=done), done=done)
 
     def evaluated(self, step: int, **values: Any) -> None:
-        """Reports the result of an evaluation after `step` steps of the run."""
         if self._attempt is None:
             return
         self._write("evaluated", Evaluated(time=time.time(), step=step, values=values or None))
         self._track("eval", values, step, due=self._due_to_trackers["evaluated"]())
 
     def report(self, **metrics: Any) -> None:
-        """Adds metrics to the run's result, and writes the result."""
         self._metrics.update(metrics)
         if self._attempt:
             for each in self._attempt.run.write_result(self._metrics):
@@ -160,8 +158,6 @@ LOCAL_TIMEOUT = 60.0  # the same for trackers that write to files: on a busy nod
 
 @dataclass(frozen=True)
 class TrackerEntry:
-    """Numbers reported together at one step."""
-
     step: int  # steps of the run that are done
     moment: float  # when they were reported, in seconds since the epoch
     values: Mapping[str, float]  # the numbers by name (`train/loss`)
@@ -328,8 +324,6 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 @dataclass(frozen=True)
 class About:
-    """A run's description for trackers."""
-
     run_id: str
     folder: Path
     experiment: str

@@ -61,7 +61,7 @@ def test_processes_stop_and_save_at_the_same_boundary() -> None:
                 for reply in leader.receive(index, message):
                     for other in agents:
                         other.receive(reply)
-            pulses[index].show(agent.proposal, agent.committed)
+            pulses[index].agent.show(agent.proposal, agent.committed)
         ended += os.waitpid(-1, os.WNOHANG)[0] != 0
         time.sleep(0.001)
     results = [pickle.loads(os.read(pipe, 1 << 16)) for pipe in pipes]

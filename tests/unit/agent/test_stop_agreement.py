@@ -408,7 +408,7 @@ def test_the_words_in_shared_memory_say_what_was_written() -> None:
     slot.stop.write(state)
     assert shared.stops() == [RankState(), state]
     proposal = Proposal((1 << 24) - 1, 1 << 39, Want(Cause.FILE, (1 << 36) - 1, save=True))
-    shared.show(proposal, proposal.number - 1)
+    shared.agent.show(proposal, proposal.number - 1)
     assert slot.agent.proposal() == (proposal, proposal.number - 1)
     slot.agent._words[2] = 0  # half of the next one is there
     assert slot.agent.proposal() is None

@@ -127,7 +127,7 @@ def test_with_an_agent_no_group_is_made_and_the_agent_sees_what_is_wanted(monkey
     assert flag.boundary(1, save_due=True) == CONTINUE
     os.kill(os.getpid(), signal.SIGTERM)  # seen in the middle of a step
     assert shared.stops()[0] == RankState(1, cause=Cause.TERM, save=True)
-    shared.show(Proposal(1, 2, Want(Cause.TERM, 1, save=True)), 1)
+    shared.agent.show(Proposal(1, 2, Want(Cause.TERM, 1, save=True)), 1)
     assert flag.boundary(2) == StopVerdict("asked to stop (rank 1 on here)", save=True)
     assert replace(shared.stops()[0], step_time=0.0) == RankState(2, acted=1)
     os.kill(os.getpid(), signal.SIGTERM)  # while it saves
