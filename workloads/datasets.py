@@ -19,7 +19,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, near
 from launcher.files import run_files
-from launcher.files.checksum import digest_of
+from launcher.files.run_files import digest_of
 from launcher.own_module import program
 from launcher.structs import Struct
 

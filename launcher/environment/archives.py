@@ -22,8 +22,7 @@ from launcher.environment import programs
 from launcher.environment.unpack_on_node import SUFFIXES, ArchiveError, Members
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
-from launcher.files.checksum import digest_of
-from launcher.files.run_files import write
+from launcher.files.run_files import digest_of, write
 from launcher.own_module import program
 from launcher.paths import user_cache_dir
 from launcher.plan.plan import Archive

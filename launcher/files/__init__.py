@@ -5,11 +5,9 @@ It may import errors, paths, processes and units.
 - `shared_files`: reads of a shared file system: ok, wrong or unavailable; errors as a line for the user; folders that
   nodes see
 - `run_files`: opens, appends to, replaces and makes files and folders of runs; limits on size
-- `checksum`: SHA-256 of files
 - `json_types`: checks JSON values against the types of a dataclass, and converts between the two
 - `ownership`: who owns a file or folder, who may write to it, and which folders of others the user trusts
 - `writers`: who besides the owner can write to a folder, with the standard library alone
-- `locks`: locks on files, with flock
-- `lease`: leases: files that one process of any machine makes; when the holder of one is dead
+- `locks`: locks of the kernel; leases, files that one process of any machine makes; when the holder of one is dead
 - `shared_secret`: secrets that only processes of one user can read
 """

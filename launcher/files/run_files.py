@@ -172,6 +172,17 @@ def _require_regular(status: os.stat_result, path: AnyPath) -> None:
         raise OSError(number, f"it is {_KINDS.get(kind, 'something else')}, and not a regular file", path)
 
 
+def digest_of(path: AnyPath) -> str:
+    """Returns the SHA-256 of a file, as hexadecimal digits (hashlib.file_digest is new in Python 3.11)."""
+    import hashlib  # few commands need it
+
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 # -- writing
 
 

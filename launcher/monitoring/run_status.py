@@ -38,7 +38,7 @@ from launcher import errors
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
-from launcher.files.lease import is_dead
+from launcher.files.locks import is_dead
 from launcher.files.shared_files import exists, is_transient, retry_read, unwrap
 from launcher.formatting import log_line
 from launcher.monitoring.state import JobStatus, RunState, run_state

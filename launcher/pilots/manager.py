@@ -26,7 +26,7 @@ from launcher.agent.supervisor import StopChecker
 from launcher.agent.workers import preload, unsafe_to_fork, use_large_pages
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
-from launcher.files.lease import HolderWatch
+from launcher.files.locks import HolderWatch
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.formatting import log_line
 from launcher.pilots import point_fork

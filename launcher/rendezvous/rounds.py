@@ -298,8 +298,8 @@ def connect(
 
 
 def _pauses(agents: int) -> Iterator[float]:
-    # Seconds between two tries to connect. For the first 3 s at most 0.03, or 0.001 for each agent if that is more, since
-    # the leader of a new round appears soon
+    # Seconds between two tries to connect: for the first 3 s at most 0.03, or 0.001 for each agent if that is more,
+    # since the leader of a new round appears soon
     pause, soon = 0.01, time.monotonic() + 3.0
     while True:
         longest = min(1.0, max(0.03, 0.001 * agents)) if time.monotonic() < soon else 1.0

@@ -32,7 +32,7 @@ from pathlib import Path
 from launcher import bounds
 from launcher.errors import RunError
 from launcher.files import run_files
-from launcher.files.lease import is_dead
+from launcher.files.locks import is_dead
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs import event_file

@@ -1,6 +1,6 @@
 """The lease of a run keeps two attempts of it from running at the same time.
 
-A job holds RUN/lease (`launcher.files.lease`), and updates the file's time as a heartbeat. The content is the job id,
+A job holds RUN/lease (`launcher.files.locks`), and updates the file's time as a heartbeat. The content is the job id,
 then also the attempt and the host. Jobs of older versions of the launcher take the same file in the same way.
 
 | the lease | a job that waits for it |
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from launcher.errors import RunError
 from launcher.files import locks, run_files, shared_files
-from launcher.files.lease import HolderWatch, Lease, Seen, WithoutLinks, is_dead
+from launcher.files.locks import HolderWatch, Lease, Seen, WithoutLinks, is_dead
 from launcher.files.shared_files import Unavailable, read_text, retry_read, unwrap
 from launcher.runs.job_file import LeaseTimes
 

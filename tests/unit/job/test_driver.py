@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import UnavailableError
-from launcher.files import lease as leases
+from launcher.files import locks as leases
 from launcher.files import shared_files
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.job import driver
