@@ -25,10 +25,9 @@ from launcher.agent.failures import (
     failed_by,
     fault_of_end,
     fault_of_start,
-    stopped_early,
 )
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundLimits
-from launcher.agent.preflight import Preflight, fault_of_preflight
+from launcher.agent.preflight import Preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere, preload
@@ -139,13 +138,17 @@ def run(run_dir: str) -> dict[str, Any]:
         events(error.fault)
         raise AttemptFailed(error.fault, ours=not error.from_leader, decides=place.rank == 0) from None
     except AskedToStop as request:
-        fault = stopped_early(host, request, AgentPhase.STARTING)
+        fault = _stopped_early(host, request, AgentPhase.STARTING)
         events(fault)
         raise AttemptFailed(fault, 128 + request.number) from None
     except (errors.RunError, OSError, Overtaken, LeaderLost, NobodyLeads) as error:
         failed = failed_by(error, host)
         events(failed.event)
         raise failed from None
+
+
+def _stopped_early(host: str, request: AskedToStop, during: AgentPhase) -> Fault:
+    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
 
 
 def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events) -> None:
@@ -298,7 +301,12 @@ class _Agent:
             rendezvous.members, place, master=(rendezvous.host, rendezvous.port), run_id=plan.run_id,
             round_number=history.round, max_restarts=plan.launch.max_restarts, environ=os.environ,
         )  # fmt: skip
-        ranks = self._bound(rendezvous, place, ranks)
+        try:
+            ranks, bound = self._binder.bind(rendezvous.members, place, ranks)
+        except BindingRefused as error:
+            fault = Fault(code=FaultCode.REFUSED, host=self.own.host, error=str(error))
+            raise RendezvousError(fault) from None
+        self._events(bound)
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
         context.environments = [
             {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
@@ -313,15 +321,6 @@ class _Agent:
                 opened.callback(self._serve(rendezvous, rendezvous.listener).close)
             self._workers.open_gate()
             return Supervisor(context, self._control, self._workers, rendezvous, place, history).run()
-
-    def _bound(self, rendezvous: Rendezvous, place: int, ranks: list[Placement]) -> list[Placement]:
-        try:
-            ranks, event = self._binder.bind(rendezvous.members, place, ranks)
-        except BindingRefused as error:
-            fault = Fault(code=FaultCode.REFUSED, host=self.own.host, error=str(error))
-            raise RendezvousError(fault) from None
-        self._events(event)
-        return ranks
 
     def _files(self, placement: Placement) -> dict[str, int]:
         context = self._context
@@ -393,7 +392,7 @@ class _Agent:
         except AskedToStop as request:
             if history.preflight:
                 raise
-            fault = stopped_early(self.own.host, request, AgentPhase.BETWEEN_ROUNDS)
+            fault = _stopped_early(self.own.host, request, AgentPhase.BETWEEN_ROUNDS)
             self._events(fault)
             raise AttemptFailed(fault, errors.RESUME, decides=True) from None
         return self._control.join()
@@ -407,7 +406,11 @@ class _Agent:
             return None
         leads = rendezvous.place_of(self.own.index) == 0
         if verdict.then is PreflightThen.FAIL:
-            fault = fault_of_preflight(verdict, rendezvous, self.own.host)
+            hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
+            fault = Fault(
+                code=FaultCode.PREFLIGHT, host=self.own.host, preflight=verdict.failure,
+                accused=tuple(map(Accused, hosts)), ends_with=verdict.exit_code,
+            )  # fmt: skip
             if leads:
                 self._events(fault)
             raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
@@ -418,18 +421,16 @@ class _Agent:
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
+
+        def places(some: Mapping[int, Member], others: Mapping[int, Member]) -> tuple[Place, ...]:
+            # The hosts that they reported: a scheduler may have spread its tasks in another order
+            left = [some[index] for index in sorted(some.keys() - others.keys())]
+            return tuple(replace(self._places[each.index], host=each.host, node=each.node_rank) for each in left)
+
         if old.keys() != new.keys():
-            without, back = (
-                # the hosts that they reported: a scheduler may have spread its tasks in another order
-                tuple(
-                    replace(self._places[index], host=some[index].host, node=some[index].node_rank)
-                    for index in sorted(some.keys() - others.keys())
-                )
-                for some, others in ((old, new), (new, old))
-            )
             self._context.report_resized(Resized(
-                round=number, members=len(new), world_size=now.world_size, size=len(self._places), without=without,
-                back=back, spares=len(now.spares),
+                round=number, members=len(new), world_size=now.world_size, size=len(self._places),
+                without=places(old, new), back=places(new, old), spares=len(now.spares),
             ))  # fmt: skip
 
 

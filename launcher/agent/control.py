@@ -324,10 +324,7 @@ class Control:
         self.send({"type": "report", "key": key, "value": value})
         give_up = time.monotonic() + timeout
         others: list[Message] = []
-        enough, looked = (
-            0,
-            -math.inf,
-        )  # agents are counted when this many have reported, or each second: some may be lost
+        enough, looked = 0, -math.inf  # agents are counted when so many have reported, or each second: some may be lost
         try:
             while True:
                 found, now = self.coordinator.reports.get(key, {}), time.monotonic()

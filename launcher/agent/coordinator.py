@@ -151,14 +151,9 @@ class Coordinator:
             wanted = {index for index in wanted if index not in agents or not agents[index].gone}
             wanted |= self._ready.keys()
         self.arrivals = Arrivals(
-            self._places,
-            self._own.index,
-            self.limits.least,
-            wanted,
-            now + timeout,
-            most=self.limits.most,
+            self._places, self._own.index, self.limits.least, wanted, now + timeout, most=self.limits.most,
             before=before,
-        )
+        )  # fmt: skip
         self._now = now
         quiet = {*self.waiting} - {*self.spares()}
         self.arrivals.arrived.update((index, member) for index, member in self._ready.items() if index not in quiet)

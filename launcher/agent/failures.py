@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import errors
-from launcher.agent.control import AskedToStop, NobodyLeads, Overtaken
+from launcher.agent.control import NobodyLeads, Overtaken
 from launcher.agent.policy import History, RoundEnd, describe
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
-from launcher.failures.codes import AgentPhase, FaultCode, StopReason
+from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.shared_files import is_transient
 from launcher.rendezvous.rounds import LeaderLost, Member
 from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
@@ -225,7 +225,3 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
     code = FaultCode.UNREADABLE if unreadable else FaultCode.LEADER_LOST if lost else FaultCode.AGENT
     fault = Fault(code=code, host=host, error=str(error), ends_with=exit_code)
     return AttemptFailed(fault, exit_code, decides=not isinstance(error, NobodyLeads))
-
-
-def stopped_early(host: str, request: AskedToStop, during: AgentPhase) -> Fault:
-    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)

@@ -339,7 +339,7 @@ class FailureDetector:
 
     @property
     def urgent(self) -> bool:
-        return self._hang is not None or self._leave is not None
+        return self._hang is not None or self.leaves
 
     def look(self, now: float) -> RoundFailure | None:
         return self._silent_agents(now) or self.left(now) or self._not_joined(now) or self._hanging(now)

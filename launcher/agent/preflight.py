@@ -22,7 +22,7 @@ from launcher.agent.node_checks import (
     check_rank,
 )
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
-from launcher.failures.codes import CheckCode, FaultCode, PreflightReason, PreflightThen
+from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
 from launcher.failures.text import signal_name
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
@@ -32,9 +32,7 @@ from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, placement
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
 from launcher.runs.events import (
-    Accused,
     CheckEnded,
-    Fault,
     NodeChecked,
     NodeFinding,
     Observation,
@@ -345,11 +343,3 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
         )  # fmt: skip
         first += member.ranks
     return list(found.values())
-
-
-def fault_of_preflight(verdict: PreflightVerdict, rendezvous: Rendezvous, host: str) -> Fault:
-    hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
-    return Fault(
-        code=FaultCode.PREFLIGHT, host=host, preflight=verdict.failure, accused=tuple(map(Accused, hosts)),
-        ends_with=verdict.exit_code,
-    )  # fmt: skip

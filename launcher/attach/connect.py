@@ -95,7 +95,6 @@ class DebuggerConnection:
 
 
 def over_channel(channel: Channel) -> DebuggerConnection:
-    """Returns a connection to a debugger over the network. Its `close` closes the channel."""
     file = _ChannelFile(channel)
     return DebuggerConnection(io.BufferedReader(file), file, channel.close)  # type: ignore[arg-type]
 
@@ -157,12 +156,10 @@ def not_on_path(command: Sequence[str]) -> RunError:
 
 
 def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> Channel:
-    """Has the rank's agent start `node_session serve`, and returns an authenticated connection to it.
+    """Has the rank's agent start `node_session serve`, and returns an authenticated connection to it; raises RunError.
 
-    members: number of agents of the attempt. Each gets a file for its reply, as any may be the agent of the rank.
-    details: what `node_session serve` must do: `mode=shell` with `term` (the terminal's type), or `mode=debug` with
-        `socket` (path of the debugger's socket).
-    Raises RunError: the agent does not reply, or its node cannot be reached from here.
+    members: number of agents of the attempt, any of which may be the rank's. details: `mode=shell` with `term` (the
+    terminal's type), or `mode=debug` with `socket` (path of the debugger's socket).
     """
     secret = secrets.token_hex(32)
     request = {**details, "ports": list(plan.cluster.port_range)}
@@ -186,7 +183,7 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
 
 
 def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
-    """Calls `poll` until it returns something other than None, and returns that; None after `timeout` seconds."""
+    """Calls `poll` until it returns something, and returns that; None after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (found := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -4,10 +4,9 @@
     python -m launcher.attach.node_session relay SOCKET           connects stdin and stdout to a rank's debugger
     python -m launcher.attach.node_session serve FOLDER LOCATION  shell or relay, for one client on the network
 
-LOCATION is the file that the rank's agent has written; see `rank_location`. `serve` is for schedulers
-that do not let users start a process on a node (PBS): there the agent starts it. FOLDER has the request and a secret.
-`serve` accepts one client, which has to prove within a minute that it knows the secret, and ends when the client
-disconnects. All messages are authenticated (`launcher.rendezvous.channel`). Each has one of these keys:
+LOCATION is the file that the rank's agent has written; see `rank_location`. `serve` is for schedulers that do not let
+users start a process on a node (PBS): there the agent starts it, for one client, which has to prove within a minute that
+it knows the secret in FOLDER. All messages are authenticated (`rendezvous.channel`). Each has one of these keys:
 
 | key | from | value |
 |---|---|---|
@@ -60,9 +59,7 @@ def main(arguments: list[str]) -> int:
     what, path, *more = arguments
     if what == "shell":
         return _shell(json.loads(Path(path).read_text()))
-    if what == "relay":
-        return _relay(path)
-    return _serve(Path(path), more[0])
+    return _relay(path) if what == "relay" else _serve(Path(path), more[0])
 
 
 def environment(location: dict[str, Any], terminal: str | None) -> dict[str, str]:
@@ -182,11 +179,10 @@ def _serve_descriptor(client: Channel, messages: Sequence[Message], served: int)
 def exchange(
     channel: Channel, others: Mapping[int, int], *, reads: bool = True, timeout: float | None = None
 ) -> tuple[Sequence[Message], dict[int, int]]:
-    """Waits until something arrives, or one of the other descriptors is ready. Sends unsent messages meanwhile.
+    """Waits until something arrives, or one of the other descriptors is ready; returns messages, and events of poll(2).
 
-    others: the events of poll(2) to wait for, by file descriptor. timeout: seconds; None: no limit.
-    reads: whether messages are received; else only their end is noticed.
-    Returns the messages that have arrived, and the events of descriptors. Raises ChannelError.
+    others: the events to wait for, by file descriptor. reads: whether messages are received; else only their end is
+    noticed. timeout: seconds; None: no limit. Sends unsent messages meanwhile. Raises ChannelError.
     """
     poll = select.poll()
     poll.register(channel, (select.POLLIN if reads else select.POLLRDHUP) | (select.POLLOUT if channel.unsent else 0))
@@ -218,9 +214,8 @@ def data_of(message: Message) -> bytes:
 #                                second
 # attempts/N/attach/ID/member-P  the reply of agent P; the command creates it, empty, before it sends the request
 #
-# Files work with every scheduler, and need no connection to the nodes. Each file is created before its reader polls it:
-# NFS may hide a new file for half a minute, but shows data appended to a known file as soon as it is reopened. For the
-# same reason a reply is written into the existing file, and not renamed to it.
+# Files work with every scheduler, and need no connection to the nodes. Each file is created before its reader polls it,
+# and a reply is written into it: NFS may hide a new file for half a minute, but shows data appended to a known one.
 
 
 STACKS = "stacks"  # the stacks of all ranks
@@ -266,7 +261,7 @@ def folder_of(attempt: directory.Attempt, request: dict[str, Any]) -> Path:
 
 
 def is_listening(attempt: directory.Attempt) -> bool:
-    """Returns whether the leading agent has started to read requests."""
+    """Returns whether the leading agent reads requests."""
     return (attempt.path / "attach.jsonl").exists()
 
 
@@ -275,8 +270,7 @@ def send(
 ) -> Path:
     """Sends a request (STACKS, RANK or SERVE) to all agents; returns the folder of their replies; raises OSError.
 
-    members: number of agents for which an empty reply file is created; others may reply, too.
-    files: further files in the folder of replies, by name, which are written before the request.
+    members: number of agents for which an empty reply file is created. files: further files of the folder, by name.
     """
     request = AttachRequest(id=secrets.token_hex(8), what=what, rank=rank)
     folder = folder_of(attempt, events.values(request))
@@ -288,7 +282,7 @@ def send(
 
 
 def write_reply(path: Path, text: str) -> None:
-    """Writes `text` to a file that only this user can read. An existing file is overwritten, not replaced."""
+    """Writes a file that only this user can read. An existing file is overwritten, not replaced."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
 
@@ -375,8 +369,8 @@ class RequestHandler:
 def rank_location(host: str, rank: RankProcess) -> dict[str, Any]:
     """Returns a rank's `rank`, `host`, `pid`, `cwd`, `job` (id of Slurm) and `changes`; raises OSError.
 
-    `changes` has the variables that differ from the environment with which the process was started (None: removed).
-    That may contain secrets, which must not be written to a file: `node_session` reads it from /proc.
+    `changes` has the variables that differ from the environment with which the process was started (None: removed):
+    that may contain secrets, so `node_session` reads it from /proc.
     """
     now, first = rank.environment, initial_environment(rank.pid)
     if first.get("RANK") == str(rank.rank):  # the rank has called exec, so /proc has its present environment

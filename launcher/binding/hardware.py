@@ -1,10 +1,7 @@
 """The hardware of a node: read from sysfs, asked of NVIDIA's driver, or as a profile describes it.
 
-    node = read()                      # this node
-    node = read(Path("/tmp/tree"))     # another node, from a copy of its files
-
-Devices that this process may not open (those of other jobs, which a cgroup or a container hides) are left out. CUDA and
-ROCm leave them out as well, so device numbers are the same.
+Devices that this process may not open (those of other jobs, which a cgroup or a container hides) are left out, as CUDA
+and ROCm do: device numbers are the same.
 """
 
 from __future__ import annotations
@@ -98,10 +95,7 @@ class Node(Struct):
 
 
 def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
-    """Returns the hardware of the node whose file system, or a copy of it, is at `root`.
-
-    environ: decides how CUDA orders GPUs and how Intel's tiles are counted.
-    """
+    """Returns the hardware of the node with this file system; environ decides how CUDA orders GPUs, and Intel tiles."""
     files = _Files(str(root).rstrip("/"))
     cores, unbound = _cores(files)
     gpus = _nvidia(files) or _amd(files) or _intel(files, environ)

@@ -54,9 +54,8 @@ def parse(text: str) -> BindRequest:
 # the node's cores are divided among the ranks
 
 
-# Least number of cores for each rank with which `auto` gives ranks cores of their own; with fewer, ranks share a NUMA
-# node. A rank has several threads (those of gloo, for instance): with one core for each rank, small steps were slower
-# than without binding (`python -m benchmarks.binding`).
+# Least number of cores for each rank with which `auto` gives ranks cores of their own. A rank has several threads: with
+# one core each, small steps were slower than without binding (`python -m benchmarks.binding`).
 LONE = 2
 SNAP = 8  # a cut between two shares moves to the border of a NUMA node or cache within 1/SNAP of a share's size
 
@@ -69,8 +68,7 @@ class BindingRefused(LauncherError):
 
 class RankDevices(Struct):
     gpu: Gpu | None = None  # the rank's accelerator; None: it uses none, or it is not known which one
-    # its network device, from cluster.nics or else the nearest to its accelerator; None: unknown
-    nic: Nic | None = None
+    nic: Nic | None = None  # from cluster.nics, or else the nearest to its accelerator; None: unknown
     paired: str = ""  # name of the network device in cluster.nics; empty: `nic` is not from cluster.nics
 
 
@@ -313,8 +311,7 @@ def of_ranks(
 ) -> list[RankDevices]:  # fmt: skip
     """Returns the devices of each of these ranks; raises DeviceError.
 
-    environ: of the agent, with the variables by which the scheduler limits visible devices.
-    most: number of visible accelerators that the run uses, the first ones; None: all.
+    environ: of the agent. most: number of visible accelerators that the run uses, the first ones; None: all.
     pairs: `cluster.nics`: the network device of each accelerator of the node, or without accelerators of each rank.
     """
     shown = visible_gpus(node, environ, parent)[:most] if gpus else []

@@ -78,8 +78,7 @@ class Peers:
     def last_result(self) -> bool | None:
         """Waits until the last save has ended on all ranks; returns whether it was published (None: no new save).
 
-        All ranks call it before the next save. If the group failed in that save, it makes a new one.
-        Raises SavesFail: some ranks have not finished that save within the timeout.
+        All ranks call it before the next save. If the group failed in that save, it makes a new one. Raises SavesFail.
         """
         if self._settled == self._saves:
             return None
@@ -116,8 +115,7 @@ class Peers:
         return mine
 
     def on_each(self, function: Callable[[], T]) -> list[T]:
-        """Calls the function on each rank; returns the results of all ranks on rank 0, or raises their errors as one on
-        all. On other ranks the list is empty."""
+        """Like `on_all`, but returns the results on rank 0 alone, and [] on others."""
         outcomes: list[Any] = self.gather(_told(_attempt(function)))
         self.on_first(lambda: _require_no_error(outcomes, None))
         return [value for value, _ in outcomes]
@@ -157,15 +155,7 @@ def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
-    """Returns one error for the errors of several ranks, which it names.
-
-    | errors | result |
-    |---|---|
-    | some are Misfit | Misfit |
-    | otherwise, some are Damaged | Damaged |
-    | otherwise, some are CannotRead | CannotRead |
-    | otherwise | CheckpointError |
-    """
+    """Returns one error for the errors of several ranks, which it names: a Misfit, Damaged, or CannotRead if any is."""
     kinds = (Misfit, Damaged, CannotRead)
     kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
     chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}

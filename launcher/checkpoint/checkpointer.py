@@ -67,16 +67,13 @@ class Checkpointer:
             folder: directory for the checkpoints; nobody else may be able to write to it.
             env: this rank's position in the job.
             identity: facts (JSON types) that must be equal for a checkpoint to fit: the model's shape, the optimizer,
-                the data set. A checkpoint with other facts is refused, with an error that lists the differences.
+                the data set.
             attempt: index of this attempt, from 0.
-            fence: function that is called on rank 0 before a checkpoint is published. It must raise if another attempt
-                owns the run now.
+            fence: is called on rank 0 before a checkpoint is published; raises if another attempt owns the run now.
             memory: steps between two copies in memory (`keep`); None: as often as they cost at most 1 % of the time;
                 0: none. This and the others are the keys of `checkpoint` in docs/config.md; times in seconds.
 
-        Raises:
-            CheckpointError: the folder cannot be made or written to, or others can write to it.
-            CannotRead: the file system has a transient error.
+        Raises CheckpointError (the folder cannot be made or written to, or others can write to it) or CannotRead.
         """
         if keep < 1 or best_is not in ("max", "min"):
             raise ValueError(f"keep={keep}, best_is={best_is!r}: keep at least 1; best_is is max or min")
@@ -122,9 +119,7 @@ class Checkpointer:
 
         With `background`, large tensors may still be being copied when this returns: call `staged` before any of them
         changes. (The step() of every torch.optim optimizer calls it.) Tensors of up to 1 MiB, for example of a batch
-        norm, are copied before this returns, up to 16 MiB in total.
-
-        A failed save is logged (with all ranks that failed, and as the event `save_failed`). It does not end the
+        norm, are copied before this returns, up to 16 MiB in total. A failed save is logged, and does not end the
         training, except with `wait`, or after `max_failures` failures in a row. Earlier checkpoints stay.
 
         Args:
@@ -187,10 +182,7 @@ class Checkpointer:
         return kept + (0.0 if self._save is None else self._save.staged())
 
     def wait(self) -> None:
-        """Waits until the last save is published or has failed, and old checkpoints are removed.
-
-        Raises CheckpointError if a save has failed for good (as `save`); other failures are only logged.
-        """
+        """Waits until the last save has ended, and old checkpoints are removed; CheckpointError as of `save`."""
         self._wait_for_save()
         with heartbeat.alive():
             self._folder.wait()
@@ -262,11 +254,7 @@ class Checkpointer:
     ) -> Loaded | None:
         """Restores the newest checkpoint or copy in memory, all of it, into `state`; each rank reads what it needs.
 
-        | the checkpoint | result |
-        |---|---|
-        | is torn, truncated, changed or not ours | logged (event `passed_over`), renamed, kept; an older one is used |
-        | cannot be read now | retried for `read_timeout` seconds, then CannotRead |
-        | is sound but does not fit | Misfit, since the user must decide whether to do without it |
+        A checkpoint that is torn, truncated, changed or not ours is logged, renamed and kept, and an older one is used.
 
         Args:
             state: as for `save`. Objects with `state_dict` and `load_state_dict` get what their state_dict returned at
@@ -282,9 +270,9 @@ class Checkpointer:
         `start_over` is set.
 
         Raises:
-            Misfit: the checkpoint is of another model or configuration, or has something that `state` lacks (the text
-                lists the differences), or is of a newer format. Nothing was changed.
-            CannotRead: the folder or a checkpoint cannot be read now.
+            Misfit: the checkpoint is sound, and of another model or configuration, or has something that `state` lacks
+                (the text lists the differences), or is of a newer format. Nothing was changed.
+            CannotRead: the folder or a checkpoint could not be read for `read_timeout` seconds.
             CheckpointError: others can write to the folder; or there are checkpoints and none is sound; or an object
                 does not take its state, and part of the state may be loaded.
         """

@@ -51,9 +51,8 @@ REPLICA, OWN, PEER = "replica", "own", "peer"
 @dataclass(frozen=True)
 class Header:
     lineage: str  # digest of the checkpoint folder and the training's identity
-    # how tensors are divided: `whole` (the same on all ranks), `shards` (DTensors) or `single` (all are a rank's own)
-    mode: str
-    layout: str  # digest of names, types and shapes of the tensors and, for `whole`, of all other values
+    mode: str  # how tensors are divided: WHOLE (the same on all ranks), SHARDS (DTensors), SINGLE (a rank's own)
+    layout: str  # digest of names, types and shapes of the tensors and, for WHOLE, of all other values
     round: int  # of the attempt, in which it was written
     step: int  # steps of the run that were done
     rank: int  # whose state it is
@@ -144,7 +143,7 @@ class MemorySlot:
 
 
 def index_of(body: Tensor, header: Header) -> dict[str, Any]:
-    """Returns the index of a copy, without a look at its tensors. body: uint8 [header.size]; raises Damaged."""
+    """Returns the index of a copy, without a look at its tensors; raises Damaged."""
     index = bytes(bytes_of(body[header.index :]))
     if zlib.crc32(index) != header.crc32:
         raise Damaged("its index has changed since it was written")
@@ -166,7 +165,7 @@ def sound_index(body: Tensor, header: Header) -> dict[str, Any]:
 
 
 def tensors_in(body: Tensor, index: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of a copy, by name, as views of its body. index: of `index_of`."""
+    """Returns the tensors of a copy, by name, as views of its body."""
     return {
         name: _view(body, offset, torch.empty(shape, dtype=dtype, device="meta"))
         for name, (offset, dtype, shape, _, _) in index["where"].items()
@@ -275,10 +274,9 @@ class Source:
 
 
 def choose(held: Sequence[Held], first_ranks: Sequence[int], least: int) -> Source | None:
-    """Returns what to load from memory; None: no step there is complete, or all are older than the disk.
+    """Returns what to load from memory: of the newest round the highest step, if any is complete.
 
-    The newest round's copies come first, and of these the highest step. A step counts if all copies of it have the same
-    mode and number of ranks, and
+    A step counts if all copies of it have the same mode and number of ranks, and
 
     | mode | number of ranks | copies that must be there |
     |---|---|---|
@@ -289,10 +287,8 @@ def choose(held: Sequence[Held], first_ranks: Sequence[int], least: int) -> Sour
     | single | as before | each rank's own |
     | single | another one | it does not count |
 
-    Args:
-        held: all copies that can be read.
-        first_ranks: for each rank the first rank of its agent; the ranks of an agent share replicas.
-        least: lowest step that counts: that of the newest checkpoint on disk + 1; 0: there is none.
+    first_ranks: for each rank the first rank of its agent; the ranks of an agent share replicas.
+    least: lowest step that counts: that of the newest checkpoint on disk + 1; 0: there is none.
     """
     now = len(first_ranks)
     steps: dict[tuple[int, int], list[Held]] = {}
@@ -344,8 +340,7 @@ def _spread(replicas: Mapping[int, Held], agents: Sequence[int]) -> list[Transfe
 def interval(blocked: float, whole: float, step: float) -> int:
     """Returns the smallest number of steps between two copies that cost at most SHARE of the time.
 
-    blocked, whole: seconds for which a copy blocks training, and until it is complete on all ranks; the next one waits
-    for that. step: seconds of a step without copies.
+    blocked, whole: seconds for which a copy blocks training, and until it is complete; step: of a step without copies.
     """
     return max(1, math.ceil(blocked / (SHARE * step)), math.ceil(whole / step)) if step > 0 else 1
 

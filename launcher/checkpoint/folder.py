@@ -69,7 +69,7 @@ class CheckpointFolder:
         self._remover: threading.Thread | None = None
 
     def prepare(self, *, remove_leftovers: bool = True) -> None:
-        """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
+        """Makes the folder, and removes what killed saves of this attempt and earlier ones have left.
 
         remove_leftovers: False if a save of this process may be in progress.
         Raises CheckpointError (it cannot, or others can write to it) or CannotRead.
@@ -117,9 +117,7 @@ class CheckpointFolder:
     def known(self) -> tuple[list[tuple[Path, Manifest]], dict[Path, str]]:
         """Returns the valid checkpoints, newest first, and what is wrong with each of the others.
 
-        Raises CheckpointError: others can write to the folder, or to a checkpoint.
-        Raises CannotRead: a checkpoint cannot be read, so that the newest one is unknown.
-        Raises Misfit: a newer version of launcher wrote a checkpoint.
+        Raises CheckpointError (others can write to one), CannotRead, or Misfit (a newer launcher wrote one).
         """
         known, wrong = [], {}
         for path in checkpoints.candidates(self.path, self._timeout, missing_ok=False):
@@ -167,11 +165,9 @@ class CheckpointFolder:
     def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None) -> Path:
         """Renames a complete checkpoint to its final name, and starts to remove old checkpoints in a thread.
 
-        Replaces an existing checkpoint of this step, which is removed if it has the same lineage, and otherwise kept
-        under another name.
-        fence: called before each removal. If it raises, since another attempt owns the run now, nothing more is
-            removed.
-        Raises OSError: the folder could not be renamed; an existing checkpoint of this step is unchanged.
+        An existing checkpoint of this step is removed if it has the same lineage, else kept under another name.
+        fence: called before each removal; raises if another attempt owns the run now.
+        Raises OSError: it could not be renamed; an existing checkpoint of this step is unchanged.
         """
         path = self.path / checkpoints.name_of(manifest.step)
         old, ours = None, False

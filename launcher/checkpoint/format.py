@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be used or written. Base class of the errors of checkpoints."""
+    """A checkpoint cannot be used or written."""
 
 
 class Damaged(CheckpointError):
@@ -95,9 +95,8 @@ class _NotListed(Exception):
 
 
 def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only: Collection[int] | None = None) -> T:
-    """Calls an operation, and repeats it with growing pauses while it raises an OSError.
+    """Calls an operation, and repeats it while it raises an OSError (only: of these errno values).
 
-    only: errno values of transient errors; other errors are raised at once. None: all errors are transient.
     Raises CannotRead: the operation has failed for `timeout` seconds.
     Raises Damaged: the file has not been in its folder's listing for LAG seconds, or for `timeout` if that is less.
     """
@@ -166,7 +165,7 @@ def _removed(path: Path) -> bool:
 
 
 def size_of_file(path: Path, timeout: float = 0.0) -> int:
-    """Returns a file's size in bytes; raises Damaged (missing, or not regular) or CannotRead."""
+    """Raises Damaged (missing, or not regular) or CannotRead."""
     status = retry(lambda: unless_removed(lambda: _stat(path), path), path, timeout)
     if not stat.S_ISREG(status.st_mode):
         raise Damaged(f"{path} is not a file")
@@ -252,10 +251,9 @@ class File:
 class Manifest:
     step: int  # steps of the run that were done
     # `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
-    # (everything in such files). world_size, attempt: number of ranks that saved the checkpoint, and index of their
-    # attempt
+    # (everything in such files)
     kind: str
-    world_size: int
+    world_size: int  # number of ranks that saved it. attempt: index of their attempt
     attempt: int
     identity: dict[str, Any]  # facts that must be equal for the checkpoint to fit
     extra: dict[str, Any]  # facts that the workload added (JSON types)
@@ -306,7 +304,6 @@ def step_of(name: str) -> int | None:
 
 
 def rank_file(rank: int) -> str:
-    """Returns the name of the file with a rank's own state, beside large or sharded state."""
     return f"rank-{rank}.pt"
 
 
@@ -323,7 +320,6 @@ def temporary(step: int, attempt: int, what: str = "saving") -> str:
 
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
     """Returns the folders named like complete checkpoints, highest step first; raises CannotRead."""
-
     found = entries(folder, timeout, missing_ok=missing_ok)
     steps = ((step, name) for name, is_dir in found.items() if is_dir and (step := step_of(name)) is not None)
     return [folder / name for _, name in sorted(steps, reverse=True)]
@@ -344,8 +340,8 @@ def quarantine_reasons(path: Path) -> list[str]:
 
 
 def leftovers(folder: Path, attempt: int) -> dict[Path, int | None]:
-    """Returns the temporary folders that saves of this attempt and earlier ones have left (saving, old and gone), each
-    with the step of a checkpoint that a save has moved there to replace it (old), or None."""
+    """Returns the temporary folders that saves of this attempt and earlier ones have left, each with the step of a
+    checkpoint that a save has moved there to replace it, or None."""
     found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in entries(folder))
     return {
         folder / entry: int(match[2]) if match[1] == "old" else None
@@ -422,7 +418,7 @@ def _own_checksum(values: Mapping[str, Any]) -> int:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Returns a line for each difference of two identities: `model.width: 256 in the checkpoint, 512 now`."""
     lines = []
-    for key in [*old, *(key for key in new if key not in old)]:
+    for key in dict.fromkeys([*old, *new]):
         name = f"{prefix}{key}"
         if key not in new:
             lines.append(f"{name}: {_short(old[key])} in the checkpoint, not there now")
@@ -486,8 +482,7 @@ def blocks(manifest: Manifest) -> list[Block]:
 
 
 def spread(sizes: Iterable[int], count: int) -> Iterator[int]:
-    """Yields for each size the index of one of `count` parts: the one with the lowest sum so far, of several the first.
-    Pure. Sizes in descending order give parts with about equal sums."""
+    """Yields for each size the index of one of `count` parts: the first with the lowest sum so far."""
     heap = [(0, part) for part in range(count)]
     for size in sizes:
         total, part = heap[0]

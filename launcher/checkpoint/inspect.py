@@ -1,7 +1,6 @@
 """Lists tensors and shards, and extracts a state or a shard, also as safetensors, without a process group.
 
-See https://github.com/huggingface/safetensors#format. Such a file contains only tensors, and nothing in it is executed
-when it is read. Writing one takes a few lines, so the package safetensors is not needed.
+The format of safetensors (https://github.com/huggingface/safetensors#format) takes a few lines to write.
 """
 
 from __future__ import annotations
@@ -139,12 +138,9 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
 
 
 def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads the part of a checkpoint that one rank has written.
-
-    Returns a dict with `shard` (the rank), `world_size` and `step`; `parts`, a list of dicts with the `name` of a
-    tensor, the `shape` of the whole tensor, the `offset` of this part in it, and the part as `tensor`; and the rank's
-    `rank_state`, or None.
-    Raises Damaged (it has changed), CannotRead, or CheckpointError (there is no such shard).
+    """Returns the part of a checkpoint that one rank has written: a dict with `shard` (the rank), `world_size`, `step`,
+    `rank_state` (or None) and `parts`, dicts with the `name` of a tensor, the `shape` of the whole tensor, the `offset`
+    of this part in it, and the part as `tensor`. Raises Damaged, CannotRead, or CheckpointError (no such shard).
     """
     if not 0 <= rank < manifest.world_size:
         raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
@@ -170,7 +166,7 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
     }
 
 
-def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> Any:
+def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
     for index, info in metadata.storage_data.items():
         entry = metadata.state_dict_metadata[index.fqn]
         if checkpoints.writer_of(info.relative_path) != rank or not is_named(index.fqn, keys):

@@ -90,7 +90,7 @@ def stateful(value: Any) -> Stateful | None:
 
 
 def objects_in(state: Mapping[Any, Any], path: Keys = ()) -> dict[Keys, Stateful]:
-    """Returns the objects in a state, by the keys from the root to each; does not call them."""
+    """Returns the objects in a state, by the keys from the root to each."""
     found: dict[Keys, Stateful] = {}
     for key, item in state.items():
         place = (*path, key)
@@ -102,7 +102,7 @@ def objects_in(state: Mapping[Any, Any], path: Keys = ()) -> dict[Keys, Stateful
 
 
 def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Keys, Stateful]]:
-    """Replaces each object in a state by its state_dict; returns the new state, and the objects (`objects_in`)."""
+    """Returns a state with the state_dict of each object in its place, and the objects (`objects_in`)."""
     found = objects_in(state)
 
     def expand(value: Any, path: Keys) -> Any:
@@ -273,7 +273,7 @@ class Contents:
     pickled: tuple[str, ...] = ()  # names of what torch.distributed.checkpoint has pickled, which is not executed
 
     def fill(self, path: Path, tensors: Mapping[str, Tensor], timeout: float = 0.0) -> None:
-        """Fills tensors from the checkpoint in `path`; raises Damaged (they don't match) or CannotRead."""
+        """Fills tensors from the checkpoint in `path`; raises Damaged or CannotRead."""
         if self.metadata is not None:
             storage.load_tensors(path, self.metadata, tensors, timeout)
         elif self.tensors is not None:
@@ -351,10 +351,7 @@ class Loaded:
 
 
 class Opened:
-    """A checkpoint while it is read, in steps: `open`, `require_fit`, `read`, `restore`; `open` sets the fields.
-
-    rank_state: None: another number of ranks saved the checkpoint.
-    """
+    """A checkpoint while it is read, in steps: `open`, `require_fit`, `read`, `restore`."""
 
     def __init__(self, path: Path, manifest: Manifest, wanted: LoadTarget, peers: Peers, timeout: float) -> None:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
@@ -362,7 +359,7 @@ class Opened:
         self._contents = Contents({}, {}, {}, {})
         self._paths: dict[str, Keys] = {}  # keys from the root of the state to each tensor that is wanted
         self.tensors: dict[str, torch.Tensor] = {}
-        self.rank_state: dict[str, Any] | None = None
+        self.rank_state: dict[str, Any] | None = None  # None: another number of ranks saved the checkpoint
 
     def open(self) -> None:
         """Reads all but the tensors of a sharded checkpoint, chooses those to fill; raises Damaged or CannotRead."""

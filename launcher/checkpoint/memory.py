@@ -129,10 +129,7 @@ class MemoryCheckpoints:
         self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         rank_state: Mapping[str, Any] | None, extra: Mapping[str, Any], metrics: Mapping[str, float],
     ) -> None:  # fmt: skip
-        """Copies the current state. Large tensors may still be being copied on return; see `staged`.
-
-        state: the state, or a function that returns it; an error that it raises ends the copies.
-        """
+        """Copies the current state (or what `state` returns). Large tensors may still be being copied; see `staged`."""
         self._kept = True
         asked = time.perf_counter()
         self.wait()
@@ -167,7 +164,7 @@ class MemoryCheckpoints:
         def needs() -> _Needs:
             if copy.content is None or copy.fault is not None:
                 raise CheckpointError(copy.fault)
-            tensors, held = copy.content.tensors, self._held_bytes() if self.leads else 0
+            tensors, held = copy.content.tensors, os.fstat(self._file).st_blocks * 512 if self.leads else 0
             size = sum(local_part(tensor).nbytes for tensor in tensors.values())
             mine = _Needs(self._env.node_rank, self._free(), held, size, copy.content.sharded)
             if self._check and self.group.many and self._mode != copies.SINGLE:
@@ -208,9 +205,6 @@ class MemoryCheckpoints:
         system = os.fstatvfs(self._file)
         there = [system.f_bavail * system.f_frsize] if system.f_blocks else []
         return min([*there, *([] if found is None else [found])], default=None)
-
-    def _held_bytes(self) -> int:
-        return os.fstat(self._file).st_blocks * 512
 
     def _end(self, why: str) -> None:
         self.every = 0
@@ -496,7 +490,7 @@ class MemoryCheckpoints:
         return *self.part(copies.REPLICA, None, source), own
 
     def report_restored(self, kept: Kept, began: float) -> None:
-        """Records on rank 0 that the ranks continue from what `newest` has returned; began: by perf_counter()."""
+        """Records that the ranks continue from what `newest` has returned; began: by perf_counter()."""
         self._events(restored(kept.step, began, memory=True, received=kept.received))
 
     def report(self, problems: Sequence[str], step: int | None = None) -> None:

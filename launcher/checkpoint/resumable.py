@@ -46,8 +46,8 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0, between: f
     """Returns the seconds between two saves that minimise the time for saving and for repeating lost steps.
 
     Young's formula with Daly's correction: sqrt(2 c (M + R)), where c is the cost of a save, M the time between two
-    interruptions (`between`) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
-    checkpoint interval for restart dumps", 2006, equation 20 without its last, negligible term).
+    interruptions and R that of a restart (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
+    restart dumps", 2006, equation 20 without its last term).
 
     | a save | interval, at least twice `whole` |
     |---|---|
@@ -225,9 +225,8 @@ class Resumable:
         only: names in `state` and `rank_state` of what is restored; empty: everything. What is left out is logged.
 
         Raises:
-            Misfit: the checkpoint is of another training, or not all of it can be restored; the text lists the
-                differences. Or resume.strict is set, and the result could differ from that of an undisturbed run.
-                Nothing was changed.
+            Misfit: the checkpoint is of another training, or not all of it can be restored (the text lists the
+                differences), or resume.strict is set, and the result could differ. Nothing was changed.
             CheckpointError: on any rank, an object does not take its state. All else may be loaded.
         """
         if self._checkpointer is None:
@@ -294,8 +293,8 @@ class Resumable:
         """Saves if a save is due or requested; saves and exits if a stop is requested. All ranks must call it.
 
         step: number of steps of the run that are done.
-        Raises SystemExit with code 75 (a stop was requested, and the state is saved) or CheckpointError (another
-        attempt owns the run now).
+        Raises SystemExit (75: a stop was requested, and the state is saved) or CheckpointError (another attempt owns
+        the run now).
         """
         if self._reports_steps and self._env.rank == 0:
             process_group.report_step(step)

@@ -106,8 +106,7 @@ class Copying:
     ready: dict[torch.device, Any]  # for each device the event after which its tensors have the values to save
 
     def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Completes the copies of the tensors with these names; then training may change all. Called once, by any
-        thread."""
+        """Completes the copies of the tensors with these names; then training may change all. Called once."""
         # A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream
         # is made for each device, and made current on that device.
         self.staging.forget_all_but(names)
@@ -194,7 +193,7 @@ class Snapshot:
         self.blocked += time.perf_counter() - self.began
 
     def copied(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Returns the copies of the tensors with these names (None: all); from then on the state may change."""
+        """Returns the copies of these tensors (None: of all); from then on the state may change."""
         assert self.copying is not None
         copies = self.copying.finish(list(self.copying.tensors) if names is None else names)
         self.release()
@@ -270,8 +269,7 @@ class Writer:
     def write(self, save: Save) -> float:
         """Writes and publishes a checkpoint, on all ranks; returns the seconds from the call of the save.
 
-        Raises CheckpointError: it is not published; the same on all ranks.
-        Raises Exception: the process group failed; the save may have succeeded on some ranks only.
+        Raises CheckpointError: it is not published; the same on all ranks. Other errors: the process group failed.
         """
         temporary = self.folder.path / checkpoints.temporary(save.step, self.folder.attempt)  # rank 0's is used
         try:

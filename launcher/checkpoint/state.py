@@ -51,8 +51,8 @@ class Content:
     def of(cls, state: Mapping[Any, Any]) -> Content:
         """Returns a state split into tensors and other values, with a copy of everything except tensors.
 
-        Raises TypeError: a tensor has no plain bytes (sparse, quantized), or only pickle could restore a value.
-        Raises ValueError: two tensors have the same dotted name.
+        Raises TypeError (a tensor has no plain bytes, or only pickle could restore a value) or ValueError (two tensors
+        have the same dotted name).
         """
         content = cls({}, {}, {}, {})
         values = content._take_apart(state, ())
@@ -104,7 +104,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def python_number(value: Any) -> Any:
-    """Returns a numpy scalar, as a learning rate scheduler may have, as a Python number; else raises TypeError."""
+    """Returns a numpy scalar as a Python number; raises TypeError for anything else."""
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is not plain data")
@@ -137,8 +137,7 @@ def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def plain(value: Any, what: str, path: str = "") -> Any:
-    """Returns a copy of a value that torch.load(weights_only=True) can restore, with tensors in CPU memory; raises
-    TypeError, which names `what` and `path`, if only pickle could."""
+    """Returns a copy that torch.load(weights_only=True) can restore, with tensors in CPU memory; raises TypeError."""
     if type(value) is int and not -bounds.JSON_INTEGERS < value < bounds.JSON_INTEGERS:
         raise TypeError(f"{what} contains an integer of more than 300 digits: {path.lstrip('.')}")
     if type(value) in _PLAIN:
@@ -369,7 +368,7 @@ def _number(text: str) -> int:
 
 
 def unequal_buckets(sums: Mapping[int, int], total: Callable[[Tensor], Tensor]) -> list[int]:
-    """Returns the first buckets of names in which ranks have different parts, from `Table.differences` of each rank."""
+    """Returns the first buckets in which ranks have different parts, from each rank's `differences`."""
     mine = torch.zeros(BUCKETS, dtype=torch.int64)
     for bucket, value in sums.items():
         mine[bucket] = value - (value >> 63 << 64)  # as a signed number
@@ -386,9 +385,8 @@ def offset_of(tensor: Tensor) -> Offset:
 def hash_of(tensor: Tensor) -> int:
     """Returns a hash of a tensor's bytes; equal for equal bytes on the same type of device.
 
-    On the CPU the hash is CRC-32. On other devices each 32-bit word is multiplied by an odd number that depends on its
-    position, and all products are added, so that the tensor need not be copied to the host. (torch.hash_tensor would
-    not do: it is 0 for every tensor of an even number of equal values.)
+    On devices each 32-bit word is multiplied by an odd number that depends on its position, and all products are added,
+    so that nothing is copied to the host. (torch.hash_tensor is 0 for an even number of equal values.)
     """
     data = tensor.detach().contiguous()
     if data.is_cpu:

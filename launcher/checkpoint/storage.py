@@ -3,8 +3,8 @@
     dcp.save(state, storage_writer=LauncherWriter(folder, step))
     dcp.load(state, storage_reader=LauncherReader(folder))         # the newest checkpoint; or one checkpoint's folder
 
-Such checkpoints, too, are published atomically and with checksums, old ones are removed, and each rank compares its
-share of the checksums when loading. The caller's planner decides which values are pickled, and how they are loaded.
+Such checkpoints, too, are published atomically and with checksums. The caller's planner decides which values are
+pickled, and how they are loaded.
 
 Functions that write add size and checksums of each new file, by its name, to their argument `files`. Functions that
 read retry a failing read for `timeout` seconds.
@@ -82,8 +82,8 @@ _ALLOWED = {
 
 
 class HashedFile:
-    """A new file of mode 0600, written sequentially, whose checksums are computed while the data is in the processor's
-    cache. Small writes are collected: torch.save makes some forty for a tensor."""
+    """A new file of mode 0600, written sequentially, with its checksums. Small writes are collected: torch.save makes
+    some forty for a tensor."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -138,7 +138,7 @@ class HashedFile:
 
 @contextlib.contextmanager
 def hashed_file(path: Path, files: dict[str, File]) -> Iterator[HashedFile]:
-    """Context manager for a new file. At its end the file is on disk, and `files` gets its size and checksums."""
+    """Context manager for a new file, at whose end it is on disk, and `files` gets its size and checksums."""
     stream = HashedFile(path)
     try:
         try:
@@ -153,7 +153,7 @@ def hashed_file(path: Path, files: dict[str, File]) -> Iterator[HashedFile]:
 
 
 def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
-    """Writes a value like torch.save; returns when the file is on disk, and its size and checksums are in `files`."""
+    """Writes a value like torch.save, as a `hashed_file`."""
     with hashed_file(path, files) as stream:
         torch.save(value, cast(IO[bytes], stream))
 
@@ -164,7 +164,6 @@ def publish(
     """Completes and publishes the checkpoint in `temporary`; returns its place, and the manifest as it was written.
 
     manifest: all but what the folder and the versions say. fence: raises if another attempt owns the run now.
-    Raises CheckpointError if a file has another size than in the manifest.
     """
     manifest = folder.describe(dataclasses.replace(manifest, torch=torch.__version__, launcher=__version__))
     if problems := checkpoints.wrong_sizes(temporary, manifest):

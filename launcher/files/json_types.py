@@ -1,7 +1,6 @@
 """Checks values read as JSON against type hints, and converts structs and dataclasses to JSON and back.
 
-A file's content is checked once, where it is read; code that uses the values relies on their declared types. JSON has
-no tuples and does not distinguish 1 from 1.0, so a list matches a tuple, and a whole number matches a float.
+JSON has no tuples and does not distinguish 1 from 1.0, so a list matches a tuple, and a whole number a float.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 
 def misfit(value: Any, kind: Any, name: str) -> str | None:
-    """Returns a message about the first mismatch between a value and a type; None: the value matches.
+    """Returns a message about the first mismatch between a value of `json.loads` and a type; None: it matches.
 
-    value: value as `json.loads` returns it.
     kind: int, float, str, bool, None, Any; an enum, X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X], or a
-        dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a mismatch, unless
-        the dataclass has a class variable OPEN that is true.
+        struct or dataclass of such types. Fields with a default may be missing; unknown ones are a mismatch, unless it
+        has a class variable OPEN that is true.
     name: name of the value in the message (`plan.nodes` gives `plan.nodes is not a whole number`).
     """
     if kind is Any:

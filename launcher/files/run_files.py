@@ -7,10 +7,8 @@ A run directory may belong to another user, and a file need not be what its name
 - accepts JSON within bounds.JSON_LEVELS and bounds.JSON_INTEGERS.
 
 Anything else raises an OSError with an errno in `shared_files.NO_FILE`, or a ValueError; `shared_files` turns these
-into Wrong, with the file's name. `ownership` decides to which user a folder belongs.
-
-Every write goes to a temporary file with an unguessable name, opened with O_EXCL, which is then renamed. A link at the
-path of the file is replaced, not followed.
+into Wrong. Every write goes to a temporary file with an unguessable name, opened with O_EXCL, which is then renamed: a
+link at the path of the file is replaced, not followed.
 """
 
 from __future__ import annotations
@@ -106,8 +104,7 @@ def json_text(
 ) -> str:
     """Returns an object as JSON that `parse_json` reads again; with `lines`, one for each key.
 
-    Raises TypeError (not JSON's types) or ValueError (more than `most` bytes, or not readable; with `it` for the
-        object).
+    Raises TypeError (not JSON's types) or ValueError (more than `most` bytes, or not readable).
     """
     try:
         parts = [f"{json.dumps(str(key))}: {json.dumps(value, default=default)}" for key, value in values.items()]
@@ -206,10 +203,7 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
 
 
 def create(path: Path, data: bytes) -> Path:
-    """Makes a new file with mode 0600 atomically: of several processes one succeeds, others get FileExistsError.
-
-    Raises OSError: the file cannot be written, or its file system has no hard links.
-    """
+    """Makes a new file with mode 0600 atomically: of several processes one succeeds, others get FileExistsError."""
     with _temporary_file(path, data, sync=False) as temporary:
         if not link(temporary, path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -256,10 +250,7 @@ def open_to_append(path: AnyPath) -> Iterator[int]:
 
 
 def write_all(descriptor: int, data: bytes, *, sync: bool) -> None:
-    """Writes at the end of a file.
-
-    After an OSError (a full disk) it removes what it has written of `data`, unless another process has appended since.
-    """
+    """Writes at the end of a file; after an OSError removes its part, unless another process has appended since."""
     left = data
     try:
         while left:  # on a full disk the first write is short, and the second one fails

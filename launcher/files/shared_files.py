@@ -7,9 +7,8 @@
 | Unavailable | the file server did not respond (EIO, ESTALE, ...), or access was denied (EACCES) | concludes nothing |
 
 Transient errors are retried with growing pauses: for IN_A_JOB seconds in a job, for IN_A_COMMAND seconds elsewhere.
-After a read has failed for that long, further reads of the process are not retried for REST seconds, so that a command
-that reads a hundred runs waits only once; the driver of a job retries each read. Callers that poll pass
-`retry_seconds=0`.
+After a read has failed for that long, others are not retried for REST seconds, so that a command that reads a hundred
+runs waits only once; the driver of a job retries each read. Callers that poll pass `retry_seconds=0`.
 
 Files are opened anew for each read: over NFS, only a newly opened file shows what other machines have written.
 """
@@ -132,10 +131,7 @@ def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome
 
 
 def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[T | None]:
-    """Calls a function that reads a file, and retries it while its OSError is transient (None: as above).
-
-    Returns Ok with the result, or Ok(None) if the file does not exist; else Wrong or Unavailable.
-    """
+    """Calls a function that reads a file, and retries it while its OSError is transient; Ok(None): there is no file."""
     global _rests_until
     if retry_seconds is None:
         resting = not in_a_job and time.monotonic() < _rests_until
@@ -150,10 +146,7 @@ def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | N
 
 
 def backoff(limit: float, first: float | None = None, longest: float | None = None) -> Iterator[float]:
-    """Yields seconds since the first try before each: at once, then after growing pauses, until `limit`.
-
-    The pauses are randomized, so that a thousand ranks do not all try at the same moment.
-    """
+    """Yields the seconds since the first try: at once, then after growing, random pauses, until `limit`."""
     began, elapsed = time.monotonic(), 0.0
     pause, longest = FIRST if first is None else first, LONGEST if longest is None else longest
     yield elapsed
@@ -220,17 +213,7 @@ NOT_ON_PATH = (FileNotFoundError, PermissionError)
 
 
 def explain(error: OSError) -> str | None:
-    """Returns one line for the user: the file, the system's error, and what to do.
-
-    | the error | advice in the line |
-    |---|---|
-    | a full disk, a quota | make room, or use another folder |
-    | permissions, a read-only disk | have them changed, or use another folder |
-    | a limit of this process or machine | raise the limit |
-    | a file server or host that does not respond | try later |
-    | a file that is gone or of another type, if the error names it | look at the file |
-    | any other: a defect of the launcher | None: no line |
-    """
+    """Returns one line for the user: the file, the system's error, and what to do; None: a defect of the launcher."""
     number = error.errno
     if number is None:
         return None if not isinstance(error, (TimeoutError, ConnectionError)) else f"{error or 'no answer'}: try later"

@@ -1,7 +1,6 @@
 """Secrets (random bytes) by which processes of one user recognise each other, in files that only this user can read.
 
-Each run has a secret in its directory (`Run.secret`). Processes that form a process group without a run (`init()` under
-srun or mpiexec) use the secret of their user.
+Each run has one in its directory (`Run.secret`); processes that form a group without a run use that of their user.
 """
 
 from __future__ import annotations

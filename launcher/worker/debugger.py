@@ -13,9 +13,8 @@
 | `{"line": ...}` | the line that the user typed |
 | `{"complete": [word, line, begin, end]}` | a request for completions of the word at [begin, end) of the line |
 
-The rank needs no thread for this: it reads and writes only while it is at a prompt. A terminal may disconnect and
-reconnect: it then gets the current position and the output of the last command. A second terminal replaces the first.
-The socket is in a folder of mode 0700, and accepts only this user (and root).
+The rank needs no thread for this: it reads and writes only while it is at a prompt. A terminal that reconnects gets the
+position and the output of the last command; a second one replaces the first. The socket accepts only this user.
 """
 
 from __future__ import annotations
@@ -61,14 +60,10 @@ Completer = Callable[[str, str, int, int], list[str]]  # (word, line, begin, end
 
 
 class Console(io.TextIOBase):
-    """The debugger's standard input and output, connected to a terminal through a Unix socket.
-
-    path: path of the socket, named after this process's id.
-    completer: function that completes a word for the terminal's Tab key.
-    """
+    """The debugger's standard input and output, connected to a terminal through the Unix socket `path`."""
 
     def __init__(self, folder: Path) -> None:
-        # folder: of mode 0700 on this node; see `private_folder`
+        # folder: see `private_folder`
         self.path = str(folder / str(os.getpid()))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
@@ -76,7 +71,7 @@ class Console(io.TextIOBase):
         self._terminal: socket.socket | None = None
         self._received = b""
         self._unsent, self._head, self._screen, self._prompt = "", "", "", ""
-        self.completer: Completer = lambda *_: []
+        self.completer: Completer = lambda *_: []  # for the terminal's Tab key
 
     # -- what the debugger calls
 
@@ -91,7 +86,7 @@ class Console(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Does nothing: `readline` sends the output. The text after the last line break is then the prompt."""
+        """Does nothing: `readline` sends the output."""
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
         """Returns the next line that the user types. Waits for a terminal, and for another one if it disconnects."""
@@ -199,10 +194,8 @@ def _ours(peer: socket.socket) -> bool:
     return struct.unpack("3i", credentials)[1] in (0, os.getuid())
 
 
-# -- breakpoint() in a rank of a job: the rank stops so that a terminal can attach, or logs a line and continues
-#
-# The ranks in debug.rank stop. The other ranks continue until a collective in which they wait for a stopped rank. With
-# debugging on, collectives have no timeout. The terminal is `attach --debug`; the protocol is above.
+# -- breakpoint() in a rank of a job: the ranks in debug.rank stop, so that a terminal can attach; others log a line and
+# go on, until a collective in which they wait for a stopped rank. With debugging on, collectives have no timeout
 
 
 FOREVER = 30 * 24 * 3600.0  # seconds; longer than any job
@@ -227,7 +220,7 @@ class Debugger(pdb.Pdb):
         self._console, self._steps = console, False
         self.rank = int(os.environ["RANK"])
         self._events = Events(current_attempt(), f"debug-{self.rank}")
-        self._where = ""
+        self.where = ""
         console.completer = self._complete
 
     def set_trace(self, frame: FrameType | None = None, **options: Any) -> None:
@@ -239,18 +232,18 @@ class Debugger(pdb.Pdb):
         """Handles a stop: reports the position, and prompts until the rank continues."""
         error = details[0] if details else None
         traceback = error.__traceback__ if isinstance(error, BaseException) else error
-        self._where = _place(frame, traceback)
+        self.where = _place(frame, traceback)
         hosts, node = hosts_in(os.environ), int(os.environ.get("NODE_RANK", "0"))
         host = (hosts[node] if node < len(hosts) else "") or os.uname().nodename
         self._events(Breakpoint(
-            rank=self.rank, host=host, pid=os.getpid(), where=self._where, socket=self._console.path,
+            rank=self.rank, host=host, pid=os.getpid(), where=self.where, socket=self._console.path,
             job=os.environ.get("SLURM_JOB_ID"), post_mortem=traceback is not None,
         ))  # fmt: skip
         if not self._console.attended():
             what = "an exception" if traceback is not None else "breakpoint()"
             run = attempt.run.id if (attempt := current_attempt()) else "RUN"
             log_line(
-                f"rank {self.rank} on {host} waits at {what} in {self._where}: "
+                f"rank {self.rank} on {host} waits at {what} in {self.where}: "
                 f"python -m launcher attach {run} --debug --rank {self.rank}"
             )
         if not self._steps:
@@ -278,20 +271,14 @@ class Debugger(pdb.Pdb):
         top = callers[-1] + 1 if callers else 0
         return stack[top:], max(0, index - top)
 
-    def quit_cause(self) -> DebuggerQuit:
-        """Returns the error with which the rank ends after the user has typed `q`."""
-        return DebuggerQuit(f"it was ended at the debugger's prompt (q) in {self._where}")
-
     def do_run(self, arg: str) -> None:
-        """run
-        A rank cannot be started again from here."""
+        """run: not available in a rank."""
         self.error("a rank cannot be started again from here: q ends it")
 
     do_restart = do_run
 
     def do_interact(self, arg: str) -> None:
-        """interact
-        Not available: the interpreter that pdb starts for it needs a terminal, which a rank lacks."""
+        """interact: not available, since it needs a terminal, which a rank lacks."""
         self.error("there is no interpreter here besides this prompt, which takes any Python statement")
 
     def _complete(self, word: str, line: str, begin: int, end: int) -> list[str]:
@@ -403,7 +390,7 @@ class Watched:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         if isinstance(error, bdb.BdbQuit) and _debugger is not None:
-            raise _debugger.quit_cause() from None
+            raise DebuggerQuit(f"it was ended at the debugger's prompt (q) in {_debugger.where}") from None
         if self._post_mortem and isinstance(error, Exception):
             debugger = _debugger_of_rank()
             debugger.message(f"{type(error).__name__}: {error}")

@@ -35,12 +35,11 @@ def limit_threads(environ: Mapping[str, str]) -> None:
 
 # -- The same calls for every type of device: CUDA, ROCm (which torch calls cuda too), XPU, and the CPU
 #
-# torch.accelerator needs torch 2.6, and would detect a type that the rank knows already. If an older torch lacks a
-# function, the device counts as lacking the feature.
+# torch.accelerator needs torch 2.6. If torch lacks a function, the device counts as lacking the feature.
 
 
 # The backend of torch.distributed for each type of device. Collectives of the backends in ON_STREAM are queued on the
-# device's current stream. Those of other backends are complete when the call, or its wait(), returns.
+# device's current stream; those of others are complete when the call, or its wait(), returns.
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 ON_STREAM = {"nccl": "cuda", "xccl": "xpu"}
 
@@ -95,7 +94,7 @@ def seed(value: int) -> None:
 
 
 def has_backend(backend: str) -> bool:
-    """Returns whether this torch was built with a backend such as xccl (`torch.distributed.is_NAME_available`)."""
+    """Returns whether this torch was built with a backend such as xccl."""
     available = getattr(torch.distributed, f"is_{backend}_available", None)
     return bool(available is not None and available())
 
@@ -108,10 +107,9 @@ def of_backend(backend: str) -> torch.device:
 
 # -- Which accelerators a rank sees, and which device it computes on
 #
-# A GPU that was asked for and is missing is an error; the rank never falls back to the CPU. In the workloads of this
-# repository each rank sees one GPU only, so that no thread can use another rank's GPU by mistake: CUDA's current device
-# is per thread, and initially 0. Users' programs and functions see all GPUs of the node, since they are written for
-# torchrun's contract: LOCAL_RANK is the index of the device.
+# A GPU that was asked for and is missing is an error; the rank never falls back to the CPU. In the launcher's workloads
+# each rank sees one GPU only, since CUDA's current device is per thread, and initially 0. Users' programs and functions
+# see all of them: for torchrun's contract, LOCAL_RANK is the index of the device.
 
 
 ASKED = "LAUNCHER_GPUS_PER_NODE"  # variable of a rank, and of its program: GPUs per node that the run asked for
@@ -314,8 +312,8 @@ def require_gpu(
 
 
 SOCKET = "Socket"  # NCCL's name of its transport over sockets
-# values of NCCL_DEBUG that INFO may replace; the user has set any other value on purpose
 NCCL_LOG_BYTES = 1 << 20  # at most so many characters of a log are read
+_NCCL_LEVELS = ("", "VERSION", "WARN")  # values of NCCL_DEBUG that INFO may replace; others were set on purpose
 
 _VERSION = re.compile(r"\b[NR]CCL version (\S+)")
 _NET = re.compile(r"NCCL INFO Using network (.+)|\[(?:send|receive)\] via NET/([^/\s]+)")
@@ -387,8 +385,8 @@ def parse_nccl_log(log: str) -> Fabric:
 def network_mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str | None:
     """Returns how NCCL's network differs from what the site expects, and what to do; None: it does not, or unknown.
 
-    expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
-        accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
+    expects: accepted values of `net` and `plugin` (or their beginnings, since a transport may be IBext_v8) and of
+        `provider`.
     """
     if fabric is None or not fabric.net:
         return None
@@ -405,6 +403,3 @@ def network_mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]
         wanted = f"{name} {' or '.join(accepted)} (cluster.expects)"
         return f"{fabric.text}, and this cluster expects {wanted}: {todo}"
     return None
-
-
-_NCCL_LEVELS = ("", "VERSION", "WARN")

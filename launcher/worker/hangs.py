@@ -3,8 +3,7 @@
 On GPUs the stacks of ranks show little: collectives are enqueued, and all ranks hang where they next wait for their GPU
 (`loss.item()`). The flight recorder shows which collectives each rank has enqueued, and which of them its GPU has
 started and finished. A thread of torch dumps it to a file when something is written to a named pipe
-(TORCH_NCCL_DEBUG_INFO_PIPE_FILE). This works while the main thread waits in C, as long as it has released the
-interpreter's lock, as `.item()` and `torch.cuda.synchronize()` do. This module does not import torch.
+(TORCH_NCCL_DEBUG_INFO_PIPE_FILE), unless the main thread holds the GIL. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -162,8 +161,7 @@ class Recorders:
 
     def __init__(self, folder: Path, environ: Mapping[str, str], *, renamed: bool) -> None:
         # folder: private, on this node, outlives the ranks. environ: what the user has set there is kept. renamed:
-        # whether torch has `torch._C._distributed_c10d._dump_fr_trace`; it then also reads TORCH_FR_..., and warns
-        # about the old names.
+        # whether torch has `_dump_fr_trace`; it then also reads TORCH_FR_..., and warns about the old names.
         size = "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
         wanted = {
             size: str(ENTRIES),
@@ -205,10 +203,8 @@ class Recorders:
         return True
 
 
-# -- Detects a hang of an agent's ranks, and finds the ranks to blame from the process states and stacks of all ranks
-#
-# A rank that hangs blocks all others in their next collective, so all stop sending heartbeats at once. The kernel's
-# state of each process and the interpreter's stacks show which one is the cause.
+# -- Detects a hang of an agent's ranks, and finds the ranks to blame. All stop sending heartbeats at once, since a rank
+# that hangs blocks all others in their next collective
 
 
 SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for other signals
@@ -225,16 +221,16 @@ class HangReport:
     rank: int  # global rank
     host: str  # name of the rank's node
     step: int  # steps of the run that the rank has done
-    state: str  # the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone
+    state: str  # the kernel's state letter of its process (man 5 proc); empty if gone
     stack: str  # stacks of its threads as faulthandler writes them, or its `newest_frame`; empty if it wrote none
     recorder: Recorder | None = None  # its flight recorder, if it has one
 
 
 @dataclass(frozen=True)
 class Blamed:
-    ranks: tuple[Accused, ...]  # the ranks, at most MOST_BLAMED; empty if there were no reports
+    ranks: tuple[Accused, ...]  # at most MOST_BLAMED; empty if there were no reports
     sign: HangSign  # the evidence by which they were found
-    collective: BlockedCollective | None = None  # the collective that they block, if the sign is HangSign.RECORDER
+    collective: BlockedCollective | None = None  # that they block, if the sign is HangSign.RECORDER
     step: int | None = None  # steps of the run that the slowest of them has done; None if there were no reports
     frame: str = ""  # newest frame of the first of them; empty: it has written none
 
@@ -254,8 +250,7 @@ def suspects(reports: Sequence[HangReport]) -> tuple[list[HangReport], HangSign,
     | is outside of every collective | its stack; the others wait for it in a collective |
     | has done fewer steps than others | its number of steps |
 
-    Returns the ranks to blame (all ranks if no row applies), the kind of evidence, and the collective that they block
-        if the evidence is a flight recorder.
+    Returns the ranks to blame (all if no row applies), the evidence, and the collective that they block, if known.
     """
     ended = [each for each in reports if not each.state]
     reports = [each for each in reports if each.state] or reports
@@ -318,9 +313,8 @@ class RankActivity:
         self._last, self._next = now, now
 
     def idle(self, signs: Sequence[Sign], pids: Sequence[int], printed: Sequence[int], now: float) -> float:
-        """Returns the seconds since the last CPU time, output or heartbeat of any rank.
+        """Returns the seconds since the last CPU time, output or heartbeat of any rank; 0 for ranks that wait in NCCL.
 
-        Ranks that wait in NCCL keep a core busy: their hang is not seen here, only by `StepWatch`.
         pids: 0 for a rank that has ended; printed: bytes that each has written so far; now: monotonic seconds.
         """
         for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
@@ -378,8 +372,7 @@ class Stacks:
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
         """Returns each rank's state letter (man 5 proc), and its stacks; empty: it wrote none in WRITES seconds.
 
-        Only processes that handle or ignore the signal get it. The signal would kill a rank just forked, a program that
-        a rank has executed, or an unrelated process that has the id of a rank that is gone.
+        Only processes that handle or ignore the signal get it, since it would kill others.
         """
         self.clear()
         for pid in pids:

@@ -48,11 +48,10 @@ AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's
 def run_rank(
     plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, memory_file: int, lives: int
 ) -> dict[str, Any]:
-    """Runs the workload in this process. The agent has set the rank's environment.
+    """Runs the workload in this process. Raises SystemExit (75): a file cannot be read now.
 
     place: index of this rank among its agent's; lives: how often the attempt's ranks were started before.
     pulse_file, stacks_file, memory_file: descriptors of `Pulse.share`, `Stacks.file`, `rank_report.make_memory` or -1.
-    Raises SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
     agents = rank_report.take()
@@ -111,8 +110,7 @@ def make_checkpoint_folder(path: Path) -> None:
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
     """Returns the signals that a rank ignores until it installs handlers (`StopFlag`).
 
-    Restarted ranks also ignore stop signals at first: they can resume, so ending them must not look like a crash. The
-    agent repeats the signal once they check for stops.
+    Restarted ranks, which can resume, ignore stop signals too: the agent repeats them once they check for stops.
     """
     return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
 

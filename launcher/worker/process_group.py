@@ -77,10 +77,7 @@ _SAME_SOFTWARE = "Give all nodes the same environment (env.activate, env.archive
 
 
 def compare(facts: Sequence[RankFacts]) -> list[str]:
-    """Returns the reasons why these ranks cannot work together, as text for the user; empty if they can.
-
-    They differ in device, backend or software, or two ranks use one GPU (a MIG slice counts as one).
-    """
+    """Returns why these ranks cannot work together: they differ, or two use one GPU (a MIG slice counts as one)."""
     refusals = []
     versions = _by(facts, "torch")
     for name, what, fix in (
@@ -108,7 +105,7 @@ def _by(facts: Iterable[RankFacts], name: str) -> dict[str, tuple[RankFacts, ...
 
 
 def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> RankFacts:
-    """Returns the facts about this rank. `environ`: the rank's environment, of which the masks identify its GPU."""
+    """Returns the facts about this rank. environ: its environment, of which the masks identify its GPU."""
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)
@@ -427,9 +424,9 @@ def _node_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
 
 # -- Objects that ranks send each other, as pickles with a MAC
 #
-# Unpickling executes whatever the sender chose, and gloo accepts whoever connects as a rank (docs/security.md). So
-# these functions replace torch's `all_gather_object` and the like: they unpickle only data with a MAC made with the
-# secret that the ranks of a job share. All ranks of `group` (None: the default group) must call the same function.
+# Gloo accepts whoever connects as a rank (docs/security.md), and unpickling executes what the sender chose. So these
+# functions, instead of torch's `all_gather_object` and the like, unpickle only data with a MAC made with the secret
+# that the ranks of a job share. All ranks of `group` (None: the default group) must call the same function.
 
 
 MAC = hashlib.sha256().digest_size  # bytes

@@ -83,7 +83,7 @@ def take() -> AgentChannels:
 
 
 def make_memory() -> int:
-    """In an agent: makes the file for copies of its ranks' states; returns its descriptor, -1: there is none."""
+    """In an agent: makes the file for copies of its ranks' states; returns its descriptor; -1: there is none."""
     file = -1
     try:
         file = processes.memory_file(_MEMORY_NAME)

@@ -1,7 +1,7 @@
 """Measures how long each rank works in a step, at next to no cost, and passes it to the rank's agent.
 
-In synchronous training all steps take equally long on all ranks, since each waits for the slowest. What differs is how
-much of a step a rank works. A training marks where its own work ends and where its waiting ends:
+In synchronous training each rank waits for the slowest: what differs is how much of a step a rank works. A training
+marks where its own work ends and where its waiting ends:
 
     pace.begin()      # a step starts (Resumable calls this at each boundary)
     pace.computed()   # the time since the last mark was this rank's own work

@@ -193,10 +193,7 @@ class StopFlag:
         return verdict
 
     def save_took(self, seconds: float) -> None:
-        """Makes the stop before the deadline early enough for saves of this duration.
-
-        That is at most half of the attempt, or resume.lead. If saves need more, it logs that the attempt is too short.
-        """
+        """Makes the stop before the deadline early enough for saves of this duration, up to half of the attempt."""
         wanted = SAVES * seconds + MARGIN
         if wanted > self._max_lead:
             if self._env.rank == 0 and self._lead < self._max_lead:
@@ -296,12 +293,11 @@ def should_stop(step: int | None = None) -> bool:
     """Returns whether to save now and exit with code 75, because the attempt is to end. Call it after each step.
 
     All ranks of the process group must make the same calls: it returns True on all of them after the same step. A
-    process without a process group decides alone. The stop reason (the time is nearly up, a signal, RUN/stop) is in the
-    run's events.
+    process without a process group decides alone.
 
     The first call replaces the handlers of SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, and declares to the agent that this
-    rank exits after a stop request. The agent then does not end it, and counts it as hung if it does not call again
-    within launch.hang_timeout.
+    rank exits after a stop request: the agent does not end it, and counts it as hung if it does not call again within
+    launch.hang_timeout.
 
     Args:
         step: steps of the run that are done, including earlier attempts, for `status`; None: the calls in this process
@@ -314,10 +310,7 @@ stopping = should_stop  # its former name
 
 
 def boundary(step: int | None = None) -> StopVerdict:
-    """Like `should_stop`, but also returns the stop reason, and whether to save and continue because RUN/save exists.
-
-    Once this is a stop, each further call returns the same stop.
-    """
+    """Like `should_stop`, but returns also the stop reason, and whether to save and continue (RUN/save exists)."""
     global _stopped, _steps
     if _stopped is not None:
         return _stopped
@@ -409,7 +402,7 @@ def settings() -> Settings:
 
 
 def how_to_exclude(hosts: str) -> str:
-    """Returns how `resume` can exclude nodes from this run: an override, or what to use instead, or nothing."""
+    """Returns how `resume` can exclude nodes from this run: an override, what to use instead, or nothing."""
     attempt = current_attempt()
     if attempt is None:
         return ""
