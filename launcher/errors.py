@@ -51,8 +51,7 @@ class RunError(LauncherError):
 class UnavailableError(RunError, OSError):
     """A file that the run's machines share cannot be read now. Whether it exists, and what it holds, is unknown.
 
-    Callers retry where they can. Otherwise an attempt exits with RESUME, and a command reports the error. An OSError
-    too: callers which ignore every OSError ignore it.
+    Where callers cannot retry, an attempt exits with RESUME. It is an OSError too, for callers which ignore every one.
     """
 
     code = UNAVAILABLE
@@ -61,8 +60,7 @@ class UnavailableError(RunError, OSError):
 def near(word: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean a or b?` with the entries of `known` most similar to `word`; empty: none is similar.
 
-    Case and leading dashes do not count. If none is similar, those count that begin with the word (`gpus_per_node` for
-    `gpus`), else those that end with it (`cluster.queue` for `queue`).
+    If none is, those count that begin with the word (`gpus_per_node` for `gpus`), else those that end with it.
     """
     from difflib import get_close_matches
 

@@ -160,11 +160,8 @@ def log_line(text: str, stream: TextIO | None = None) -> None:
         print(f"launcher: {text}", file=stream or sys.stderr, flush=True)
 
 
-# -- Removes terminal escape sequences from everything that commands print
-#
-# Names of folders, logs and the output of schedulers come from other people. Escape sequences in them could change the
-# terminal's title, its clipboard, or the lines above. `raw` is for bars and colours that rich makes, whose texts are
-# cleaned before; `write_output` is for the output of a run.
+# -- Removes terminal escape sequences from everything that commands print: in names of folders, logs and the output of
+# schedulers they could change the terminal's title, its clipboard, or the lines above
 
 
 class Screen:

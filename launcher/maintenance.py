@@ -55,11 +55,11 @@ REMOVED = ".removed-"  # prefix that a directory gets before its files are delet
 
 @dataclass(frozen=True)
 class Old:
-    path: Path  # directory of the run or sweep
+    path: Path
     states: frozenset[str]  # the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible
     last_active: float | None  # time of the newest event, in seconds since the epoch; None: not known
-    needed_by: tuple[str, ...] = ()  # ids of unfinished runs that wait for this run or sweep, or use its files
-    error: str = ""  # why the run or sweep cannot be read; empty: it can be read
+    needed_by: tuple[str, ...] = ()  # ids of unfinished runs that wait for it, or use its files
+    error: str = ""  # why it cannot be read; empty: it can
     pilots: tuple[Path, ...] = ()  # directories of the pilots of a packed sweep, which are removed with it
 
     @property
@@ -239,10 +239,8 @@ def _refreshed(old: Old, live: SweepMonitor) -> Old:
         return Old(path, frozenset(), None, error=str(error))
 
 
-# -- Orphaned jobs: queued or running although somebody has deleted their run directory
-#
-# A job of the launcher has a token, which is derived from its run directory, and a script in that directory. For each
-# job that belongs to no known run, both are queried: they tell an orphan from a job whose run is in another folder.
+# -- Orphaned jobs: queued or running although somebody has deleted their run directory. The token and the script of a
+# job that belongs to no known run tell it from one whose run is in another folder
 
 
 MOST_ORIGINS = 20  # jobs of one scheduler whose origin is queried at a time
@@ -287,10 +285,7 @@ def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) ->
 def folder_of(origin: JobOrigin) -> Path | None:
     """Returns the directory of the run or sweep that a job belongs to; None: not a job of the launcher.
 
-    | the job's script | the directory |
-    |---|---|
-    | RUN/script.sh | RUN |
-    | SWEEP/arrays/TOKEN.sh | SWEEP |
+    The job's script is RUN/script.sh or SWEEP/arrays/TOKEN.sh.
     """
     folder = Path(origin.file).parent
     folder = folder.parent if folder.name == "arrays" else folder
@@ -335,10 +330,9 @@ class Orphans:
 
 
 def look_for(job_id: str) -> Orphan | Path | None:
-    """Looks for a job by its id in all schedulers.
+    """Looks in all schedulers for a job; returns it if it is an orphan, else the directory of its run or sweep.
 
-    Returns the job if it is an orphan, else the directory of its run or sweep; None: it is not a job of this user and
-    the launcher. Raises QueryError: it was not found, and a scheduler did not respond.
+    Raises QueryError: it was not found, and a scheduler did not respond.
     """
     number = family(job_id)
     if not number.isdecimal():

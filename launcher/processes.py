@@ -45,8 +45,7 @@ class Process(Struct):
 
 
 def _state(pid: int) -> tuple[str, int] | None:
-    # Returns a process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22).
-    # None: no process has this id, or it belongs to another user and /proc hides it.
+    # A process's state letter and start time (man 5 proc, /proc/PID/stat); None: there is none, or /proc hides it
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: another user's, with hidepid=1
@@ -120,8 +119,8 @@ def kill(keep: Collection[int], timeout: float = 2.0) -> list[int]:
     return sorted(killed)
 
 
-# -- Kills everything that a task leaves behind. PBS without its cgroups hook ends a job by killing the sessions that it
-# knows; a process that called setsid survives. All processes of a task inherit LAUNCHER_GUARD, which marks them
+# -- Kills everything that a task leaves behind, all of which inherits LAUNCHER_GUARD. PBS without its cgroups hook kills
+# the sessions of a job that it knows, and a process that called setsid survives
 
 
 GUARD = "LAUNCHER_GUARD"
@@ -217,9 +216,8 @@ _IN_MEMORY = "/dev/shm"  # noqa: S108  the files there lose their names at once
 def memory_file(name: str) -> int:
     """Makes an unnamed file in memory (without /dev/shm: in the temporary folder) and returns its descriptor.
 
-    Forked children inherit it, programs that they execute do not.
-    os.memfd_create is missing from a Python that was built with a glibc before 2.27 (those of conda and of uv), and
-    from kernels before 3.17.
+    Forked children inherit it, programs that they execute do not. os.memfd_create is missing from a Python that was
+    built with a glibc before 2.27 (those of conda and of uv), and from kernels before 3.17.
     """
     create = getattr(os, "memfd_create", None)
     if create is not None:

@@ -16,7 +16,6 @@ SECRETS = (
 
 
 def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
-    """Returns the built-in patterns of secret names, followed by the user's."""
     return (*SECRETS, *more)
 
 
@@ -30,13 +29,11 @@ def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
 
 
 def secrets_in(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
-    """Returns the environment variables that hold secrets, with their values."""
     patterns = list(patterns)
     return {name: value for name, value in environ.items() if value is not None and is_secret(name, patterns)}
 
 
 def without_secrets(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """Returns an environment without the variables that hold secrets."""
     hidden = secrets_in(environ, patterns)
     return {name: value for name, value in environ.items() if name not in hidden}
 

@@ -5,8 +5,6 @@
 | `cluster: slurm` (a group and a name) | `override /cluster: slurm` in the file's defaults list |
 | `cluster.account: me` | `account: me` in the section `cluster` |
 | `nodes: 2`, `cluster: {account: me}` | the same |
-
-Pure.
 """
 
 from __future__ import annotations

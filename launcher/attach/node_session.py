@@ -5,8 +5,8 @@
     python -m launcher.attach.node_session serve FOLDER LOCATION  shell or relay, for one client on the network
 
 LOCATION is the file that the rank's agent has written; see `rank_location`. `serve` is for schedulers that do not let
-users start a process on a node (PBS): there the agent starts it, for one client, which has to prove within a minute that
-it knows the secret in FOLDER. All messages are authenticated (`rendezvous.channel`). Each has one of these keys:
+users start a process on a node (PBS): there the agent starts it, for one client, which has to prove within a minute
+that it knows the secret in FOLDER. All messages are authenticated (`rendezvous.channel`). Each has one of these keys:
 
 | key | from | value |
 |---|---|---|

@@ -160,8 +160,8 @@ def look(path: Path) -> Seen | None:
 def remove(path: Path, is_it: Callable[[Path], bool]) -> None:
     """Removes a file if it is still the one of which `is_it` returns True. Raises OSError, UnavailableError.
 
-    This process may be suspended between any two lines, and another process may take the lease meanwhile. So the file
-    is renamed first, and looked at then: the file of another holder, or one that cannot be read now, is put back.
+    Another process may take the lease between any two lines. So the file is renamed first, and looked at then: that of
+    another holder, or one that cannot be read now, is put back.
     """
     if not is_it(path):
         return
@@ -195,7 +195,7 @@ class Lease:
     def take(
         self, dead: Callable[[Seen, HolderWatch], bool], waiting: Callable[[], None], pauses: tuple[float, float]
     ) -> None:
-        """Waits until this process holds the lease. Its own file exists already.
+        """Waits until this process, whose own file exists, holds the lease.
 
         dead: returns whether the holder is dead, of which this was seen; it may end the wait with an error.
         waiting: is called before each pause. pauses: the first and the longest one, in seconds.
@@ -271,8 +271,8 @@ _IN_USE: set[str] = set()  # tokens with which this process holds leases or wait
 class Holder(Struct):
     token: str  # random text, new for each time that a process takes a lease
     machine: str  # boot id and PID namespace of the process; processes with the same one see each other's PIDs
-    pid: int  # process id
-    started: int  # when the process started, in clock ticks since the boot
+    pid: int
+    started: int  # in clock ticks since the boot
 
     @classmethod
     def here(cls) -> Holder:
@@ -302,10 +302,7 @@ class Holder(Struct):
 
 @contextlib.contextmanager
 def hold(path: Path, timeout: float = TIMEOUT, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds a lease in the block; waits for it first; raises OSError, UnavailableError.
-
-    timeout: seconds after which a holder on another machine counts as dead.
-    """
+    """Holds a lease in the block, and waits for it first; raises OSError, UnavailableError."""
     mine = Holder.here()
     lease = Lease(path, path.with_name(run_files.temporary_name(path.name)))
 

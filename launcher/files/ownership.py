@@ -18,9 +18,8 @@ counts as the user's own only if it and each of its parents, from `/` down, are 
 A group that contains only the user and has the user's name does not count as others (on systems with umask 002 every
 home directory has such a group), unless an access control list names others.
 
-Each folder of a path is opened relative to the one before, without following links, so that no folder can be exchanged
-during the check. Afterwards nobody else can replace a folder that was found safe. So it may be used by its path, as
-jobs on other machines do.
+Each folder of a path is opened relative to the one before, without following links, so that none can be exchanged
+during the check. Afterwards nobody else can replace one that was found safe, so it may be used by its path.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ _ANYBODY = Path("/proc/sys/kernel/overflowuid")  # the uid shown for owners that
 
 
 class Folder(Struct):
-    path: str  # path of the folder. uid, gid: ids of the folder's owner and group
+    path: str
     uid: int
     gid: int
-    mode: int  # st_mode of the folder
-    listed: bool = False  # whether the folder has an access control list
+    mode: int  # st_mode
+    listed: bool = False  # whether it has an access control list
 
 
 class User(Struct):
@@ -62,10 +61,7 @@ class User(Struct):
 
 
 def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Returns why the last of a path's folders (from `/`) is not the user's own, by the module's table, or None.
-
-    trusted: paths of folders whose owners and groups the user trusts not to replace what is in them.
-    """
+    """Returns why the last of a path's folders (from `/`) is not the user's own, by the module's table, or None."""
     *way, last = folders
     if last.uid != user.uid:
         return f"{last.path} belongs to {user_name(last.uid)}, not to you"
@@ -75,7 +71,7 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Returns who else could replace a folder below this path (from `/`); None: nobody. trusted: as in `problem`."""
+    """Returns who else could replace a folder below this path (from `/`); None: nobody."""
     for each in way:
         safe = each.path in trusted
         if not safe and each.uid not in (0, user.uid):
@@ -223,9 +219,8 @@ def _group(gid: int) -> str:
 
 # -- The user's trusted folders: the user trusts everybody who can replace what is in them (see `ownership`)
 #
-# They are named by `$LAUNCHER_TRUSTED_FOLDERS` and by the config key cluster.trusted_folders. Commands on existing runs
-# do not compose a config, so they read the key from the user's settings files: user.yaml and cluster profiles. The key
-# in a run's record is not used, because another user who could replace the run could also write its record.
+# They are named by `$LAUNCHER_TRUSTED_FOLDERS` and by the config key cluster.trusted_folders, which commands on runs
+# read from user.yaml and cluster profiles: who could replace a run could also write its record.
 
 
 VARIABLE = "LAUNCHER_TRUSTED_FOLDERS"

@@ -7,9 +7,8 @@
 | 93 | a retry would fail too |
 | other | failed |
 
-It needs the standard library and torch-free modules of the launcher only, and starts everything else as a command:
-`wait_for_others`, the program that starts the nodes' agents, `requeue`. Set-up lines have run in the job script, before
-it. A signal that asks the job to stop reaches the agents from the scheduler; the driver waits for their end.
+It starts everything else as a command: `wait_for_others`, the program that starts the nodes' agents, `requeue`. Set-up
+lines have run in the job script. A signal that asks the job to stop reaches the agents from the scheduler.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Over(Exception):
 
 
 class Failed(Struct):
-    """What failed in the job script before the driver: a set-up line, or `environment`, or `folder`."""
+    """What failed in the job script before the driver: `setup`, `environment` or `folder`."""
 
     what: str
     line: int = 0

@@ -63,12 +63,10 @@ class What(IntEnum):
 
 
 def continues(what: What, reason: NextReason, job: str | None = None) -> Continues:
-    """Returns the event of a run that continues, in this job (None: unknown)."""
     return Continues(what=what.name.lower(), reason=reason, job=job)
 
 
 def stays(what: What, reason: NextReason, **details: Any) -> Stays:
-    """Returns the event of a run that stays stopped, or is given up."""
     return Stays(what=what.name.lower(), reason=reason, **details)
 
 
@@ -106,8 +104,8 @@ def decide(
 def counted(stopped: Sequence[Stopped]) -> list[int]:
     """Returns the progress of the run at the end of each stopped attempt that counts, in order, for `decide`.
 
-    A preempted attempt does not count, nor one with unknown progress: a run that is preempted soon after each start is
-    not at fault. If the last attempt does not count, none does: this attempt shows nothing new about the run.
+    A preempted attempt does not count, nor one with unknown progress. If the last one does not count, none does: it
+    shows nothing new about the run.
     """
     if not stopped or stopped[-1].preempted or stopped[-1].step is None:
         return []
@@ -115,10 +113,9 @@ def counted(stopped: Sequence[Stopped]) -> list[int]:
 
 
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns the progress of the run at the end of each attempt: (last step, time of the newest file or -1).
+    """Returns the progress of the run at the end of each attempt, of (last step, time of the newest file or -1).
 
-    Without save times the progress is the step. With them (a user's program) it is a counter, which an attempt
-    increments if it reached a further step or saved a newer file.
+    Without save times it is the step; with them, the number of attempts that reached a further step or saved something.
     """
     if all(saved < 0 for _, saved in ends):
         return [step for step, _ in ends]
@@ -173,9 +170,8 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
 
 
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
-    # Returns whether the scheduler shows that it has begun to preempt this job since the attempt started.
-    # False if the scheduler cannot be asked now. Slurm no longer shows the preemption of a job that has exited within
-    # its partition's GraceTime.
+    # Whether the scheduler shows that it has begun to preempt this job since the attempt started; False: unknown. Slurm
+    # no longer shows the preemption of a job that has exited within its partition's GraceTime
     scheduler = registry.scheduler(plan.cluster.scheduler)
     begun = min((float(event["time"]) for event in attempt.latest_events()), default=0.0)
     try:
@@ -194,9 +190,8 @@ def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | 
 
 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
-    # Returns the run's newest saved step; -1: none is saved; None: unknown, since checkpoints cannot be read.
-    # Reported steps count as well for a user's program, and in a run without checkpoints that got no stop request: it
-    # may save in a format of its own.
+    # The run's newest saved step; -1: none; None: checkpoints cannot be read. Reported steps count as well for a user's
+    # program, and in a run without checkpoints that got no stop request: it may save in a format of its own
     if any(event.reason is StopReason.UNREADABLE for event in every(attempt.latest_events(), Stop)):
         return None
     try:
