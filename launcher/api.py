@@ -42,10 +42,7 @@ class Run:
     """A run that was submitted. Every method and property reads the run's current files."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """
-        Args:
-            path: the run's directory.
-        """
+        # path: the run's directory
         self._run = directory.Run(Path(path).absolute())
 
     def __repr__(self) -> str:
@@ -85,13 +82,10 @@ class Run:
         return status_of(self._run, JobMonitor(share=True)).state
 
     def wait(self, timeout: float | None = None) -> RunState:
-        """Waits until the run is over, including later attempts after a requeue or resubmission.
+        """Waits until the run is over, including later attempts after a requeue or resubmission, and returns its state.
 
         Args:
-            timeout: seconds to wait at most; None: no limit.
-
-        Returns:
-            The run's state. If the timeout has passed first, its `over` is False.
+            timeout: seconds to wait at most; then `over` of the state is False. None: no limit.
 
         Raises:
             RunError: the run's record is damaged.
@@ -226,12 +220,7 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run | RemoteRun:
 def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     """Makes a dry run: composes, plans and checks, writes nothing, and returns what `submit` would submit.
 
-    Args:
-        overrides: as for `submit`.
-        keys: as for `submit`.
-
-    Raises:
-        ConfigError: the settings are not valid.
+    Arguments are those of `submit`. Raises ConfigError: the settings are not valid.
     """
     from launcher.config.hydra_errors import require_names
     from launcher.submission import resume
@@ -265,11 +254,7 @@ def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run | Rem
 
 
 def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
-    """Converts the arguments of `submit` to overrides as on a command line.
-
-    Raises:
-        ConfigError: an override is not KEY=VALUE, or a value has a type that a config cannot hold.
-    """
+    """Converts the arguments of `submit` to overrides as on a command line; raises ConfigError."""
     from launcher.config.compose import FOR_HYDRA
 
     if isinstance(overrides, str):

@@ -119,8 +119,8 @@ def kill(keep: Collection[int], timeout: float = 2.0) -> list[int]:
     return sorted(killed)
 
 
-# -- Kills everything that a task leaves behind, all of which inherits LAUNCHER_GUARD. PBS without its cgroups hook kills
-# the sessions of a job that it knows, and a process that called setsid survives
+# -- Kills everything that a task leaves behind, all of which inherits LAUNCHER_GUARD. PBS without its cgroups hook
+# kills the sessions of a job that it knows, and a process that called setsid survives
 
 
 GUARD = "LAUNCHER_GUARD"

@@ -120,7 +120,7 @@ class Signals:
 class Control:
     """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin.
 
-    status: the fields of this agent's heartbeats (`coordinator`); coordinator: the leader's; None on other agents.
+    status: the fields of this agent's heartbeats; coordinator: the leader's; None on other agents.
     """
 
     def __init__(
@@ -415,8 +415,7 @@ class Control:
     def first(self, *, preflight: bool = False) -> tuple[History, Rendezvous]:
         """Joins round 0 or, if it has begun and the run is elastic, the next round; returns its history and rendezvous.
 
-        Raises RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
-        Raises AttemptOver (the attempt ended first) or AskedToStop.
+        Raises RendezvousError (not all agents arrived in time, or this one is late), AttemptOver or AskedToStop.
         """
         if self._read(self._rounds.latest) is not None:
             if self.elastic:
@@ -434,9 +433,8 @@ class Control:
         return self.join()
 
     def next(self, history: History, before: Rendezvous, lost: Collection[int]) -> tuple[History, Rendezvous]:
-        """Joins the round `history.round`, of the last round's members and of waiting agents.
+        """Joins the round `history.round`; if the leader is lost, the other members are tried as leaders, by index.
 
-        If the leader is lost, the remaining members are tried as leaders, by index.
         Raises RendezvousError (too few members arrived), Overtaken or AskedToStop.
         """
         self.status = {}  # what the last round's ranks did is no sign of life of the next one's

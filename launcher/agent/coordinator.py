@@ -72,12 +72,7 @@ LOOK = 1e-5  # seconds between two looks, for each agent above FEW: the leader s
 
 
 class Coordinator:
-    """What the leader knows about all agents. Takes their messages, decides, and collects the messages to send.
-
-    arrivals: the agents that have arrived for a round that is about to start; None: no round is.
-    verdict: what follows the failure of this round; None: it has had no failure.
-    reports: the values of `report` messages: by key, then by member index.
-    """
+    """What the leader knows about all agents. Takes their messages, decides, and collects the messages to send."""
 
     def __init__(
         self, limits: RoundLimits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame,
@@ -88,9 +83,9 @@ class Coordinator:
         self.limits, self._places, self._own, self._claim, self._blame = limits, places, own, claim, blame
         self._listen, self._saved = listen, saved
         self.history = History()
-        self.arrivals: Arrivals | None = None
-        self.verdict: RoundVerdict | None = None
-        self.reports: dict[str, dict[int, Any]] = {}
+        self.arrivals: Arrivals | None = None  # for a round that is about to start
+        self.verdict: RoundVerdict | None = None  # what follows the failure of this round, if it has had one
+        self.reports: dict[str, dict[int, Any]] = {}  # the values of `report` messages: by key, then by member index
         self._paces: list[Any] = []
         self._ready: dict[int, Member] = {}  # members that wait for the next round, by index
         self._heard: dict[int, float] = {}  # when each agent has sent something
@@ -139,9 +134,8 @@ class Coordinator:
     def gather(
         self, history: History, wanted: Collection[int], timeout: float, now: float, before: Sequence[int] = ()
     ) -> None:
-        """Starts waiting for the members (with or without the leader) of the round `history.round`.
+        """Starts waiting for the members of a round; before: those of the round before, in rank order.
 
-        before: indices of the members of the round before, in rank order.
         timeout: seconds in which they have to arrive; now: monotonic seconds, as in the other methods.
         """
         self.history, agents = history, self._watch.agents

@@ -19,10 +19,9 @@ from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 
 
 class AttemptFailed(Exception):
-    """The attempt ended before its work was done; the text is the cause, for the user, and `event` too.
+    """The attempt ended before its work was done; text and `event` are the cause.
 
-    ours: whether this agent saw the cause first, so that it is the one that prints it.
-    decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
+    ours: whether this agent saw the cause first, so that it prints it. decides: whether the exit code is the attempt's.
     suspended: an event to be written if the lost members do not continue without this agent (`may_be_cut_off`).
     """
 
@@ -135,8 +134,7 @@ def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
     )
 
 
-# The failure with the lowest number is the cause of the others: an exception may follow from the death of another rank,
-# and a lost peer always does.
+# The failure with the lowest number is the cause of the others: a lost peer always follows from another failure.
 _BLAME = {
     FaultCode.NO_RETRY: 0,
     FaultCode.USAGE: 0,
@@ -170,9 +168,7 @@ def exited_to_resume(
     | | otherwise | False |
 
     left_first: whether the agent is ending its ranks because one of them exited with 75.
-    saving: whether the ranks were given time to save and exit: ranks of other agents have exited with 75, or these
-        ranks were killed because they did not exit in time after a stop request.
-    signalled: whether ranks of a program have got the stop signal.
+    saving: whether the ranks were given time to save and exit. signalled: whether a program's have got the stop signal.
     """
     if not resumable:
         return left_first or to_blame(failed).code is FaultCode.LEFT
@@ -183,7 +179,7 @@ def exited_to_resume(
 def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *, killed_after: float | None) -> Stop:
     """Returns the event of ranks that have exited to resume later, after a stop request (None: without one).
 
-    killed_after: seconds of launch.grace, if ranks did not exit within them and were killed; None: no rank was.
+    killed_after: seconds of launch.grace, if ranks did not exit within them and were killed; else None.
     """
     left = tuple(sorted(ended.rank for ended in exits if ended.code == errors.RESUME))
     if asked is None:

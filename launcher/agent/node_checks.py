@@ -271,9 +271,8 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
     """Returns by how much this node's clock is ahead of the first node's (CLOCK), from one process of each node.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
-    which is between any node's two readings. The round with the smallest error counts: from the second one on all
-    requests come at almost the same time.
-    Raises CheckProblem (as `judge_clock`) or DistStoreError: not all nodes took part before the store's timeout.
+    which is between any node's two readings. The round with the smallest error counts. Raises CheckProblem (as
+    `judge_clock`) or DistStoreError: not all nodes took part before the store's timeout.
     """
     mine, theirs = [], []
     for number in range(rounds):
@@ -302,9 +301,8 @@ def judge_clock(ahead: float, error: float) -> Observation:
 def reduce_together(rank: int, world_size: int, where: torch.device) -> Observation:
     """Makes an all_reduce with all ranks; returns its bytes and seconds (REDUCED).
 
-    Element i is a number on rank (i modulo world size) and 0 on all others. The sums are exact in float32 in any order,
-    and a wrong element shows which rank it came from: CheckProblem accuses it.
-    Raises RuntimeError: from the backend, if ranks are gone, late or cannot be reached.
+    Element i is a number on rank (i modulo world size) and 0 on all others: sums are exact in float32 in any order, and
+    a wrong element shows which rank it came from. Raises CheckProblem, or RuntimeError from the backend.
     """
     places = torch.arange(max(ELEMENTS, world_size))
     known = (places % 1009 + 1).to(torch.float32)

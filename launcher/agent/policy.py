@@ -106,8 +106,7 @@ class RoundFailure:
     listens: bool  # whether the failed rank can resume; of a lost node: whether any rank can
     lost: tuple[int, ...] = ()  # member indices of the agents that are gone
     stop: Stop | None = None  # why ranks have exited with code 75, to resume later; None: they have not
-    # exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict
-    exit_code: int | None = None
+    exit_code: int | None = None  # of the attempt, if this failure ends it; None: `NextStep.exit_code` of the verdict
     place: str = ""  # where the ranks hang, to be compared with other rounds; empty: they do not
 
     @property
@@ -256,11 +255,7 @@ class _Hang:
 
 
 class FailureDetector:
-    """Takes the reports of a round's agents. `look` checks all timeouts, and returns the failure that it finds.
-
-    wants_stacks: whether the caller has to ask the agents for the stacks of their ranks.
-    done, first_stop: the ranks that have exited with 0, in order; the first stop request reported.
-    """
+    """Takes the reports of a round's agents. `look` checks all timeouts, and returns the failure that it finds."""
 
     def __init__(
         self, limits: RoundLimits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool
@@ -268,9 +263,9 @@ class FailureDetector:
         # listened: whether ranks of an earlier round could resume
         self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
         self._listened = listened
-        self.done: dict[int, Accused] = {}
-        self.wants_stacks = False
-        self.first_stop: Stop | None = None
+        self.done: dict[int, Accused] = {}  # the ranks that have exited with 0, in order
+        self.wants_stacks = False  # whether the caller has to ask the agents for the stacks of their ranks
+        self.first_stop: Stop | None = None  # the first stop request reported
         self._join_by: float | None = None
         self._joined_at: float | None = None
         self._hang: _Hang | None = None

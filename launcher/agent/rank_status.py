@@ -188,9 +188,8 @@ def gpu_is_open() -> bool | None:
 class RankStatus:
     """The state of one agent's ranks in one round, as read from outside their processes.
 
-    A rank's `place` is its index among the ranks of its agent, from 0.
     signs: the newest heartbeat of each rank, by place; step: the highest of any rank; -1: none.
-    listened: whether any rank has listened for stop requests, and so can resume. paces: the ranks' step times.
+    listened: whether any rank has listened for stop requests, and so can resume.
     """
 
     def __init__(

@@ -430,16 +430,10 @@ class Supervisor:
         raise failures.AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)
 
 
-# -- Decides when the agents send a stop signal to the ranks of a program, which need not check for stop requests itself
-#
-# | cause | detected by |
-# |---|---|
-# | the time limit is near | the agents that know the time left for sure (time_left.py), and the first agent |
-# | `touch RUN/stop` | the first agent |
-# | a signal to an agent | that agent, which sends a message to the others |
-#
-# In each case every rank gets `workload.stop_signal` once, and has `launch.grace` seconds to exit. A rank that calls
-# `launcher.should_stop()` checks by itself, and gets no signal until the scheduler ends the attempt.
+# -- Decides when every rank of a program, which need not check for stop requests itself, gets `workload.stop_signal`:
+# when the time limit is near (seen by the agents that know the time left for sure, and the first one), after `touch
+# RUN/stop` (by the first one), or when an agent gets a signal. A rank that calls `launcher.should_stop()` checks by
+# itself, and gets no signal until the scheduler ends the attempt
 
 
 STOP_LOOK = 1.0  # seconds between two checks
@@ -468,7 +462,7 @@ class StopChecker:
         return None
 
     def exit_time(self, now: float) -> float:
-        """Returns how many seconds the ranks have to exit if they get the stop signal now; see function `exit_time`."""
+        """Returns how many seconds the ranks have to exit if they get the stop signal now."""
         left = math.inf if self._left is None else self._left - (now - self._began)
         return exit_time(float(self._plan.launch.grace), float(self._plan.resume.lead), left)
 

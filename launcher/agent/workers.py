@@ -49,8 +49,8 @@ def run_child(
 ) -> NoReturn:  # fmt: skip
     """Runs a rank in the forked child (`fresh`: in a new interpreter), and exits with the rank's exit code.
 
-    agent: process id of the agent; the rank dies with it.
-    keep: descriptors for stdout, stderr, the report and the gate, and the path of the error file.
+    agent: process id of the agent, with which the rank dies. keep: descriptors for stdout, stderr, the report and the
+    gate, and the path of the error file.
     """
     code = errors.FAILED
     try:
@@ -153,9 +153,8 @@ class LeftOver:
 
 
 class StartError(Exception):
-    """A rank could not be started; the ranks that had started are killed.
+    """A rank could not be started; the ranks that had started are killed. number, message: of the OSError.
 
-    number, message: of the OSError, with its file.
     processes, files: this process's limits of processes and open files (`ulimit -u`, `ulimit -n`); -1: unlimited.
     """
 
@@ -213,8 +212,7 @@ class WorkerGroup:
     ) -> None:  # fmt: skip
         """Starts all ranks of this agent. Before they use the store, they wait until `open_gate`.
 
-        run: function that a rank calls in its process, and that returns the rank's metrics.
-        ignore: signals that ranks ignore from the start. All others have their default action.
+        run: is called in a rank's process, and returns its metrics. ignore: signals that ranks ignore from the start.
         Raises WorkersStillThere or StartError: no rank of this round runs.
         """
         assert not self._workers, "the round before is not closed"
@@ -485,11 +483,9 @@ WORKLOADS = "workloads"  # package whose modules start no thread and touch no GP
 def preload(entry: str, timeout: int) -> None:
     """Imports the module of this `workload.entry`, on the main thread and within `timeout` seconds, if it is ours.
 
-    The user's modules are imported in each rank, never in the agent. An import may start threads (a matrix product
-    starts OpenMP's) or initialize CUDA (`torch.cuda.is_available()`), neither of which survives a fork: the ranks would
-    hang or fail. The same holds for `workload.target`, which `workloads.function` imports in the rank.
-    An import that fails, or takes longer, raises nothing: the ranks repeat it, so that the user sees their traceback,
-    or which rank is missing.
+    The user's are imported in ranks alone: an import may start threads (OpenMP's) or initialize CUDA, neither of which
+    survives a fork. One that fails, or takes longer, raises nothing: the ranks repeat it, so that the user sees their
+    traceback, or which rank is missing.
     """
     module = entry.partition(":")[0]
     if not module.startswith(f"{WORKLOADS}."):

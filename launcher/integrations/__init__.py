@@ -1,7 +1,7 @@
 """Callbacks for the Trainer of Lightning and the Trainer of Hugging Face's transformers.
 
-Each module has a `LauncherCallback`, and `last_checkpoint()` to resume from. Outside of a run both do nothing. They may
-import `launcher.checkpoint` and what is below it. Nothing else in launcher imports them, Lightning or transformers.
+Each module has a `LauncherCallback`, and `last_checkpoint()` to resume from. Outside of a run both do nothing. Nothing
+else in launcher imports them, Lightning or transformers.
 
 - `memory`: copies of their checkpoints in memory
 - `lightning`: callback for Lightning's Trainer; extra `launcher[lightning]`
@@ -24,7 +24,6 @@ def checkpoint_dir(otherwise: str | os.PathLike[str] = "checkpoints") -> Path:
 
 
 def missing(package: str, error: ImportError) -> ImportError:
-    """Returns the error for a package that is not installed, with the command that installs it."""
     return ImportError(
         f"launcher.integrations.{package} needs the package {package}: pip install 'launcher[{package}]' ({error})"
     )
@@ -43,12 +42,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def leaves(stop: str | None, step: int, total: int) -> bool:
-    """Returns whether the rank must exit after this step, once it has saved.
-
-    | stop | step, total | result |
-    |---|---|---|
-    | None | any | no |
-    | a stop reason | total unknown (0), or step < total | yes |
-    | a stop reason | step >= total | no: only the trainer's cleanup is left, which another attempt would not do |
+    """Returns whether the rank must exit after this step, once it has saved: not after the last of all, since then only
+    the trainer's cleanup is left, which another attempt would not do. total=0: unknown.
     """
     return stop is not None and not 0 < total <= step

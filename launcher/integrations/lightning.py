@@ -51,15 +51,9 @@ OURS = "launcher-step-"  # prefix of this callback's checkpoints
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the newest checkpoint, by this callback or a ModelCheckpoint, for `fit(ckpt_path=...)`.
 
-    If ranks were started again in this attempt, and there are copies in memory (checkpoint.memory), it is the path of
-    one of them. So all ranks must call it. They have a process group afterwards, which Lightning uses.
-
-    Args:
-        folder: directory of the checkpoints (a ModelCheckpoint's `dirpath`); None: `checkpoint_dir()`.
-
-    Returns:
-        The path; None: there is no checkpoint, or `folder` is None outside of a run. Training then starts from the
-        beginning.
+    None: there is none, or `folder` (a ModelCheckpoint's `dirpath`; None: `checkpoint_dir()`) is None outside of a run.
+    If ranks were started again in this attempt, it may be a copy in memory (checkpoint.memory). So all ranks must call
+    it. They have a process group afterwards, which Lightning uses.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
@@ -74,7 +68,7 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Returns the step of a checkpoint of Lightning on disk; a very high one if it is a folder, or has none."""
+    """Returns the step of a checkpoint on disk; a very high one if it is a folder, or has none."""
     if number := re.fullmatch(rf"{OURS}(\d+)\.ckpt", checkpoint.name):
         return int(number[1])
     if checkpoint.is_file():
@@ -251,10 +245,8 @@ def total_steps(trainer: Any) -> int:
 
 
 def resume_data(trainer: Any, generators_then: Mapping[str, Any] | None) -> None:
-    """Restores the position in the data and the random number generators when a training resumes.
+    """Restores the position in the data (of loaders without a state_dict) and the random number generators.
 
-    Lightning restores neither. Data that loaders with workers prefetch would be shuffled as in the first epoch. Loaders
-    with a state_dict restore their position themselves.
     generators_then: as `generators` returned it on this rank; None: another callback, or another number of ranks, has
     saved the checkpoint.
     """

@@ -1,7 +1,6 @@
 """Copies of a trainer's checkpoint in memory, as checkpoint.memory asks for them, for trainers that load files alone.
 
-They are given to the trainer as files in memory. Their names are links in a folder, so what a killed process leaves is
-a folder of links that lead nowhere.
+They are given to the trainer as files in memory, whose names are links in a folder.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ class TrainerMemory:
         return self._memory.due(step)
 
     def keep(self, step: int, state: Callable[[], Mapping[str, Any]], rank_state: Mapping[str, Any]) -> None:
-        """Copies a state that is the same on all ranks, and what each rank has for itself; see `Checkpointer.keep`.
-
-        The state may change when it returns: trainers change it in other places than an optimizer's step.
-        """
+        """Copies a state that is the same on all ranks, and what each rank has for itself; then they may change."""
         self.loaded()
         self._memory.keep(step, state, rank_state, {}, {})
         self._memory.staged()
@@ -70,8 +66,8 @@ class TrainerMemory:
         """Returns a folder with files of the newest copy (then `given`); None: there is no copy that fits.
 
         The folder is this rank's alone if ranks had different states, else that of all ranks of this node.
-        on_disk: returns, on rank 0, the step of the newest checkpoint on disk, which the copy must be newer than; None:
-        there is none. shared: the files that the first rank of a folder writes. own: those that each rank adds.
+        on_disk: returns, on rank 0, the step of the newest checkpoint on disk, which the copy must be newer than.
+        shared: the files that the first rank of a folder writes. own: those that each rank adds.
         """
         if self.given is not None:
             return self._folder
@@ -140,8 +136,7 @@ def memory_of(folder: Path, find_obstacle: Callable[[], str] = str) -> TrainerMe
     """Returns this process's copies in memory; None: there are none (checkpoint.memory=0, or not in a run).
 
     All ranks must call it. If they have no process group, they have one afterwards, which the trainer uses.
-    folder: that of the trainer's checkpoints, to which the copies belong.
-    find_obstacle: returns why this training cannot have any, which is logged; empty: it can.
+    folder: that of the trainer's checkpoints. find_obstacle: returns why this training cannot have any, or nothing.
     """
     global _current
     run = settings()

@@ -50,15 +50,9 @@ NOT_METRICS = ("epoch", "_runtime", "_per_second", "_time")  # suffixes of logge
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the Trainer's newest complete checkpoint, for `train(resume_from_checkpoint=...)`.
 
-    If ranks were started again in this attempt, and there are copies in memory (checkpoint.memory), it is the path of
-    one of them. So all ranks must call it. They have a process group afterwards, which the Trainer uses.
-
-    Args:
-        folder: the Trainer's output_dir; None: `checkpoint_dir()`.
-
-    Returns:
-        The path; None: there is no checkpoint, or `folder` is None outside of a run. Training then starts from the
-        beginning.
+    None: there is none, or `folder` (the Trainer's output_dir; None: `checkpoint_dir()`) is None outside of a run.
+    If ranks were started again in this attempt, it may be a copy in memory (checkpoint.memory). So all ranks must call
+    it. They have a process group afterwards, which the Trainer uses.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
@@ -222,6 +216,5 @@ def files_of(kept: Kept) -> dict[str, Callable[[BinaryIO], object]]:
 
 
 def own_file_of(kept: Kept) -> dict[str, Callable[[BinaryIO], object]]:
-    """The same of the file that each rank has for itself."""
     rank = f"_{os.environ['RANK']}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     return {} if kept.rank_state is None else {f"rng_state{rank}.pth": partial(torch.save, kept.rank_state)}

@@ -2,9 +2,8 @@
 
 A TCPStore serves every connection, and ranks trust its content: a client can impersonate a rank and send pickles to the
 others. So the store listens on the loopback interface, where the kernel drops packets without the TCP MD5 signature of
-our proxy (RFC 2385; unlike a socket filter this needs no privilege). The proxy listens on the port that ranks connect
-to, checks which user and host each connection comes from, and forwards its bytes. On a kernel without these signatures
-other users of the leader's host can reach the store; a warning in the run's output says so.
+our proxy (RFC 2385; this needs no privilege). The proxy listens on the port that ranks connect to, checks which user
+and host each connection comes from, and forwards its bytes. A kernel without these signatures is warned of.
 
 | a connection comes from | the proxy accepts it |
 |---|---|
@@ -14,8 +13,7 @@ other users of the leader's host can reach the store; a warning in the run's out
 | any other address | no |
 
 Both are in a process of their own, forked by the leader after its own ranks, so that neither their threads nor their
-open files are the leader's. Ranks that connect earlier wait in the backlog of the listening socket. The proxy makes the
-store when the first rank connects; if the ranks make no process group, it is never made.
+open files are the leader's. The proxy makes the store when the first rank connects.
 """
 
 from __future__ import annotations

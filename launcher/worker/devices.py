@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,7 @@ def cores(environ: Mapping[str, str], local_world_size: int) -> int:
 
 def limit_threads(environ: Mapping[str, str]) -> None:
     """Lowers torch's threads, which a forked rank inherits from its agent, to the cores that this rank is bound to."""
-    torch = sys.modules.get("torch")
-    if torch is not None and OWN_CORES in environ:
+    if OWN_CORES in environ:
         torch.set_num_threads(min(torch.get_num_threads(), cores(environ, 1)))
 
 
@@ -91,12 +89,6 @@ def seed(value: int) -> None:
     """Seeds the random generator of the current accelerator, if this process has initialized one."""
     if (there := module(current())) is not None:
         there.manual_seed(value)
-
-
-def has_backend(backend: str) -> bool:
-    """Returns whether this torch was built with a backend such as xccl."""
-    available = getattr(torch.distributed, f"is_{backend}_available", None)
-    return bool(available is not None and available())
 
 
 def of_backend(backend: str) -> torch.device:

@@ -136,7 +136,9 @@ def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str,
     if plan.debugs:  # the other ranks wait as long as a rank is at a breakpoint
         joining = collective = int(debugger.FOREVER)
     if plan.workload.kind == "Collective":
-        os.environ.update(devices.nccl_log_variables(os.environ, nccl_log(plan, int(os.environ["RANK"]))))
+        log = devices.nccl_log_name(int(os.environ["RANK"]))
+        folder = Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs")
+        os.environ.update(devices.nccl_log_variables(os.environ, folder / log))
     env = None
     try:
         if plan.workload.params.get("init", True):  # otherwise the function makes its own process group
@@ -150,10 +152,6 @@ def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str,
         atexit.unregister(process_group.close)  # it might wait for ranks that have ended
         raise
     return dict(metrics)
-
-
-def nccl_log(plan: JobPlan, rank: int) -> Path:
-    return Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs", devices.nccl_log_name(rank))
 
 
 def workload_config(plan: JobPlan) -> schema.Workload:

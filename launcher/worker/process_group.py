@@ -327,7 +327,7 @@ def _backend(wanted: str, device: torch.device) -> str:
     available = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available() and torch.cuda.is_available(),
-        "xccl": devices.has_backend("xccl") and torch.xpu.is_available(),
+        "xccl": getattr(dist, "is_xccl_available", bool)() and torch.xpu.is_available(),
         "mpi": dist.is_mpi_available(),
     }
     name = wanted
