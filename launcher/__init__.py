@@ -19,7 +19,7 @@ For code that runs in ranks, and for `WorkloadHook`, which runs where a run is s
 | `WorkloadHook`, `ConfigError` | a workload's checks, input files and data sets at submission; their error |
 | `Topology`, `TopologyError` | rank, world size and hosts, from the scheduler's variables; their error |
 
-All of it works outside of a run as well. For scripts on the login node, which submit runs and follow them (docs/functions.md):
+All of it works outside of a run as well. For scripts on the login node, which submit and follow runs:
 
     import launcher
     run = launcher.submit(["workload=ddp_mnist", "cluster=slurm", "nodes=2"])

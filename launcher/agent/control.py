@@ -25,17 +25,7 @@ from launcher.files.shared_files import Ok, backoff, exists, is_transient
 from launcher.formatting import log_line
 from launcher.rendezvous import rounds
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message, wait_for
-from launcher.rendezvous.rounds import (
-    EXCHANGE,
-    LOOPBACK,
-    LeaderLost,
-    Member,
-    Rendezvous,
-    RendezvousError,
-    Round,
-    Rounds,
-    address_reached,
-)
+from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.runs.events import AgentCount, Fault, Place
 
 CLOSING = 10.0  # seconds to wait at the end until the other side has read everything
@@ -142,7 +132,7 @@ class Control:
         self._hosts, self._secret, self._port_range = hosts, rounds.secret_of(secret, key), port_range
         self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
         self._began: int | None = None  # time of the file server at which the round that this agent leads began
-        self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
+        self._rounds, self._exit_code = rounds.Rounds(attempt / "rounds"), attempt / "exit_code"
         self._loopback = len(set(hosts)) == 1
         self._store_listener: socket.socket | None = None
         self._round = 0
@@ -387,7 +377,7 @@ class Control:
 
     def others_begin(self, number: int) -> bool:
         """Waits as long as others may need to start this round without this agent; returns and raises as `begun`."""
-        give_up = time.monotonic() + self._limits.heartbeat * 2 + EXCHANGE
+        give_up = time.monotonic() + self._limits.heartbeat * 2 + rounds.EXCHANGE
         while not self.begun(number):
             if time.monotonic() >= give_up:
                 return False
@@ -447,7 +437,7 @@ class Control:
                 if self.leads:
                     return self._lead(history, left, heartbeat, seats)
                 self.send({"type": "ready", "round": history.round})
-                return self._await_begin(leader, heartbeat * 2 + EXCHANGE)
+                return self._await_begin(leader, heartbeat * 2 + rounds.EXCHANGE)
             except RendezvousError as error:
                 if self.begun(history.round):
                     raise Overtaken(str(error)) from None
@@ -472,7 +462,7 @@ class Control:
         """Joins the round after the running one, once it starts. Raises AttemptOver, NobodyLeads or AskedToStop."""
         self._stop_leading()
         seen, since, turn = (-1, 0), time.monotonic(), -1
-        latest: Round | None = None
+        latest: rounds.Round | None = None
         while not self._attempt_over():
             turn += 1
             try:
@@ -500,7 +490,7 @@ class Control:
             self._signals.require_none()
         raise AttemptOver("it has ended")
 
-    def _leaders(self, latest: Round, turn: int) -> Iterator[tuple[int, Sequence[int], float]]:
+    def _leaders(self, latest: rounds.Round, turn: int) -> Iterator[tuple[int, Sequence[int], float]]:
         # Yields who may lead the next round, its ports, and how long to try. A new leader waits for the spare nodes
         # before it records its round, so they guess it: it is nearly always the one with the lowest index
         if not self._spare:
@@ -521,7 +511,7 @@ class Control:
         ports = self._ports_of(history.round)
         if leader == self.own.index:
             if self._hub is None:
-                address = LOOPBACK if self._loopback else rounds.address_of(self._hosts[leader])
+                address = rounds.LOOPBACK if self._loopback else rounds.address_of(self._hosts[leader])
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(rounds.listen(ports, address), self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []
@@ -535,7 +525,7 @@ class Control:
         return self._await_begin(leader, deadline - time.monotonic() + 15)
 
     def _address(self, leader: int) -> str:
-        return LOOPBACK if self._loopback else self._hosts[leader]
+        return rounds.LOOPBACK if self._loopback else self._hosts[leader]
 
     def _lead(
         self, history: History, wanted: Collection[int], timeout: float, before: Sequence[int]
@@ -553,7 +543,7 @@ class Control:
         return history, replace(rendezvous, listener=self._store_listener)
 
     def _listen_for_ranks(self, members: Sequence[Member]) -> int:
-        self._store_listener = rounds.listen(rounds.free_ports(self._port_range), address_reached(members))
+        self._store_listener = rounds.listen(rounds.free_ports(self._port_range), rounds.address_reached(members))
         return int(self._store_listener.getsockname()[1])
 
     def _claim(self, number: int, members: Sequence[Member]) -> Fault | None:

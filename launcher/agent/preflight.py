@@ -29,16 +29,8 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, placements
-from launcher.runs import directory
+from launcher.runs import directory, events
 from launcher.runs.event_writer import Events
-from launcher.runs.events import (
-    CheckEnded,
-    NodeChecked,
-    NodeFinding,
-    Observation,
-    Preflighted,
-    PreflightFailure,
-)
 from launcher.runs.health import preflight_lines
 from launcher.schedulers import registry
 
@@ -54,10 +46,10 @@ class CheckedNode:
 @dataclass(frozen=True)
 class PreflightVerdict:
     then: PreflightThen  # whether the run starts, starts without the bad nodes, or fails
-    bad: tuple[NodeFinding, ...] = ()  # each bad node, with what is wrong there
+    bad: tuple[events.NodeFinding, ...] = ()  # each bad node, with what is wrong there
     lost: tuple[int, ...] = ()  # indices of the bad nodes' agents
-    warnings: tuple[NodeFinding, ...] = ()  # nodes with something that may become a problem
-    failure: PreflightFailure | None = None  # why the attempt fails; None: it does not fail
+    warnings: tuple[events.NodeFinding, ...] = ()  # nodes with something that may become a problem
+    failure: events.PreflightFailure | None = None  # why the attempt fails; None: it does not fail
     exit_code: int = errors.FAILED  # exit code of the attempt if it fails
 
 
@@ -92,14 +84,14 @@ def decide(
         symptoms = tuple(_finding(node, checks[0]) for node, checks in failed.items() if checks)
         if not symptoms:
             return PreflightVerdict(PreflightThen.GO, warnings=warnings)
-        failure = PreflightFailure(
+        failure = events.PreflightFailure(
             reason=PreflightReason.UNKNOWN_NODE, nodes=len(nodes), failed=len(symptoms), findings=symptoms[:1]
         )
         return PreflightVerdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
     text = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
-    silent = Observation(CheckCode.SILENT, text)
+    silent = events.Observation(CheckCode.SILENT, text)
     bad = tuple(
-        NodeFinding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
+        events.NodeFinding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
         for node, check in found.items()
     )
     lost = tuple(index for node in found for index in node.members)
@@ -108,21 +100,21 @@ def decide(
         return PreflightVerdict(PreflightThen.WITHOUT, bad, lost, warnings)
     names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
-        failure = PreflightFailure(
+        failure = events.PreflightFailure(
             reason=PreflightReason.ALL_NODES, nodes=len(nodes), failed=len(nodes), findings=bad[:1]
         )
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
         return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
     hosts = ",".join({each.host: None for each in bad})
-    failure = PreflightFailure(
+    failure = events.PreflightFailure(
         reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
         exclude=registry.scheduler(scheduler).without(hosts, settings) if len(nodes) > 1 else "",
     )  # fmt: skip
     return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure)
 
 
-def _finding(node: CheckedNode, check: NodeCheck) -> NodeFinding:
-    return NodeFinding(node.name, node.host, check.name, check.found)
+def _finding(node: CheckedNode, check: NodeCheck) -> events.NodeFinding:
+    return events.NodeFinding(node.name, node.host, check.name, check.found)
 
 
 def blame(
@@ -267,7 +259,7 @@ class Preflight:
     # -- agents
 
     def _agree(
-        self, part: str, mine: list[NodeCheck] | None, timeout: float, warnings: tuple[NodeFinding, ...] = ()
+        self, part: str, mine: list[NodeCheck] | None, timeout: float, warnings: tuple[events.NodeFinding, ...] = ()
     ) -> PreflightVerdict:
         value = None if mine is None else as_json(mine)
         if self._place == 0:
@@ -292,23 +284,23 @@ class Preflight:
     def _without_leader(self, error: str) -> PreflightVerdict:
         leader = self._rendezvous.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
-        found = Observation(CheckCode.LEADER_LOST, f"it leads the agents, and does not respond: {error}")
-        bad = (NodeFinding(node.name, node.host, LEADER, found),)
+        found = events.Observation(CheckCode.LEADER_LOST, f"it leads the agents, and does not respond: {error}")
+        bad = (events.NodeFinding(node.name, node.host, LEADER, found),)
         return PreflightVerdict(PreflightThen.WITHOUT, bad, node.members)
 
     # -- reporting
 
     def _report(self, verdict: PreflightVerdict, found: Sequence[NodeCheck], seconds: float, *, first: bool) -> None:
         self._events(
-            NodeChecked(
+            events.NodeChecked(
                 round=self._round, host=self._own.host, node=self._own.node_rank,
                 fine=self._own.index not in verdict.lost, seconds=round(seconds, 3),
-                checks=tuple(CheckEnded(each.name, each.level.value, each.found, each.ms) for each in found),
+                checks=tuple(events.CheckEnded(each.name, each.level.value, each.found, each.ms) for each in found),
             )
         )  # fmt: skip
         if not first:
             return
-        event = Preflighted(
+        event = events.Preflighted(
             round=self._round, then=verdict.then, nodes=len(self._nodes), bad=verdict.bad, warnings=verdict.warnings,
             seconds=round(seconds, 3),
         )  # fmt: skip
@@ -323,10 +315,10 @@ def _died(part: str, ended: WorkerExit) -> NodeCheck:
     how = f"was killed by {signal_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
     text = f"local rank {ended.place} {how}"
     if part == ALONE_PART:
-        found = Observation(CheckCode.PROCESS_ENDED, f"{text} during the checks of this node alone")
+        found = events.Observation(CheckCode.PROCESS_ENDED, f"{text} during the checks of this node alone")
         return NodeCheck("device", CheckLevel.FAILED, found)
     aborted = ended.code == -signal.SIGABRT  # as NCCL does on a timeout
-    found = Observation(CheckCode.RANK_ENDED, f"{text} in an all_reduce")
+    found = events.Observation(CheckCode.RANK_ENDED, f"{text} in an all_reduce")
     return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=aborted)
 
 
