@@ -304,15 +304,14 @@ class WorkerGroup:
             _reap_orphans(worker.pid)
             if (code := _exit_code(worker.pid)) is not None:
                 worker.code = code
-                report = rank_report.read_report(worker.report)
-                error = report.error
-                if error is None and report.returned is None and code:
+                returned, error = rank_report.read_report(worker.report)
+                if error is None and returned is None and code:
                     error = rank_report.read_error_file(worker.error_file)
                 if error is None and code > 0:
                     error = rank_report.read_last_words(worker.errors, code)
                 placement = worker.placement
                 self._seen.append(WorkerExit(
-                    placement.place, placement.rank, worker.pid, code, report.returned, error, time.time()
+                    placement.place, placement.rank, worker.pid, code, returned, error, time.time()
                 ))  # fmt: skip
 
     def pids(self) -> list[int]:
@@ -320,7 +319,7 @@ class WorkerGroup:
         return [worker.pid for worker in self._workers]
 
     def reports(self) -> list[Mapping[str, Any] | None]:
-        return [rank_report.read_report(worker.report).returned for worker in self._workers]
+        return [rank_report.read_report(worker.report)[0] for worker in self._workers]
 
     def forward_output(self) -> bool:
         """Copies some of the ranks' new output, each line as `[RANK] ...`. Returns whether to call again at once."""

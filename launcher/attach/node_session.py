@@ -224,28 +224,6 @@ SERVE = "serve"  # the same, and start `node_session serve` on the rank's node
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
-class RequestReader:
-    """Reads requests, for the leading agent. Skips requests that were sent before this object was created."""
-
-    def __init__(self, attempt: directory.Attempt) -> None:
-        self._path, self._read = attempt.path / "attach.jsonl", 0
-        self._waiting: list[str] = []
-        with contextlib.suppress(OSError):  # a full disk: then no request can be sent
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            self._read = os.fstat(file).st_size
-            os.close(file)
-
-    def next(self) -> str | None:
-        """Returns the oldest request not returned yet, a line of JSON; None: there is none."""
-        with contextlib.suppress(OSError), open(self._path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > self._read:
-                file.seek(self._read)
-                whole, end, _ = file.read().rpartition(b"\n")
-                self._read += len(whole) + len(end)
-                self._waiting += whole.decode(errors="replace").splitlines()
-        return self._waiting.pop(0) if self._waiting else None
-
-
 def parse(text: str) -> dict[str, Any] | None:
     """Parses a line of JSON; None: not a valid request. The `id` of a valid request is safe as a folder name."""
     try:
@@ -322,14 +300,24 @@ class RequestHandler:
 
     attempt: directory.Attempt
     stacks: Stacks
-    _reader: RequestReader | None = None
+    _read: int | None = None  # bytes of the requests that the leading agent has read
+    _waiting: list[str] = field(default_factory=list)  # what it has read, and not returned yet
     _last: str = ""
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def next_request(self) -> str | None:
-        """Returns the next request, a line of JSON; None: there is none. Only the leading agent calls this."""
-        self._reader = self._reader or RequestReader(self.attempt)
-        return self._reader.next()
+        """Returns the next request, a line of JSON, that was sent after the first call; None: there is none.
+
+        Only the leading agent calls this.
+        """
+        path = self.attempt.path / "attach.jsonl"
+        with contextlib.suppress(OSError), run_files.open_to_append(path) as file:  # a full disk: nobody can send one
+            size = os.fstat(file).st_size
+            self._read = size if self._read is None else self._read
+            whole, end, _ = os.pread(file, size - self._read, self._read).rpartition(b"\n")
+            self._read += len(whole) + len(end)
+            self._waiting += whole.decode(errors="replace").splitlines()
+        return self._waiting.pop(0) if self._waiting else None
 
     def handle(self, text: str, place: int, host: str, processes: Callable[[], Sequence[RankProcess]]) -> None:
         """Writes this agent's reply to a request, once. An error never fails the run."""

@@ -96,7 +96,7 @@ class Node(Struct):
 
 def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
     """Returns the hardware of the node with this file system; environ decides how CUDA orders GPUs, and Intel tiles."""
-    files = _Files(str(root).rstrip("/"))
+    files = _Files(root)
     cores, unbound = _cores(files)
     gpus = _nvidia(files) or _amd(files) or _intel(files, environ)
     models = sorted({gpu.model for gpu in gpus})
@@ -109,8 +109,8 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
 class _Files:
     # Paths are strings: pathlib would take most of the time
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: Path) -> None:
+        self.root = str(root).rstrip("/")
 
     def text(self, path: str) -> str:
         try:
@@ -137,6 +137,14 @@ class _Files:
             return int(self.text(path))
         except ValueError:
             return None
+
+    def value(self, path: str, key: str) -> int | None:
+        """Returns the number in a line `KEY NUMBER` of a file; None: it is not there."""
+        for line in self.text(path).splitlines():
+            found, *rest = [*line.split(), ""]
+            if found == key and rest and rest[0].isdecimal():
+                return int(rest[0])
+        return None
 
     def target(self, path: str) -> str:
         """Returns the name, without directories, of the file that a link points to; empty: that file does not exist."""
@@ -413,60 +421,42 @@ _VERSION_2 = _CgroupFiles("memory.max", "memory.peak", "memory.events", "memory.
 
 def host_kills(root: Path = ROOT) -> int:
     """Returns how many processes the kernel has killed for lack of memory since boot (/proc/vmstat, Linux 4.13)."""
-    return _value(root / "proc/vmstat", "oom_kill") or 0
+    return _Files(root).value("/proc/vmstat", "oom_kill") or 0
 
 
 def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
     """Returns the memory of the nearest cgroup with a memory limit, upwards from this process's own cgroup."""
-    folders, files = _cgroups(root)
-    kills = (_value(folders[0] / files.events, "oom_kill") or 0) if folders else 0
+    files = _Files(root)
+    folders, names = _cgroups(files)
+    kills = (files.value(f"{folders[0]}/{names.events}", "oom_kill") or 0) if folders else 0
     for folder in folders:
-        limit = _whole_number(folder / files.limit)
-        if limit is not None and limit < 1 << 60:  # version 1 has a huge number for no limit
-            return MemoryCgroup(limit, _whole_number(folder / files.peak), kills)
+        limit = files.number(f"{folder}/{names.limit}")  # `max`: no limit
+        if limit is not None and 0 <= limit < 1 << 60:  # version 1 has a huge number for no limit
+            return MemoryCgroup(limit, files.number(f"{folder}/{names.peak}"), kills)
     return MemoryCgroup(None, None, kills)
 
 
 def free_memory(root: Path = ROOT) -> int | None:
     """Returns the bytes that this node and the cgroups of this process can still give it; None: unknown."""
-    found = []
-    folders, files = _cgroups(root)
+    found, files = [], _Files(root)
+    folders, names = _cgroups(files)
     for folder in folders:
-        limit, used = _whole_number(folder / files.limit), _whole_number(folder / files.usage)
+        limit, used = files.number(f"{folder}/{names.limit}"), files.number(f"{folder}/{names.usage}")
         if limit is not None and used is not None:
-            found.append(max(0, limit - used + (_value(folder / "memory.stat", files.cache) or 0)))
-    if (available := _value(root / "proc/meminfo", "MemAvailable:")) is not None:
+            found.append(max(0, limit - used + (files.value(f"{folder}/memory.stat", names.cache) or 0)))
+    if (available := files.value("/proc/meminfo", "MemAvailable:")) is not None:
         found.append(available * 1024)
     return min(found, default=None)
 
 
-def _cgroups(root: Path) -> tuple[list[Path], _CgroupFiles]:
+def _cgroups(files: _Files) -> tuple[list[str], _CgroupFiles]:
     # The folders of this process's cgroup and of those above it, of the version that counts memory (man 7 cgroups)
-    lines = [[*line.split(":", 2), "", ""] for line in _text(root / "proc/self/cgroup").splitlines()]
-    for mount, files, own in (
-        ("sys/fs/cgroup/memory", _VERSION_1, (path for _, what, path, *_ in lines if "memory" in what.split(","))),
-        ("sys/fs/cgroup", _VERSION_2, (path for _, what, path, *_ in lines if not what)),
+    lines = [[*line.split(":", 2), "", ""] for line in files.text("/proc/self/cgroup").splitlines()]
+    for mount, names, own in (
+        ("/sys/fs/cgroup/memory", _VERSION_1, (path for _, what, path, *_ in lines if "memory" in what.split(","))),
+        ("/sys/fs/cgroup", _VERSION_2, (path for _, what, path, *_ in lines if not what)),
     ):
         for path in own:
             parts = [part for part in path.split("/") if part not in ("", "..")]
-            return [Path(root, mount, *parts[:depth]) for depth in range(len(parts), -1, -1)], files
+            return ["/".join([mount, *parts[:depth]]) for depth in range(len(parts), -1, -1)], names
     return [], _VERSION_2
-
-
-def _value(path: Path, key: str) -> int | None:
-    for line in _text(path).splitlines():  # KEY NUMBER
-        found, *rest = [*line.split(), ""]
-        if found == key and rest and rest[0].isdecimal():
-            return int(rest[0])
-    return None
-
-
-def _whole_number(path: Path) -> int | None:
-    text = _text(path).strip()  # `max`: no limit
-    return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""

@@ -138,13 +138,6 @@ class WorkerError:
         return ": ".join(filter(None, (kind, self.message))).split("\n")[0]
 
 
-@dataclass(frozen=True)
-class RankReport:
-    # Both are None if the rank left no readable report
-    returned: dict[str, Any] | None = None  # metrics of a rank that succeeded
-    error: WorkerError | None = None  # of a rank that failed
-
-
 def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:
     """Does a rank's work in this process, and writes its metrics or its error into the report."""
     owner = os.getpid()
@@ -202,22 +195,21 @@ def end_process(code: int) -> None:
         os._exit(code & 0xFF)
 
 
-def read_report(descriptor: int) -> RankReport:
-    """Reads the report of a rank that has ended; returns an empty one if there is none, or it is not readable."""
+def read_report(descriptor: int) -> tuple[dict[str, Any] | None, WorkerError | None]:
+    """Returns the metrics of a rank that succeeded, or the error of one that failed, if it left a readable report."""
     try:
         report = json.loads(os.pread(descriptor, bounds.REPORT_BYTES, 0))
     except (OSError, ValueError):
-        return RankReport()
+        return None, None
     if not isinstance(report, dict):
-        return RankReport()
+        return None, None
     returned, error = report.get("returned"), report.get("error")
     if isinstance(error, dict):
         names = ("code", "type", "message", "traceback", "reading")
         texts: dict[str, Any] = {name: str(error.get(name, "")) for name in names}
-        return RankReport(error=WorkerError(
-            **texts, lost_peer=error.get("lost_peer") is True, final=error.get("final") is True
-        ))  # fmt: skip
-    return RankReport(returned=returned) if isinstance(returned, dict) else RankReport()
+        lost, final = error.get("lost_peer") is True, error.get("final") is True
+        return None, WorkerError(**texts, lost_peer=lost, final=final)
+    return returned if isinstance(returned, dict) else None, None
 
 
 def read_error_file(path: Path) -> WorkerError | None:

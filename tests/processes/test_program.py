@@ -156,9 +156,9 @@ def test_it_ends_as_it_would_under_python(run: Callable[..., Any], text: str) ->
 
 def reported(tmp_path: Path) -> WorkerError:
     with open(tmp_path / "report", "rb") as file:
-        report = rank_report.read_report(file.fileno())
-    assert report.error is not None
-    return report.error
+        _, error = rank_report.read_report(file.fileno())
+    assert error is not None
+    return error
 
 
 def test_its_error_is_reported_without_our_frames(run: Callable[..., Any], tmp_path: Path) -> None:

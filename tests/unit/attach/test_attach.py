@@ -104,9 +104,9 @@ def attempt(tmp_path: Path) -> Attempt:
 
 def test_requests_are_read_once_and_in_order(attempt: Attempt) -> None:
     assert not node_session.is_listening(attempt)
-    reader = node_session.RequestReader(attempt)
+    reader = RequestHandler(attempt, Stacks(0))
+    assert reader.next_request() is None
     assert node_session.is_listening(attempt)
-    assert reader.next() is None
     folders = [
         node_session.send(attempt, node_session.STACKS, 2),
         node_session.send(attempt, node_session.RANK, 2, rank=1),
@@ -114,12 +114,12 @@ def test_requests_are_read_once_and_in_order(attempt: Attempt) -> None:
     with open(attempt.path / "attach.jsonl", "a") as file:
         file.write('{"half a request')
     for folder, what in zip(folders, (node_session.STACKS, node_session.RANK), strict=True):
-        request = node_session.parse(reader.next() or "")
+        request = node_session.parse(reader.next_request() or "")
         assert request is not None
         assert request["what"] == what
         assert node_session.folder_of(attempt, request) == folder
-    assert reader.next() is None
-    assert node_session.RequestReader(attempt).next() is None  # another agent does not answer old ones
+    assert reader.next_request() is None
+    assert RequestHandler(attempt, Stacks(0)).next_request() is None  # another agent does not answer old ones
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,10 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
     until(lambda: initial_environment(child.pid), "its environment")  # Popen returns a little before execve does
     try:
         now = {"KEEPS": "1", "CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77"}
-        handler, reader = RequestHandler(attempt, Stacks(1)), node_session.RequestReader(attempt)
+        handler = RequestHandler(attempt, Stacks(1))
+        assert handler.next_request() is None
         folder = node_session.send(attempt, node_session.RANK, 2, rank=5)
-        text = reader.next() or ""
+        text = handler.next_request() or ""
         handler.handle(text, 0, "node1", lambda: [RankProcess(4, child.pid, 0, now)])
         assert node_session.replies(folder) == {}
         handler = RequestHandler(attempt, Stacks(1))

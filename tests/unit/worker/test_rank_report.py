@@ -16,7 +16,6 @@ from launcher.failures import symptoms
 from launcher.worker import rank_report, script
 from launcher.worker.rank_report import (
     LONGEST_LINE,
-    RankReport,
     WorkerError,
     last_words,
     read_last_words,
@@ -52,7 +51,7 @@ def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
 ) -> None:
     for call, waits in ((refused, []), (lost, [rank_report.SYMPTOM_DELAY])):
         assert run_and_report(call, report) == 1
-        error = read_report(report).error
+        error = read_report(report)[1]
         assert error is not None
         assert slept == waits
         assert error.lost_peer is bool(waits)
@@ -69,24 +68,24 @@ def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
 )  # fmt: skip
 def test_what_is_no_report_is_none(report: int, data: bytes) -> None:
     os.pwrite(report, data, 0)
-    assert read_report(report) == RankReport()
+    assert read_report(report) == (None, None)
 
 
 def test_an_error_with_parts_missing_is_still_an_error(report: int) -> None:
     os.pwrite(report, b'{"error": {"type": 3, "message": null, "final": "yes"}}', 0)
-    assert read_report(report).error == WorkerError("", "3", "None", "")
+    assert read_report(report)[1] == WorkerError("", "3", "None", "")
 
 
 def test_metrics_are_told_in_jsons_types(report: int) -> None:
     assert run_and_report(lambda: {"loss": 0.5, "at": os, 3: [1, (2,)]}, report) == 0
-    returned = read_report(report).returned
+    returned = read_report(report)[0]
     assert returned == {"loss": 0.5, "at": str(os), "3": [1, [2]]}
 
 
 def test_a_rank_that_returns_much_has_done_its_work(report: int) -> None:
     numbers = [0.1 + index for index in range(100_000)]
     assert run_and_report(lambda: {"numbers": numbers}, report) == 0
-    assert read_report(report) == RankReport(returned={"numbers": numbers})
+    assert read_report(report) == ({"numbers": numbers}, None)
 
 
 def test_a_rank_that_returns_more_than_a_result_holds_has_done_its_work(
@@ -94,7 +93,7 @@ def test_a_rank_that_returns_more_than_a_result_holds_has_done_its_work(
 ) -> None:
     monkeypatch.setattr(bounds, "RESULT_BYTES", 1 << 12)
     assert run_and_report(lambda: {"weights": "x" * (1 << 12), "loss": 1}, report) == 0
-    assert read_report(report) == RankReport(returned={"loss": 1})
+    assert read_report(report) == ({"loss": 1}, None)
 
 
 def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +102,7 @@ def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bounds, "REPORT_BYTES", bounds.RESULT_BYTES + (1 << 10))
     text = "x" * (bounds.RESULT_BYTES - len('{\n "a": "",\n \n}'))
     assert run_and_report(lambda: {"a": text}, report) == 0
-    assert read_report(report).returned == {"a": text}
+    assert read_report(report)[0] == {"a": text}
     assert bounds.RESULT_BYTES < os.fstat(report).st_size < bounds.REPORT_BYTES
     monkeypatch.undo()
     longest = script.LONGEST_MESSAGE + script.LONGEST_TRACEBACK
@@ -113,7 +112,7 @@ def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch
 def test_one_rank_of_a_node_reports_metrics(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert run_and_report(lambda: {"loss": 1}, report) == 0
-    assert read_report(report) == RankReport(returned={})
+    assert read_report(report) == ({}, None)
 
 
 def test_a_process_that_a_rank_forks_reports_nothing_for_it(report: int, capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,13 +120,13 @@ def test_a_process_that_a_rank_forks_reports_nothing_for_it(report: int, capfd: 
         if (pid := os.fork()) == 0:
             raise ValueError("of the child")  # which comes back to where the rank itself was started
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return {"child": code, "silent": read_report(report) == RankReport()}
+        return {"child": code, "silent": read_report(report) == (None, None)}
 
     me = os.getpid()
     code = run_and_report(forks, report)
     if os.getpid() != me:
         os._exit(code)
-    assert read_report(report).returned == {"child": 1, "silent": True}
+    assert read_report(report)[0] == {"child": 1, "silent": True}
 
 
 def test_what_torch_records_of_an_error_becomes_the_owners_alone(tmp_path: Path) -> None:
