@@ -45,7 +45,7 @@ from typing import Any, TypeVar
 from launcher import __version__, bounds
 from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.files import run_files
-from launcher.files.json_types import LATEST, misfit
+from launcher.files.json_types import LATEST, from_json, misfit
 from launcher.files.shared_files import backoff
 
 FORMAT = 2  # version of the format; version 1 had no lineage
@@ -387,9 +387,8 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
         raise Damaged(f"{path / MANIFEST} has changed since it was written: its checksum is wrong")
     if wrong := _misfit(values):
         raise Damaged(f"{path / MANIFEST} is not the manifest of a checkpoint: {wrong}")
-    files = {name: File(file["size"], tuple(file["crc32"])) for name, file in values["files"].items()}
-    manifest = Manifest(**{**values, "files": files})
-    for name in files:
+    manifest: Manifest = from_json(values, Manifest)
+    for name in manifest.files:
         if "/" in name or name in (".", ".."):
             raise Damaged(f"{path / MANIFEST} names a file outside of the checkpoint: {name!r}")
     if manifest.step != step_of(path.name) and step_of(path.name) is not None:

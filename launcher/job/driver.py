@@ -29,7 +29,7 @@ from typing import NoReturn, TypeVar
 from launcher import processes
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
-from launcher.files import run_files, shared_files
+from launcher.files import shared_files
 from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import (
     Ok,
@@ -37,13 +37,12 @@ from launcher.files.shared_files import (
     exists,
     is_transient,
     list_names,
-    read_bytes,
     read_json,
     read_text,
     unwrap,
 )
 from launcher.runs import event_file
-from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested
+from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, SetupLineFields, parse_exports
 from launcher.runs.lease import RaceLost, RunLease, held, require_not_lost, win
 from launcher.runs.time_left import ends_in, uptime
@@ -72,15 +71,10 @@ class Failed(Struct):
     code: int = 0
 
 
-class End(Struct):
-    code: int
-    stop: Stop | None = None
-
-
 def end_of(
     command: int, recorded: Ok[str | None] | Unavailable, *, all_nodes: bool, may_resume: Callable[[], bool]
-) -> End:  # fmt: skip
-    """Returns how an attempt ends. The first row that applies decides.
+) -> tuple[int, Stop | None]:  # fmt: skip
+    """Returns the exit code of an attempt, and why it counts as stopped early. The first row that applies decides.
 
     | condition | exit code |
     |---|---|
@@ -93,13 +87,13 @@ def end_of(
     killed because of it. An agent that came too late may fail although the run is done, but only in an elastic run.
     """
     if isinstance(recorded, Unavailable):
-        return End(RESUME, Stop(reason=StopReason.EXIT_UNREAD)) if command else End(DONE)
+        return (RESUME, Stop(reason=StopReason.EXIT_UNREAD)) if command else (DONE, None)
     word = (recorded.value or "").strip()
     if word.isdecimal():
-        return End(command if all_nodes and int(word) == DONE else int(word))
+        return command if all_nodes and int(word) == DONE else int(word), None
     if 128 < command < 255 and may_resume():
-        return End(RESUME, Stop(reason=StopReason.KILLED, exit_code=command))
-    return End(command)
+        return RESUME, Stop(reason=StopReason.KILLED, exit_code=command)
+    return command, None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -299,13 +293,8 @@ class Job:
     def _done(self) -> bool:
         # An attempt of the run may have ended with 0: it may have been submitted twice by mistake
         attempts = self._run_dir / "attempts"
-        for name in unwrap(list_names(attempts)) or ():
-            text = unwrap(read_bytes(attempts / name / "events/script.jsonl")) or b""
-            for line in text.splitlines():
-                with contextlib.suppress(ValueError):
-                    if b'"ended"' in line and run_files.parse_json(line).get("code") == DONE:
-                        return True
-        return False
+        files = [attempts / name / "events/script.jsonl" for name in unwrap(list_names(attempts)) or ()]
+        return any(event.code == DONE for file in files for event in every(event_file.read(file), Ended))
 
     def _new_attempt(self) -> int:
         folder = self._run_dir / "attempts"
@@ -357,8 +346,8 @@ class Job:
         if failed is None or self._stops.requested:  # the signal has ended the set-up line
             return
         if failed.what == "setup":
-            lines, unknown = self._job.setup, SetupLineFields("a set-up line, which ended the shell,", "unknown")
-            line = lines[failed.line - 1] if failed.line else unknown
+            unknown = SetupLineFields("a set-up line, which ended the shell,", "unknown")
+            line = self._job.setup[failed.line - 1] if failed.line else unknown
             print(f"launcher: {line.words} failed on {self._host} (exit {failed.code})", file=sys.stderr)
             self._event(SetupFailed(
                 line=failed.line, host=self._host, of=SetupPart(line.of), number=line.number, name=line.name,
@@ -430,14 +419,14 @@ class Job:
 
     def _end(self, command: int) -> int:
         recorded = read_text(self._attempt / "exit_code")
-        end = end_of(
+        code, stop = end_of(
             command, Ok(None) if isinstance(recorded, shared_files.Wrong) else recorded, all_nodes=self._job.all_nodes,
             may_resume=lambda: self._may_resume(command),
         )  # fmt: skip
-        if end.stop is not None:
-            self._event(end.stop)
-        self._event(Ended(code=end.code))
-        code, requested, secrets_for_later = end.code, self._stops.requested, False
+        if stop is not None:
+            self._event(stop)
+        self._event(Ended(code=code))
+        requested, secrets_for_later = self._stops.requested, False
         if code == RESUME:
             code, secrets_for_later = self._continue()
         # If PBS has stopped the job, it may start it once more (preemption, qrerun), and then the secrets are needed.

@@ -16,7 +16,7 @@ from launcher.files import locks as leases
 from launcher.files import shared_files
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.job import driver
-from launcher.job.driver import End, end_of
+from launcher.job.driver import end_of
 from launcher.runs import lease, time_left
 from launcher.runs.directory import Run
 from launcher.runs.events import Stop
@@ -105,22 +105,26 @@ HIDDEN = Unavailable("cannot be read", errno.EIO)
 @pytest.mark.parametrize(
     ("command", "recorded", "all_nodes", "may_resume", "end"),
     [
-        (0, Ok(None), True, False, End(0)),
-        (1, Ok(None), True, True, End(1)),
-        (137, Ok(None), True, True, End(75, KILLED)),
-        (137, Ok(None), True, False, End(137)),
-        (255, Ok(None), True, True, End(255)),  # no signal
-        (137, Ok("0\n"), True, True, End(137)),  # every node is needed
-        (137, Ok("0\n"), False, True, End(0)),  # a node that came too late has failed, the run has not
-        (1, Ok("75\n"), True, False, End(75)),
-        (0, Ok("93\n"), True, False, End(93)),
-        (1, Ok(""), True, True, End(1)),  # a full disk
-        (1, HIDDEN, True, False, End(75, UNREAD)),
-        (0, HIDDEN, True, False, End(0)),  # all agents have ended with 0
+        (0, Ok(None), True, False, (0, None)),
+        (1, Ok(None), True, True, (1, None)),
+        (137, Ok(None), True, True, (75, KILLED)),
+        (137, Ok(None), True, False, (137, None)),
+        (255, Ok(None), True, True, (255, None)),  # no signal
+        (137, Ok("0\n"), True, True, (137, None)),  # every node is needed
+        (137, Ok("0\n"), False, True, (0, None)),  # a node that came too late has failed, the run has not
+        (1, Ok("75\n"), True, False, (75, None)),
+        (0, Ok("93\n"), True, False, (93, None)),
+        (1, Ok(""), True, True, (1, None)),  # a full disk
+        (1, HIDDEN, True, False, (75, UNREAD)),
+        (0, HIDDEN, True, False, (0, None)),  # all agents have ended with 0
     ],
 )
 def test_how_an_attempt_ends(
-    command: int, recorded: Ok[str | None] | Unavailable, all_nodes: bool, may_resume: bool, end: End
+    command: int,
+    recorded: Ok[str | None] | Unavailable,
+    all_nodes: bool,
+    may_resume: bool,
+    end: tuple[int, Stop | None],
 ) -> None:
     assert end_of(command, recorded, all_nodes=all_nodes, may_resume=lambda: may_resume) == end
 
