@@ -403,20 +403,15 @@ class MemoryCgroup(Struct):
     kills: int  # processes of this process's own cgroup that the kernel has killed for lack of memory
 
 
-class _CgroupFiles(Struct):
-    # Names of a cgroup's files, and the entry of memory.stat with the file cache that can be dropped
-    limit: str
-    peak: str
-    events: str
-    usage: str
-    cache: str
-
-
-_VERSION_1 = _CgroupFiles(
-    "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control", "memory.usage_in_bytes",
-    "total_inactive_file",
-)  # fmt: skip
-_VERSION_2 = _CgroupFiles("memory.max", "memory.peak", "memory.events", "memory.current", "inactive_file")
+# Names of a cgroup's files, and the entry of memory.stat with the file cache that can be dropped, by version
+_VERSION_1 = {
+    "limit": "memory.limit_in_bytes", "peak": "memory.max_usage_in_bytes", "events": "memory.oom_control",
+    "usage": "memory.usage_in_bytes", "cache": "total_inactive_file",
+}  # fmt: skip
+_VERSION_2 = {
+    "limit": "memory.max", "peak": "memory.peak", "events": "memory.events", "usage": "memory.current",
+    "cache": "inactive_file",
+}  # fmt: skip
 
 
 def host_kills(root: Path = ROOT) -> int:
@@ -428,11 +423,11 @@ def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
     """Returns the memory of the nearest cgroup with a memory limit, upwards from this process's own cgroup."""
     files = _Files(root)
     folders, names = _cgroups(files)
-    kills = (files.value(f"{folders[0]}/{names.events}", "oom_kill") or 0) if folders else 0
+    kills = (files.value(f"{folders[0]}/{names['events']}", "oom_kill") or 0) if folders else 0
     for folder in folders:
-        limit = files.number(f"{folder}/{names.limit}")  # `max`: no limit
+        limit = files.number(f"{folder}/{names['limit']}")  # `max`: no limit
         if limit is not None and 0 <= limit < 1 << 60:  # version 1 has a huge number for no limit
-            return MemoryCgroup(limit, files.number(f"{folder}/{names.peak}"), kills)
+            return MemoryCgroup(limit, files.number(f"{folder}/{names['peak']}"), kills)
     return MemoryCgroup(None, None, kills)
 
 
@@ -441,15 +436,15 @@ def free_memory(root: Path = ROOT) -> int | None:
     found, files = [], _Files(root)
     folders, names = _cgroups(files)
     for folder in folders:
-        limit, used = files.number(f"{folder}/{names.limit}"), files.number(f"{folder}/{names.usage}")
+        limit, used = files.number(f"{folder}/{names['limit']}"), files.number(f"{folder}/{names['usage']}")
         if limit is not None and used is not None:
-            found.append(max(0, limit - used + (files.value(f"{folder}/memory.stat", names.cache) or 0)))
+            found.append(max(0, limit - used + (files.value(f"{folder}/memory.stat", names["cache"]) or 0)))
     if (available := files.value("/proc/meminfo", "MemAvailable:")) is not None:
         found.append(available * 1024)
     return min(found, default=None)
 
 
-def _cgroups(files: _Files) -> tuple[list[str], _CgroupFiles]:
+def _cgroups(files: _Files) -> tuple[list[str], dict[str, str]]:
     # The folders of this process's cgroup and of those above it, of the version that counts memory (man 7 cgroups)
     lines = [[*line.split(":", 2), "", ""] for line in files.text("/proc/self/cgroup").splitlines()]
     for mount, names, own in (
