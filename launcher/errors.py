@@ -1,29 +1,16 @@
-"""Errors with a text for the user, and the exit codes of commands and attempts.
-
-| code | meaning |
-|---|---|
-| 0 | done |
-| 1 | the run failed (or a command could not do what it was asked) |
-| 2 | bad input: nothing was submitted, nothing was left behind |
-| 3 | the user declined a submission (`confirm_above`): nothing was submitted, nothing was left behind |
-| 75 | the attempt stopped early and can be resumed |
-| 93 | the attempt failed, and a retry would fail too |
-| 130 | interrupted from the keyboard |
-"""
+"""Errors with a text for the user, and the exit codes of commands and attempts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 DONE = 0
-FAILED = 1
-BAD_INPUT = 2
-DECLINED = 3
-RESUME = 75
-NO_RETRY = 93
-INTERRUPTED = 130
-
-
+FAILED = 1  # the run failed, or a command could not do what it was asked
+BAD_INPUT = 2  # nothing was submitted, nothing was left behind
+DECLINED = 3  # the user declined a submission (`confirm_above`), of which nothing is left
+RESUME = 75  # the attempt stopped early and can be resumed
+NO_RETRY = 93  # the attempt failed, and a retry would fail too
+INTERRUPTED = 130  # from the keyboard
 UNAVAILABLE = "unavailable"  # code of a stop reason: a file that the attempt needs could not be read
 
 

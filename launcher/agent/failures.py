@@ -204,14 +204,8 @@ def fault_of_lost_leader(
 
 
 def failed_by(error: Exception, host: str) -> AttemptFailed:
-    """Returns how the attempt ends after an error that stops an agent.
-
-    | error | the attempt |
-    |---|---|
-    | transient: the file server does not answer, no file descriptor or memory is left | can be resumed |
-    | the leader was lost, the others have continued, or nobody seems to lead | can be resumed |
-    | the run directory is damaged (RunError) | fails, and would fail again |
-    | any other: no permission, a full disk | fails |
+    """Returns how the attempt ends after an error that stops an agent: if it is transient, or the leader was lost, it can
+    be resumed; a damaged run directory (RunError) would make it fail again.
     """
     lost = isinstance(error, (LeaderLost, Overtaken, NobodyLeads))
     unreadable = isinstance(error, errors.RunError)

@@ -1,9 +1,8 @@
 """The checkpoint folder: lists, publishes, quarantines and removes checkpoints; which of them are kept.
 
-A lineage is all that one training has saved in all of its attempts: a checkpoint has the lineage id of the checkpoint
-that its training had loaded. The checkpoint with the highest step need not be the newest: a training may have gone back
-to an earlier checkpoint, or to the beginning. So each checkpoint has a sequence number, higher by one than the highest
-in its folder before.
+A lineage is all that one training has saved in all of its attempts: a checkpoint has the lineage id of the one that its
+training had loaded. Since a training may go back, the checkpoint with the highest step need not be the newest: each has
+a sequence number, higher by one than the highest in its folder before.
 """
 
 from __future__ import annotations

@@ -5,11 +5,8 @@
 | a module | its own tensors are filled; the checkpoint must have just these, of the same types and shapes |
 | any other | what its state_dict returned at the save, even if it has less now, as a fresh optimizer has |
 
-For the latter, tensors are made after the checkpoint's metadata, so that no optimizer must do a step first (LBFGS needs
-a closure for that, and parameters without a gradient have no state). Where an object has the same tensor already, this
-one is filled: it may be a DTensor, and needs no more memory.
-
-The protocol is `Stateful` of torch.distributed.checkpoint, which is private in torch 2.4.
+For the latter, tensors are made after the checkpoint's metadata, so that no optimizer must do a step first. Where an
+object has the same tensor already, this one is filled: it may be a DTensor, and needs no more memory.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ ADVICE = (
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class Stateful(Protocol):  # as of torch.distributed.checkpoint, where it is private in torch 2.4
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 

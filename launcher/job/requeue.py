@@ -2,13 +2,6 @@
 
 The job script runs `python -m launcher.job.requeue RUN_DIR [stop_requested]`; it adds `stop_requested` if it got a stop
 request itself. The reason is printed, and written to the attempt's events.
-
-| exit code | the run |
-|---|---|
-| 0 | continues in another start of the job, or in another job |
-| 10 | continues in this job script |
-| 75 | stays stopped |
-| 93 | is given up |
 """
 
 from __future__ import annotations
@@ -54,11 +47,11 @@ from launcher.submission.dependencies import update_followers
 
 
 class What(IntEnum):
-    """Whether and where a run continues. The values are the exit codes of this program, see the module."""
+    """Whether and where a run continues. The values are the exit codes of this program."""
 
-    ELSEWHERE = 0
-    HERE = 10
-    STAYS = errors.RESUME
+    ELSEWHERE = 0  # in another start of the job, or in another job
+    HERE = 10  # in this job script
+    STAYS = errors.RESUME  # stopped
     GIVEN_UP = errors.NO_RETRY
 
 
