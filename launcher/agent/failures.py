@@ -204,8 +204,9 @@ def fault_of_lost_leader(
 
 
 def failed_by(error: Exception, host: str) -> AttemptFailed:
-    """Returns how the attempt ends after an error that stops an agent: if it is transient, or the leader was lost, it can
-    be resumed; a damaged run directory (RunError) would make it fail again.
+    """Returns how the attempt ends after an error that stops an agent.
+
+    If it is transient, or the leader was lost, it can be resumed; a damaged run directory would make it fail again.
     """
     lost = isinstance(error, (LeaderLost, Overtaken, NobodyLeads))
     unreadable = isinstance(error, errors.RunError)
