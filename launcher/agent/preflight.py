@@ -291,13 +291,11 @@ class Preflight:
     # -- reporting
 
     def _report(self, verdict: PreflightVerdict, found: Sequence[NodeCheck], seconds: float, *, first: bool) -> None:
-        self._events(
-            events.NodeChecked(
-                round=self._round, host=self._own.host, node=self._own.node_rank,
-                fine=self._own.index not in verdict.lost, seconds=round(seconds, 3),
-                checks=tuple(events.CheckEnded(each.name, each.level.value, each.found, each.ms) for each in found),
-            )
-        )  # fmt: skip
+        self._events(events.NodeChecked(
+            round=self._round, host=self._own.host, node=self._own.node_rank,
+            fine=self._own.index not in verdict.lost, seconds=round(seconds, 3),
+            checks=tuple(events.CheckEnded(each.name, each.level.value, each.found, each.ms) for each in found),
+        ))  # fmt: skip
         if not first:
             return
         event = events.Preflighted(

@@ -358,14 +358,9 @@ class Writer:
     # -- large or sharded state: all ranks
 
     def _write(
-        self,
-        save: Save,
-        content: Content,
-        groups: tuple[int, ...],
-        elsewhere: Mapping[str, int],
-        rest: dict[str, Any],
-        temporary: Path,
-    ) -> tuple[dict[str, File], list[storage.Part]]:
+        self, save: Save, content: Content, groups: tuple[int, ...], elsewhere: Mapping[str, int],
+        rest: dict[str, Any], temporary: Path,
+    ) -> tuple[dict[str, File], list[storage.Part]]:  # fmt: skip
         rank, written = self.peers.rank, dict[str, File]()
         group, like = self._like(groups)
         mine = {
@@ -376,7 +371,7 @@ class Writer:
         copies = save.copied(owned(mine, like.index(rank), len(like)))
         if save.rank_state is not None:
             storage.save_file(temporary / checkpoints.rank_file(rank), save.rank_state, written)
-        if self.peers.rank == 0:
+        if rank == 0:
             storage.save_file(temporary / checkpoints.VALUES_FILE, rest, written)
         return written, storage.write_tensors(temporary, copies, rank, written)
 
@@ -405,12 +400,10 @@ class Writer:
         save.published = True
         seconds = time.perf_counter() - save.began
         blocked = save.blocked if save.thread is not None else seconds
-        self.events(
-            Saved(
-                step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
-                checkpoint=str(path),
-            )
-        )  # fmt: skip
+        self.events(Saved(
+            step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
+            checkpoint=str(path),
+        ))  # fmt: skip
         return seconds
 
     def _require_run(self) -> None:
