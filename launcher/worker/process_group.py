@@ -443,24 +443,23 @@ class NotFromARank(RuntimeError):
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Returns the ranks' values in order on rank 0, [] on others; raises NotFromARank for a wrong MAC."""
-    heads, rest, sizes = _heads(value, group)
-    first = dist.get_rank() == 0
-    rests = _one_by_one(rest, sizes, group, keep=first)
-    if rests is None:
-        rests = [torch.empty_like(rest) for _ in sizes] if first else []
-        dist.gather(rest, rests or None, dst=0, group=group)
-    return [_open_parts(*parts) for parts in zip(heads, rests, sizes, strict=True)] if first else []
+    """Like `all_gather`, but returns [] on all ranks but rank 0."""
+    return all_gather(value, group, on_first=True)
 
 
-def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+def all_gather(value: T, group: dist.ProcessGroup | None = None, *, on_first: bool = False) -> list[T]:
     """Returns the ranks' values in order, on every rank; raises NotFromARank for a wrong MAC."""
     heads, rest, sizes = _heads(value, group)
-    rests = _one_by_one(rest, sizes, group, keep=True)
+    here = not on_first or dist.get_rank() == 0
+    rests = _one_by_one(rest, sizes, group, keep=here)
     if rests is None:
-        rests = [torch.empty_like(rest) for _ in sizes]
-        dist.all_gather(rests, rest, group=group)
-    return [_open_parts(*parts) for parts in zip(heads, rests, sizes, strict=True)]
+        rests = [torch.empty_like(rest) for _ in sizes] if here else []
+        if on_first:
+            dist.gather(rest, rests or None, dst=0, group=group)
+        else:
+            dist.all_gather(rests, rest, group=group)
+    parts = zip(heads, rests, sizes, strict=True) if here else ()
+    return [_open((head + _bytes(more))[:size]) for head, more, size in parts]
 
 
 def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
@@ -507,10 +506,6 @@ def _one_by_one(
         dist.broadcast(received, src=rank if group is None else dist.get_global_rank(group, rank), group=group)
         rests[rank] = received if keep else rest[:0]
     return rests
-
-
-def _open_parts(head: bytes, rest: Tensor, size: int) -> T:  # type: ignore[type-var]
-    return _open((head + _bytes(rest))[:size])
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:
