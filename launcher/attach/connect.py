@@ -84,13 +84,10 @@ class DebuggerConnection:
         """Waits for the next message; None: the end, or not JSON; RunError: lost on the network, or tampered with."""
         try:
             line = self.reading.readline()
+            return dict(json.loads(line)) if line else None
         except ChannelError as error:
             raise connection_lost(error) from None
-        except OSError:
-            return None
-        try:
-            return dict(json.loads(line)) if line else None
-        except ValueError:
+        except (OSError, ValueError):
             return None
 
 
@@ -291,11 +288,10 @@ class _Completions:
     def __init__(self, debugger: DebuggerConnection) -> None:
         self._debugger = debugger
         self._found: list[str] = []
-        try:
+        self._readline: Any = None
+        with contextlib.suppress(ImportError):
             import readline
-        except ImportError:
-            self._readline: Any = None
-        else:
+
             self._readline = readline if sys.stdin.isatty() else None
 
     def __enter__(self) -> None:
@@ -312,8 +308,5 @@ class _Completions:
         if state == 0:
             edited = self._readline
             self._debugger.send(complete=[word, edited.get_line_buffer(), edited.get_begidx(), edited.get_endidx()])
-            self._found = []
-            message = self._debugger.receive()
-            if message is not None:
-                self._found = [str(each) for each in message.get("completions", ())]
+            self._found = [str(each) for each in (self._debugger.receive() or {}).get("completions", ())]
         return self._found[state] if state < len(self._found) else None
