@@ -35,7 +35,6 @@ from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on
 from launcher.runs.events import NOTHING, Observation
-from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, process_group, rank_report, script
 
 MIB = 2**20
@@ -357,15 +356,6 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
     raise CheckProblem(Observation(CheckCode.NOT_REACHED, text), accused=sorted(failed), looked=len(addresses))
 
 
-def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
-    """Initializes the preflight's process group (timeout: seconds a collective); RuntimeError: ranks not reached."""
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),
-        device_id=where if devices.ON_STREAM.get(backend) == where.type else None,
-    )  # fmt: skip
-    destroy_without_gil(dist.group.WORLD)
-
-
 STORE = 30.0  # timeout of operations on the store, in seconds
 FILE = 10.0  # timeout for another node to write its file, in seconds
 NEAR = 5.0  # timeout for other nodes to reach the same check, in seconds
@@ -446,10 +436,9 @@ class RankChecks:
         def reduce() -> Observation:
             backend = process_group._backend(name, self._device)
             where = torch.device("cpu") if self._plan.workload.backend == Backend.mpi.value else self._device
-            group = PrefixStore("group", self._store)
             if backend == Backend.nccl.value:
                 os.environ.update(devices.nccl_log_variables(os.environ, self._nccl))
-            join(backend, group, self._rank, self._world_size, where, timeout)
+            process_group.start(backend, self._store, self._rank, self._world_size, where, timeout)
             return reduce_together(self._rank, self._world_size, where)
 
         found: list[NodeCheck] = []

@@ -297,13 +297,17 @@ def _make_group(
     nodes = _join(store, place, facts, rendezvous_timeout)
     if slot is not None:
         slot.join()
+    start(facts.backend, store, place.rank, place.world_size, device, timeout)
+    return nodes
+
+
+def start(backend: str, store: dist.Store, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+    """Makes the process group; timeout: seconds for a collective. RuntimeError: ranks cannot be reached."""
     dist.init_process_group(
-        facts.backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size,
-        timeout=timedelta(seconds=timeout),
-        device_id=device if device.type != "cpu" and facts.backend != "gloo" else None,
+        backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size,
+        timeout=timedelta(seconds=timeout), device_id=device if device.type != "cpu" and backend != "gloo" else None,
     )  # fmt: skip
     destroy_without_gil(dist.group.WORLD)
-    return nodes
 
 
 def close() -> None:

@@ -135,7 +135,7 @@ def is_behind_a_wall(index: int) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("timed out connecting")
 
-    checks.join = lost
+    checks.process_group.start = lost
     if index == 1:
         server = socket.create_server(("127.0.0.1", 0))
         told = f"127.0.0.1 {server.getsockname()[1]}"
@@ -147,7 +147,7 @@ def loses_each_other(index: int) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("timed out connecting")
 
-    checks.join = lost
+    checks.process_group.start = lost
 
 
 def is_off(index: int) -> None:
