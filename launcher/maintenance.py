@@ -306,7 +306,6 @@ class Orphans:
         self._others: set[tuple[str, str]] = set()  # (scheduler, job number) of jobs that are no orphans
 
     def look(self, accounted: Collection[str]) -> list[Orphan]:
-        """Returns the orphaned jobs of all schedulers that respond."""
         found: list[Orphan] = []
         for name, queries in schedulers(self._live.queried).items():
             snapshot = self._live.snapshot(name, queries, QUERY_TIMEOUT)
@@ -352,6 +351,5 @@ def look_for(job_id: str) -> Orphan | Path | None:
 
 
 def cancel_orphan(orphan: Orphan) -> None:
-    """Cancels an orphaned job. Raises QueryError: the scheduler does not respond, or refuses."""
     schedulers([orphan.scheduler])[orphan.scheduler].cancel(orphan.job)
     SharedSnapshot(orphan.scheduler).forget()

@@ -41,7 +41,6 @@ def user_config_dir() -> Path:
 
 
 def user_data_dir() -> Path:
-    """Returns the platform's per-user data folder (~/.local/share/launcher on Linux)."""
     import platformdirs
 
     return platformdirs.user_data_path("launcher")

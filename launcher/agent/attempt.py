@@ -229,7 +229,6 @@ class _Agent:
         self._lives = 0  # how often this attempt has started ranks before this round; rounds of a preflight start none
 
     def run(self) -> dict[str, Any]:
-        """Runs all rounds until the ranks have done their work. Returns the metrics of this agent's first rank."""
         began = time.monotonic()
         try:
             return self._run()

@@ -96,7 +96,6 @@ class Signals:
             raise AskedToStop(number)
 
     def ignore(self) -> None:
-        """Ignores further stop requests: the agent is ending already, and has to finish."""
         for number in (*ENDS, *WARNS):
             signal.signal(number, signal.SIG_IGN)
 
@@ -366,7 +365,6 @@ class Control:
         return self._limits.least < self.size
 
     def names(self, indices: Iterable[int]) -> str:
-        """Returns the hosts of the members with these indices, as text for messages."""
         return ", ".join(text.of_place(self._places[index]) for index in indices)
 
     # -- which rounds have started

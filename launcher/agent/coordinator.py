@@ -273,7 +273,6 @@ class Coordinator:
         return 0.25 if self._watch.urgent else min(1.0, self.limits.heartbeat / 4)
 
     def take_outbox(self) -> list[tuple[tuple[int, ...], Message]]:
-        """Returns the messages to send since the last call, each with the indices of its receivers."""
         outbox, self._outbox = self._outbox, []
         return outbox
 

@@ -97,7 +97,6 @@ class _Source:
 
     @property
     def now(self) -> bytes:
-        """The present text of the unfinished line."""
         return self.partial.rstrip(b"\r") or self.state
 
     def last_lines(self) -> bytes:

@@ -297,7 +297,6 @@ class FailureDetector:
                 self.done.setdefault(rank, Accused(host=agent.member.host, rank=rank, node=agent.member.node_rank))
 
     def leave(self, agent: AgentState, number: int, now: float) -> None:
-        """Records that an agent is ending its ranks because of the signal `number`."""
         agent.leaving = True
         if self._leave is None:
             self._leave = now + LEAVE_TIMEOUT, number
@@ -309,7 +308,6 @@ class FailureDetector:
             self._suspect("launch.hang_timeout", self._limits.hang_timeout or 0.0, silent, now)
 
     def stacks(self, index: int, reports: list[dict[str, Any]]) -> None:
-        """Adds the reports (`hangs.HangReport`) of an agent's ranks. `index`: member index of the agent."""
         if self._hang is not None:
             self._hang.reports[index] = reports
 

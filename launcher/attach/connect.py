@@ -44,7 +44,6 @@ class NodeAccess:
     scheduler: Scheduler | None = None  # None: the node is this machine
 
     def command(self, *arguments: str, terminal: bool) -> list[str]:
-        """Returns the command that runs `node_session` with these arguments on the node, with a terminal or without."""
         python = sys.executable if self.scheduler is None else self.plan.python
         session = [python, *own_module("launcher.attach.node_session"), *arguments]
         if self.scheduler is None:
@@ -52,7 +51,6 @@ class NodeAccess:
         return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns `environ` with the changes that the result of `command` needs to run."""
         found = dict(self.scheduler.step_environment(environ) if self.scheduler else environ)
         if self.plan.code_root:
             found["PYTHONPATH"] = os.pathsep.join(filter(None, [self.plan.code_root, found.get("PYTHONPATH", "")]))

@@ -109,7 +109,6 @@ class Peers:
         return process_group.gather(mine, self.group)
 
     def total(self, mine: Tensor) -> Tensor:
-        """Returns the sum of the tensors of all ranks, in `mine`."""
         if self.many:
             dist.all_reduce(mine, group=self.group)
         return mine

@@ -101,7 +101,6 @@ class MemorySlot:
         self._map.madvise(mmap.MADV_REMOVE)
 
     def body(self, size: int) -> Tensor:
-        """Returns `size` bytes behind the header, as uint8 [size]."""
         if HEADER + size > AREA:
             raise ValueError(f"{size} bytes are more than a slot can hold ({AREA - HEADER})")
         if len(self._memory) < HEADER + size:  # a larger mapping of the same memory

@@ -154,7 +154,6 @@ class CheckpointFolder:
     # -- publishing
 
     def describe(self, manifest: Manifest) -> Manifest:
-        """Returns a manifest with lineage, sequence number and parent added."""
         if self._sequence is None:  # nothing was loaded; unreadable checkpoints must not prevent a training from saving
             self._sequence = max((each.sequence for each in checkpoints.sound(self.path).values()), default=0)
         if self._lineage is None:
@@ -214,7 +213,6 @@ class CheckpointFolder:
 
 
 def fsync_folder(path: Path) -> None:
-    """Waits until a folder's entries are on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

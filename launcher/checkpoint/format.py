@@ -270,7 +270,6 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files, without the manifest."""
         return sum(file.size for file in self.files.values())
 
     @property
@@ -326,7 +325,6 @@ def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -
 
 
 def quarantined(folder: Path) -> dict[Path, int]:
-    """Returns the quarantined checkpoints in a folder, each with its step."""
     found = ((entry, _ASIDE.fullmatch(entry)) for entry in sorted(entries(folder)))
     return {folder / entry: int(match[1]) for entry, match in found if match}
 
@@ -406,7 +404,6 @@ def _misfit(values: dict[str, Any]) -> str | None:
 
 
 def are_metrics(metrics: object) -> bool:
-    """Returns whether a value is metrics, as a manifest has them: numbers by name."""
     return isinstance(metrics, dict) and all(type(each) in (int, float) for each in metrics.values())
 
 
@@ -461,8 +458,6 @@ def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[st
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a file with its own checksum: file name, offset and size in bytes, CRC-32."""
-
     name: str
     offset: int
     size: int

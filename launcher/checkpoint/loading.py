@@ -168,8 +168,6 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
 
 
 class LoadTarget:
-    """The state that a load fills, and what the load has found so far."""
-
     def __init__(self, state: Mapping[Any, Any], only: Sequence[str], accept: Callable[[Loaded], None]) -> None:
         self.accept = accept  # as of `Checkpointer.load`
         self.everyone: Collection[str] = ()  # names of the tensors of all ranks' states
@@ -370,7 +368,6 @@ class Opened:
         self.tensors = self._wanted.to_fill(contents.kinds, self._paths)
 
     def loaded(self) -> Loaded:
-        """Returns what `Checkpointer.load` returns, after `open`."""
         manifest, values = self._manifest, named_part(self._contents.values, self._wanted.only)
         path = None if manifest.kind == checkpoints.MEMORY else self._path
         return Loaded(

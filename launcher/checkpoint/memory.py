@@ -290,7 +290,6 @@ class MemoryCheckpoints:
         return copies.interval(blocked, whole, statistics.median(self._steps))
 
     def staged(self) -> float:
-        """Waits until the last copy is made, so that the state may change; returns the seconds waited."""
         return 0.0 if self._copy is None else self._copy.staged()
 
     def wait(self) -> None:

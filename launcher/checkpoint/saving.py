@@ -98,8 +98,6 @@ class Staging:
 
 @dataclass
 class Copying:
-    """The copies of one save, partly still to be made."""
-
     staging: Staging  # owner of the buffers
     tensors: dict[str, Tensor]  # the tensors to copy, by name
     copied: dict[str, Tensor]  # copies that are complete, by name
@@ -166,7 +164,6 @@ class Snapshot:
 
     @contextlib.contextmanager
     def keeps_faults(self) -> Iterator[None]:
-        """Context manager: an error becomes this rank's fault."""
         try:
             yield
         except (TypeError, ValueError) as error:

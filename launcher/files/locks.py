@@ -282,7 +282,6 @@ class Holder(Struct):
 
     @classmethod
     def parse(cls, text: str) -> Holder | None:
-        """Returns the holder from the content of a lease's file; None: the file is damaged."""
         words = text.split()
         if len(words) != 4 or not (words[2].isdecimal() and words[3].isdecimal()):
             return None

@@ -54,8 +54,6 @@ class Folder(Struct):
 
 
 class User(Struct):
-    """A user: the user id, and the id of the group that contains only this user (-1: there is no such group)."""
-
     uid: int
     private_group: int = -1
 

@@ -283,7 +283,6 @@ def all_generators() -> list[Any]:
 
 
 def set_generators(state: Mapping[str, Any]) -> None:
-    """Restores the random number generators of this process to a state that `generators` returned."""
     version, numbers_, gauss = state["python"]
     random.setstate((version, tuple(numbers_), gauss))
     np.random.set_state(state["numpy"])

@@ -53,7 +53,6 @@ class TrainerMemory:
         atexit.register(self.release)
 
     def due(self, step: int) -> bool:
-        """Returns whether to call `keep` after this step; the same on all ranks."""
         return self._memory.due(step)
 
     def keep(self, step: int, state: Callable[[], Mapping[str, Any]], rank_state: Mapping[str, Any]) -> None:
@@ -115,7 +114,6 @@ class TrainerMemory:
             self.release()
 
     def release(self) -> None:
-        """Frees the files of this rank, which nobody will load any more."""
         self.given = None
         while self._files:
             os.close(self._files.pop())

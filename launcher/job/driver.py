@@ -50,8 +50,6 @@ BEGUN, STOP = "LAUNCHER_BEGUN", "LAUNCHER_STOP"
 
 
 class Over(Exception):
-    """The job ends with this exit code; everything that is to be recorded has been recorded."""
-
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code

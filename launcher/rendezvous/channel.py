@@ -133,7 +133,6 @@ class Channel:
             raise ChannelError(error.strerror or str(error)) from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """Returns the messages that have arrived. Raises ChannelError."""
         closed = ""
         try:
             for _ in range(_READS):

@@ -100,7 +100,6 @@ class Rendezvous:
         return next((place for place, member in enumerate(self.members) if member.index == index), None)
 
     def first_rank(self, place: int) -> int:
-        """Returns the first global rank of the member at this position in `members`."""
         return sum(member.ranks for member in self.members[:place])
 
 

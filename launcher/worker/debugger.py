@@ -224,7 +224,6 @@ class Debugger(pdb.Pdb):
         console.completer = self._complete
 
     def set_trace(self, frame: FrameType | None = None, **options: Any) -> None:
-        """Stops at the next line of a frame, by default the caller's."""
         sys.settrace(None)  # or a step that has led here would continue into these functions
         super().set_trace(frame or sys._getframe(1), **options)
 

@@ -347,7 +347,6 @@ def family(pid: int) -> Iterator[int]:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    """Returns the ranks to blame for a hang, from the fields of all agents' `HangReport`s."""
     guilty, sign, collective = suspects([from_json(report, HangReport) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
     frame = newest_frame(guilty[0].stack) if guilty else ""

@@ -109,8 +109,6 @@ class RankWords:
 
 @dataclass(frozen=True)
 class Sign:
-    """The heartbeat of one rank, as its agent reads it."""
-
     listens: bool  # whether the rank checks for stop requests at step boundaries: the agent lets it save and exit
     step: int  # steps of the run that are done; -1 before the first
     beats: int  # number of heartbeats so far
@@ -184,7 +182,6 @@ class Pulse:
         self._stops = [self.slot(index).stop for index in range(self._ranks)]
 
     def slot(self, index: int) -> RankSlot:
-        """Returns the slot of a rank, by its index among the agent's ranks."""
         return RankSlot(self._memory, index)
 
     def share(self) -> int:
@@ -199,7 +196,6 @@ class Pulse:
         ]
 
     def stops(self) -> list[RankState]:
-        """Returns the state of each rank of the agent in the agreement on stops."""
         return [words.read() for words in self._stops]
 
     def paces(self) -> list[tuple[float, int]]:
@@ -332,8 +328,6 @@ def joined(wants: Iterable[Want]) -> Want:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The leader's proposal of what all ranks do at one boundary, if all agents accept."""
-
     number: int  # number of the proposal in this round, from 1
     at: int  # the boundary, as a count of calls of `StopFlag.boundary`
     want: Want  # what to do at the boundary
@@ -352,8 +346,6 @@ class RankState:
 
 
 class BoundaryAction(Enum):
-    """What a rank does at a boundary about the newest proposal."""
-
     CONTINUE = "continue"
     REFUSE = "refuse"  # and continue
     ACCEPT = "accept"  # and continue

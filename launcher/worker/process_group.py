@@ -105,7 +105,6 @@ def _by(facts: Iterable[RankFacts], name: str) -> dict[str, tuple[RankFacts, ...
 
 
 def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> RankFacts:
-    """Returns the facts about this rank. environ: its environment, of which the masks identify its GPU."""
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)

@@ -60,8 +60,6 @@ class GateError(RuntimeError):
 
 @dataclass(frozen=True)
 class AgentChannels:
-    """In a rank: the descriptors of the gate and of the report."""
-
     gate: int
     report: int
 

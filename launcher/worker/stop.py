@@ -65,8 +65,6 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class StopVerdict:
-    """What all ranks have agreed to do at a step boundary."""
-
     stop: str | None = None  # the stop reason as text, the same on every rank; None: continue
     save: bool = False  # whether to save now, because a rank's save is due or RUN/save exists
 

@@ -199,7 +199,6 @@ class TrackerQueues:
                 self._put(prefix)
 
     def finished(self) -> None:
-        """Records that the work is complete, for `Tracker.close`."""
         for feed in self._feeds:
             feed.done = True
 
