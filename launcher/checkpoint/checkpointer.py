@@ -41,26 +41,12 @@ class Checkpointer:
     """Saves and loads the checkpoints in one folder. All ranks make one, and call its methods in the same order."""
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        env: Env,
-        *,
-        identity: Mapping[str, Any],
-        keep: int = 2,
-        best: str | None = None,
-        best_is: str = "max",
-        background: bool = True,
-        verify: bool = True,
-        attempt: int = 0,
-        fence: Callable[[], None] | None = None,
-        read_timeout: float = 300.0,
-        start_over: bool = False,
-        timeout: float = 3600.0,
-        max_failures: int = 5,
-        check_replicas: bool = True,
-        memory: int | None = 0,
+        self, folder: str | os.PathLike[str], env: Env, *, identity: Mapping[str, Any], keep: int = 2,
+        best: str | None = None, best_is: str = "max", background: bool = True, verify: bool = True, attempt: int = 0,
+        fence: Callable[[], None] | None = None, read_timeout: float = 300.0, start_over: bool = False,
+        timeout: float = 3600.0, max_failures: int = 5, check_replicas: bool = True, memory: int | None = 0,
         peers: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
 
         Args:
@@ -106,15 +92,9 @@ class Checkpointer:
     # -- saving
 
     def save(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        *,
-        rank_state: Mapping[str, Any] | None = None,
-        extra: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        wait: bool = False,
-    ) -> float:
+        self, step: int, state: Mapping[str, Any], *, rank_state: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None, wait: bool = False,
+    ) -> float:  # fmt: skip
         """Saves the current state. All ranks must call it with the same step.
 
         With `background`, large tensors may still be being copied when this returns: call `staged` before any of them
@@ -157,14 +137,9 @@ class Checkpointer:
         return time.perf_counter() - began
 
     def keep(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        *,
-        rank_state: Mapping[str, Any] | None = None,
-        extra: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
+        self, step: int, state: Mapping[str, Any], *, rank_state: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
         """Copies the current state into the memory of the nodes, if a copy is due; arguments: as of `save`.
 
         All ranks call it after each step, and `staged` before tensors change. An error ends the copies, and is logged.

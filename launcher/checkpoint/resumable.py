@@ -137,18 +137,11 @@ class Resumable:
     """Checkpoints and stops of one training. All ranks create one, and call its methods in the same order."""
 
     def __init__(
-        self,
-        state: dict[str, Any],
-        rank_state: Mapping[str, Any] | None = None,
-        *,
-        identity: Mapping[str, Any] | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        every_steps: int | None = None,
-        seed: int = 0,
-        env: Env | None = None,
-        unlike: Mapping[str, Any] | None = None,
-        run: Settings | None = None,
-    ) -> None:
+        self, state: dict[str, Any], rank_state: Mapping[str, Any] | None = None, *,
+        identity: Mapping[str, Any] | None = None, folder: str | os.PathLike[str] | None = None,
+        every_steps: int | None = None, seed: int = 0, env: Env | None = None,
+        unlike: Mapping[str, Any] | None = None, run: Settings | None = None,
+    ) -> None:  # fmt: skip
         """Takes everything that makes up the training, once. Nothing is read before `load`.
 
         Args:

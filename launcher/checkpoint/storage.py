@@ -141,13 +141,12 @@ def hashed_file(path: Path, files: dict[str, File]) -> Iterator[HashedFile]:
     """Context manager for a new file, at whose end it is on disk, and `files` gets its size and checksums."""
     stream = HashedFile(path)
     try:
-        try:
-            yield stream
-        except RuntimeError:  # by which torch's writer hides the file system's error
-            if stream.error is not None:
-                raise stream.error from None
-            raise
+        yield stream
         files[path.name] = stream.finish()
+    except RuntimeError:  # by which torch's writer hides the file system's error
+        if stream.error is not None:
+            raise stream.error from None
+        raise
     finally:
         os.close(stream.descriptor)
 
@@ -408,15 +407,9 @@ class LauncherWriter(FileSystemWriter):
     """A StorageWriter that publishes a checkpoint in `folder`; make one for each save."""
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        step: int,
-        *,
-        keep: int = 2,
-        extra: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        fence: Callable[[], None] | None = lease.require,
-    ) -> None:
+        self, folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None, fence: Callable[[], None] | None = lease.require,
+    ) -> None:  # fmt: skip
         """
         Args:
             folder: directory for the checkpoints; nobody else may be able to write to it.

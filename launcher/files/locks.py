@@ -39,13 +39,10 @@ _LOCKED = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextlib.contextmanager
-def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds the lock of a file, made if missing, in the block; waits for it first.
-
-    inheritable: whether programs that are started in the block keep the lock until they end.
-    """
+def acquire(path: Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds the lock of a file, made if missing, in the block, and in programs that it starts; waits for it first."""
     with _open(path) as file:
-        os.set_inheritable(file.fileno(), inheritable)
+        os.set_inheritable(file.fileno(), True)
         if not _flock(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
             if waiting is not None:
                 waiting()

@@ -180,7 +180,7 @@ def only_submitter(folder: Path) -> Iterator[None]:
     def waiting() -> None:
         print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
 
-    with locks.acquire(folder / SUBMITTING, inheritable=True, waiting=waiting):
+    with locks.acquire(folder / SUBMITTING, waiting=waiting):
         _LOCKED.add(folder)
         try:
             yield

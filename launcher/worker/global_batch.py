@@ -29,15 +29,9 @@ class GlobalBatchSampler:
     """
 
     def __init__(
-        self,
-        size: int,
-        batch_size: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        device: torch.device | str = "cpu",
-        micro_batches: int | None = None,
-    ) -> None:
+        self, size: int, batch_size: int, seed: int, rank: int, world_size: int,
+        device: torch.device | str = "cpu", micro_batches: int | None = None,
+    ) -> None:  # fmt: skip
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} ranks")
         if batch_size < world_size:
