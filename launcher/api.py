@@ -66,19 +66,11 @@ class Run:
 
     @property
     def plan(self) -> JobPlan:
-        """The plan: what the scheduler was asked for, and what the ranks run.
-
-        Raises:
-            RunError: the run's record cannot be read.
-        """
+        """The plan: what the scheduler was asked for, and what the ranks run; raises RunError."""
         return self._run.plan()
 
     def state(self) -> RunState:
-        """Returns the run's current state. Replies of the scheduler are cached, and shared with other commands.
-
-        Raises:
-            RunError: the run's record cannot be read.
-        """
+        """Returns the run's current state; raises RunError. Replies of the scheduler are shared with other commands."""
         return status_of(self._run, JobMonitor(share=True)).state
 
     def wait(self, timeout: float | None = None) -> RunState:
@@ -132,11 +124,7 @@ class Run:
         return self
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the metrics that rank 0 has returned or reported; empty: none yet.
-
-        Raises:
-            UnavailableError: the file cannot be read now.
-        """
+        """Returns the metrics that rank 0 has returned or reported; empty: none yet; raises UnavailableError."""
         return self._run.result() or {}
 
     def logs(self, ranks: Sequence[int] = (), *, attempt: int | None = None) -> Iterator[str]:

@@ -283,10 +283,7 @@ def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) ->
 
 
 def folder_of(origin: JobOrigin) -> Path | None:
-    """Returns the directory of the run or sweep that a job belongs to; None: not a job of the launcher.
-
-    The job's script is RUN/script.sh or SWEEP/arrays/TOKEN.sh.
-    """
+    """Returns the directory of the run or sweep of a job (script: RUN/script.sh or SWEEP/arrays/TOKEN.sh), if any."""
     folder = Path(origin.file).parent
     folder = folder.parent if folder.name == "arrays" else folder
     # The job of a single point may have its sweep's token.
@@ -329,10 +326,7 @@ class Orphans:
 
 
 def look_for(job_id: str) -> Orphan | Path | None:
-    """Looks in all schedulers for a job; returns it if it is an orphan, else the directory of its run or sweep.
-
-    Raises QueryError: it was not found, and a scheduler did not respond.
-    """
+    """Returns a job if it is an orphan, else the directory of its run or sweep, or None; raises QueryError."""
     number = family(job_id)
     if not number.isdecimal():
         return None

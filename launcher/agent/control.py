@@ -107,10 +107,7 @@ class Signals:
 
 
 class Control:
-    """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin.
-
-    status: the fields of this agent's heartbeats; coordinator: the leader's; None on other agents.
-    """
+    """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin."""
 
     def __init__(
         self, own: Member, *, attempt: Path, limits: RoundLimits, places: Sequence[Place], hosts: Sequence[str],
@@ -121,8 +118,8 @@ class Control:
         # its secret is derived. join_timeout: seconds in which all agents must have arrived for the first round. saved:
         # whether a program has saved something since a time in nanoseconds; None: unknown.
         self.own, self._limits, self._places, self._signals = own, limits, places, signals
-        self.status: dict[str, Any] = {}
-        self.coordinator: Coordinator | None = None
+        self.status: dict[str, Any] = {}  # the fields of this agent's heartbeats
+        self.coordinator: Coordinator | None = None  # on the leader
         self._hub: Hub | None = None
         self._channel: Channel | None = None
         self._mine = own  # this agent, with the addresses of its connection

@@ -177,10 +177,7 @@ def exited_to_resume(
 
 
 def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *, killed_after: float | None) -> Stop:
-    """Returns the event of ranks that have exited to resume later, after a stop request (None: without one).
-
-    killed_after: seconds of launch.grace, if ranks did not exit within them and were killed; else None.
-    """
+    """Returns the event of ranks that have exited to resume later; killed_after: launch.grace, if ranks were killed."""
     left = tuple(sorted(ended.rank for ended in exits if ended.code == errors.RESUME))
     if asked is None:
         asked = Stop(reason=StopReason.EXIT_75 if left else StopReason.NOT_IN_TIME, host=host)
@@ -191,10 +188,7 @@ def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *,
 def fault_of_lost_leader(
     leader: Member, reason: str, *, stopping: bool, ended_by: int | None, asked: Stop | None
 ) -> Fault:
-    """Returns the fault of a round of which the leader is lost: LEADER_LOST, or NODE_ENDED after a stop request.
-
-    ended_by: the signal because of which this agent is ending ranks that cannot resume; None: it is not.
-    """
+    """Returns the fault of a round whose leader is lost; ended_by: the signal for which this agent ends ranks."""
     fault = Fault(host=leader.host, node=leader.node_rank, accused=(Accused(host=leader.host),))
     if ended_by is None:
         return replace(fault, code=FaultCode.NODE_ENDED if stopping else FaultCode.LEADER_LOST, error=reason)

@@ -186,11 +186,7 @@ def gpu_is_open() -> bool | None:
 
 
 class RankStatus:
-    """The state of one agent's ranks in one round, as read from outside their processes.
-
-    signs: the newest heartbeat of each rank, by place; step: the highest of any rank; -1: none.
-    listened: whether any rank has listened for stop requests, and so can resume.
-    """
+    """The state of one agent's ranks in one round, as read from outside their processes."""
 
     def __init__(
         self, context: AgentContext, rendezvous: Rendezvous, position: int, round_number: int, now: float
@@ -199,8 +195,8 @@ class RankStatus:
         plan, own = context.plan, rendezvous.members[position]
         self._context, self._ranks, self._host, self._round = context, own.ranks, own.host, round_number
         self._first_rank = rendezvous.first_rank(position)
-        self.signs: list[Sign] = context.pulse.signs()
-        self.step, self.listened = -1, False
+        self.signs: list[Sign] = context.pulse.signs()  # the newest heartbeats, by place
+        self.step, self.listened = -1, False  # the highest of any rank; whether any has listened for stop requests
         self._next_look = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False

@@ -306,10 +306,7 @@ class RequestHandler:
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def next_request(self) -> str | None:
-        """Returns the next request, a line of JSON, that was sent after the first call; None: there is none.
-
-        Only the leading agent calls this.
-        """
+        """On the leading agent: returns the next request that was sent after the first call, a line of JSON."""
         path = self.attempt.path / "attach.jsonl"
         with contextlib.suppress(OSError), run_files.open_to_append(path) as file:  # a full disk: nobody can send one
             size = os.fstat(file).st_size

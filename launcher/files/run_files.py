@@ -102,10 +102,7 @@ def parse_json(data: bytes) -> Any:
 def json_text(
     values: Mapping[str, Any], most: int, default: Callable[[Any], Any] | None = None, *, lines: bool = True
 ) -> str:
-    """Returns an object as JSON that `parse_json` reads again; with `lines`, one for each key.
-
-    Raises TypeError (not JSON's types) or ValueError (more than `most` bytes, or not readable).
-    """
+    """Returns an object as JSON that `parse_json` reads again (`lines`: one for each key); TypeError or ValueError."""
     try:
         parts = [f"{json.dumps(str(key))}: {json.dumps(value, default=default)}" for key, value in values.items()]
     except RecursionError:
@@ -190,10 +187,7 @@ def write(path: Path, text: str, *, sync: bool = True) -> Path:
 
 
 def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
-    """Writes a file with mode 0600 atomically (a link there is replaced); OSError: nothing is left.
-
-    sync: whether to wait until the data is on disk.
-    """
+    """Writes a file with mode 0600 atomically (a link there is replaced); sync: and waits until it is on disk."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISLNK((status := os.lstat(path)).st_mode):
             _require_regular(status, path)  # /dev/stdout must not be replaced by a file

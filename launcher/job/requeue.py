@@ -106,9 +106,8 @@ def counted(stopped: Sequence[Stopped]) -> list[int]:
 
 
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns the progress of the run at the end of each attempt, of (last step, time of the newest file or -1).
-
-    Without save times it is the step; with them, the number of attempts that reached a further step or saved something.
+    """Returns the progress at the end of each attempt, of (last step, time of the newest file or -1): the step, or with
+    save times the number of attempts that reached a further step or saved something.
     """
     if all(saved < 0 for _, saved in ends):
         return [step for step, _ in ends]

@@ -74,10 +74,7 @@ def wait_for(timeout: float, *descriptors: int, write: bool = False) -> set[int]
 
 
 class Channel:
-    """One end of a connection. It never blocks: its owner waits (select) until the socket is readable or writable.
-
-    open: whether both ends are authenticated; peer, local: (IP address,) of either end.
-    """
+    """One end of a connection. It never blocks: its owner waits (select) until the socket is readable or writable."""
 
     def __init__(self, connection: socket.socket, secret: bytes, *, server: bool) -> None:
         # The channel makes the connection non-blocking, and closes it. server: this end has accepted it
@@ -86,7 +83,7 @@ class Channel:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._secret, self._server = connection, secret, server
         self.peer, self.local = connection.getpeername()[:1], connection.getsockname()[:1]
-        self.open = False
+        self.open = False  # whether both ends are authenticated
         self._in = bytearray()
         self._out: deque[memoryview] = deque()  # a text that is sent to many is kept once
         self._nonce = secrets.token_bytes(NONCE)
@@ -232,10 +229,7 @@ def refused(fault: Fault) -> dict[str, Any]:
 
 
 class Hub:
-    """Accepts the agents' connections for the whole attempt, and sends and receives messages.
-
-    An agent identifies itself by the member index in its first message, `hello`; `channels` has them by it.
-    """
+    """Accepts the agents' connections for the whole attempt, and sends and receives messages."""
 
     def __init__(
         self, listener: socket.socket, secret: bytes, *, members: Collection[int], wake: int | None = None
@@ -243,7 +237,7 @@ class Hub:
         # members: the valid indices. wake: a descriptor that ends a `poll` when it becomes readable (on signals)
         listener.setblocking(False)
         self._listener, self._secret, self._members = listener, secret, frozenset(members)
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, Channel] = {}  # by the member index in an agent's first message, `hello`
         self._indices: dict[Channel, int] = {}
         self._pending: dict[Channel, float] = {}  # connections before their `hello`, with their deadlines, in order
         self._shortage_said = False

@@ -43,13 +43,9 @@ class LeaderLost(Exception):
 
 
 class RendezvousError(RuntimeError):
-    """The rendezvous failed.
-
-    from_leader: whether the leader refused this agent, and reports the fault to the user itself.
-    final: whether a retry is useless, because the leader has decided. Else it may only be gone.
-    """
-
     def __init__(self, fault: Fault, *, from_leader: bool = False, final: bool = False) -> None:
+        # from_leader: whether the leader refused this agent, and reports the fault to the user itself. final: whether a
+        # retry is useless, because the leader has decided
         super().__init__(text.of_fault(fault))
         self.fault, self.from_leader, self.final = fault, from_leader, final or from_leader
 
@@ -211,10 +207,9 @@ def seats(before: Sequence[int], there: Collection[int], leader: int, most: int)
 def join_rendezvous(
     own: Member, *, places: Sequence[Place], master: str, secret: bytes, ports: Sequence[int], timeout: float
 ) -> Rendezvous:
-    """Joins a rendezvous of processes that have no agent. Member 0 (`master`) leads.
+    """Joins a rendezvous of processes that have no agent. Member 0 (`master`) leads. Raises RendezvousError.
 
     places: by member index; ports: candidates of member 0; timeout: seconds.
-    Raises RendezvousError: the leader was not reached, or a process did not arrive in time.
     """
     deadline = time.monotonic() + timeout
     if own.index != 0:
@@ -269,11 +264,10 @@ def connect(
     own: Member, leader: Place, address: str, ports: Sequence[int], secret: bytes, timeout: float, agents: int, *,
     wake: int | None = None, failed: Callable[[str], None] = lambda problem: None,
 ) -> tuple[Channel, Member]:  # fmt: skip
-    """Connects an agent to its leader, and says `hello`. Returns the connection, and `own` with its addresses.
+    """Connects to the leader, and says `hello`; returns the connection, and `own` with its addresses; RendezvousError.
 
     agents: number of agents of the job. wake: a descriptor that ends a wait when it becomes readable (on signals).
     failed: called after each try that has failed, with the problem of those before, or NO_ANSWER.
-    Raises RendezvousError: the leader was not reached within `timeout` seconds, or lost again at once.
     """
     # Give up before the leader does: this agent can tell why it did not reach the leader, and the leader cannot.
     deadline = time.monotonic() + timeout - min(3.0, timeout / 5)
@@ -353,10 +347,7 @@ def free_ports(port_range: tuple[int, int]) -> list[int]:
 
 
 def listen(ports: Sequence[int], address: str = "") -> socket.socket:
-    """Returns a listening socket on the first free port; raises RendezvousError.
-
-    address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
-    """
+    """Returns a listening socket on the first free port of this address (empty: of all); raises RendezvousError."""
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     problem = f"none of {len(ports)} ports is free (tried {', '.join(map(str, ports))}): set cluster.port_range"

@@ -377,8 +377,7 @@ def parse_nccl_log(log: str) -> Fabric:
 def network_mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str | None:
     """Returns how NCCL's network differs from what the site expects, and what to do; None: it does not, or unknown.
 
-    expects: accepted values of `net` and `plugin` (or their beginnings, since a transport may be IBext_v8) and of
-        `provider`.
+    expects: accepted values of `provider`, and beginnings of `net` and `plugin`, since a transport may be IBext_v8.
     """
     if fabric is None or not fabric.net:
         return None

@@ -369,10 +369,7 @@ class Stacks:
         return self._files[place]
 
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
-        """Returns each rank's state letter (man 5 proc), and its stacks; empty: it wrote none in WRITES seconds.
-
-        Only processes that handle or ignore the signal get it, since it would kill others.
-        """
+        """Returns each rank's state letter (man 5 proc), and its stacks; empty: it wrote none in WRITES seconds."""
         self.clear()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -396,7 +393,7 @@ def serve(file: int) -> None:
 
 
 def _survives(pid: int) -> bool:
-    # Returns whether a process handles or ignores `SIGNAL` (man 5 proc, SigCgt and SigIgn)
+    # Returns whether a process handles or ignores `SIGNAL` (man 5 proc, SigCgt and SigIgn), which would kill others
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:  # it is gone

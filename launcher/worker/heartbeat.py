@@ -213,11 +213,8 @@ def take(slot: RankSlot) -> None:
 
 
 def mine() -> RankSlot | None:
-    """Returns this rank's slot; None if no agent started this process.
-
-    A program that a rank has executed finds its slot through LAUNCHER_PULSE (PID:FILE:PLACE: the process id, the
-    descriptor of the shared memory, the index of the slot). Child processes, which inherit the variable, get None.
-    """
+    """Returns this rank's slot; None if no agent started this process."""
+    # A program that a rank has executed finds it by this variable, which child processes inherit, too
     global _mine
     if _mine is None and (value := os.environ.get("LAUNCHER_PULSE")):
         with contextlib.suppress(ValueError, OSError):
@@ -380,14 +377,11 @@ def answer(rank: RankState, proposal: Proposal) -> bool | None:
 
 
 class AgentSide:
-    """The agreement in one agent, during one round: between its ranks and the leader.
-
-    `proposal` (None: none yet) and `committed` (0: none) are what the agent must show its ranks after each `look`.
-    """
+    """The agreement in one agent, during one round: between its ranks and the leader."""
 
     def __init__(self, first_rank: int) -> None:
-        self.proposal: Proposal | None = None
-        self.committed = 0
+        self.proposal: Proposal | None = None  # to be shown to the ranks after each `look`, as `committed`
+        self.committed = 0  # number of a proposal; 0: none
         self._first_rank = first_rank
         self._answered = 0
         self._next: deque[Message] = deque()  # messages of the leader that were not shown to the ranks yet
@@ -511,10 +505,7 @@ class LeaderSide:
 
 
 def margin(step_time: float) -> int:
-    """Returns how many boundaries after the highest known one to propose: as many as ranks reach during ROUND_TRIP.
-
-    If a step (seconds) takes longer, it is the next one: the ranks wait there a little, but stop sooner.
-    """
+    """Returns how many boundaries after the highest known one to propose: as many as ranks reach during ROUND_TRIP."""
     return max(1, min(math.ceil(ROUND_TRIP / step_time), MOST_AHEAD)) if step_time > 0 else 1
 
 
