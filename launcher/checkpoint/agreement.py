@@ -36,9 +36,8 @@ class SavesFail(CheckpointError):
 class Peers:
     """Collective calls of all ranks through a process group for checkpoints; an error on one rank is raised on all.
 
-    After an error of the process group itself (for example because a rank was too slow) no rank knows whether the
-    others had the error, too. So each rank records in the store how each save ended, and before the next save all ranks
-    read these records.
+    After an error of the process group itself no rank knows whether the others had it, too. So each rank records in the
+    store how each save ended, and before the next save all ranks read these records.
     """
 
     def __init__(self, rank: int, world_size: int, timeout: float, *, own_group: bool) -> None:

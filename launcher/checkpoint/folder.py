@@ -46,10 +46,7 @@ class Retention:
     best_is: str = "max"  # which value of the metric is the best: `max` or `min`
 
     def surplus(self, known: Mapping[Path, Manifest], published: Manifest) -> set[Path]:
-        """Returns the checkpoints to remove after one was published: of its lineage, all but the newest and the best.
-
-        What could not be read, or is not sound, is not in `known`, and stays.
-        """
+        """Returns the `known` checkpoints to remove after one was published: of its lineage, all but newest and best."""
         own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
         champion = best_of(own.values(), self.best, self.best_is)
         stay = [*newest_first(own.values())[: self.keep], published, *([champion] if champion else [])]
@@ -68,9 +65,8 @@ class CheckpointFolder:
         self._remover: threading.Thread | None = None
 
     def prepare(self, *, remove_leftovers: bool = True) -> None:
-        """Makes the folder, and removes what killed saves of this attempt and earlier ones have left.
+        """Makes the folder, and removes what killed saves have left (not if one of this process may be in progress).
 
-        remove_leftovers: False if a save of this process may be in progress.
         Raises CheckpointError (it cannot, or others can write to it) or CannotRead.
         """
 
@@ -114,10 +110,7 @@ class CheckpointFolder:
     # -- listing
 
     def known(self) -> tuple[list[tuple[Path, Manifest]], dict[Path, str]]:
-        """Returns the valid checkpoints, newest first, and what is wrong with each of the others.
-
-        Raises CheckpointError (others can write to one), CannotRead, or Misfit (a newer launcher wrote one).
-        """
+        """Returns the valid checkpoints, newest first, and what is wrong with each other one; CheckpointError, Misfit."""
         known, wrong = [], {}
         for path in checkpoints.candidates(self.path, self._timeout, missing_ok=False):
             self.require_private(self.path)

@@ -173,16 +173,13 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 
 
 class RetryingFile(io.RawIOBase):
-    """A file for reading. Failing reads are retried after opening it anew, since the old handle may be stale.
-
-    failure: error of the last read that failed for good, since a library may replace it; None: none failed.
-    """
+    """A file for reading. Failing reads are retried after opening it anew, since the old handle may be stale."""
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:
         self._path, self._timeout = path, timeout
         self._file: io.FileIO | None = None
         self._position = 0
-        self.failure: CheckpointError | None = None
+        self.failure: CheckpointError | None = None  # of the last read that failed for good: a library may replace it
 
     def readable(self) -> bool:
         return True
@@ -352,10 +349,7 @@ def leftovers(folder: Path, attempt: int) -> dict[Path, int | None]:
 
 
 def read(path: Path, timeout: float = 0.0) -> Manifest:
-    """Returns the manifest of the checkpoint in `path`; raises Damaged or CannotRead.
-
-    Raises Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
-    """
+    """Returns the manifest of the checkpoint in `path`; Damaged, CannotRead, Misfit (a newer launcher or dcp wrote it)."""
     try:
         size = size_of_file(path / MANIFEST, timeout)
     except Damaged:

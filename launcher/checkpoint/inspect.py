@@ -121,10 +121,7 @@ def verify(path: Path) -> list[str]:
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
-    """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
-
-    Raises Damaged (it has changed), CannotRead, or CheckpointError (there is nothing under one of the keys).
-    """
+    """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts; raises as `shard`."""
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
     contents = read_contents(path, manifest)
     wanted = {name: kind for name, kind in contents.kinds.items() if is_named(name, keys)}

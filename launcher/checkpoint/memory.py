@@ -327,9 +327,8 @@ class MemoryCheckpoints:
     def newest(self, least: int) -> Kept | None:
         """Returns the newest sound copy, for a trainer that makes its state from files; None: there is none.
 
-        All ranks must call it. Sharded states, and different ones of another number of ranks, count as none, and so
-        does what would not fit into the node's memory twice, as files and as the trainer's own copy of these.
-        least: on rank 0, the first step that is of use: the disk has the one before.
+        All ranks must call it. Sharded states, different ones of another number of ranks, and what would not fit into
+        the node's memory twice count as none. least: on rank 0, the first step that is of use.
         """
         while self.loads:
             source, problems = self.find(least)

@@ -51,8 +51,7 @@ class Content:
     def of(cls, state: Mapping[Any, Any]) -> Content:
         """Returns a state split into tensors and other values, with a copy of everything except tensors.
 
-        Raises TypeError (a tensor has no plain bytes, or only pickle could restore a value) or ValueError (two tensors
-        have the same dotted name).
+        Raises TypeError (no plain bytes, or only pickle could restore it) or ValueError (two tensors of one name).
         """
         content = cls({}, {}, {}, {})
         values = content._take_apart(state, ())
@@ -258,8 +257,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
     """Returns the names of the tensors that this rank (`index` of `count` with the same) writes, or its parts.
 
-    Of the ranks that have the same part one writes it, so that all write about the same number of bytes. Each rank
-    chooses by itself: the ranks with the same part of a DTensor are known from its mesh and placements.
+    Of the ranks that have the same part (for a DTensor by its mesh and placements) one writes it, so that all write
+    about the same number of bytes.
     """
     sizes: dict[Any, dict[str, int]] = {}
     for name, tensor in tensors.items():

@@ -160,10 +160,7 @@ def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
 def publish(
     folder: CheckpointFolder, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None
 ) -> tuple[Path, Manifest]:
-    """Completes and publishes the checkpoint in `temporary`; returns its place, and the manifest as it was written.
-
-    manifest: all but what the folder and the versions say. fence: raises if another attempt owns the run now.
-    """
+    """Completes and publishes the checkpoint in `temporary`; returns its place, and the manifest as it was written."""
     manifest = folder.describe(dataclasses.replace(manifest, torch=torch.__version__, launcher=__version__))
     if problems := checkpoints.wrong_sizes(temporary, manifest):
         raise CheckpointError("; ".join(problems))
@@ -386,8 +383,7 @@ class _Planner(dcp.DefaultLoadPlanner):
 def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], timeout: float = 0.0) -> None:
     """Fills tensors, and this rank's parts of DTensors, from a checkpoint of torch.distributed.checkpoint.
 
-    Each rank reads what it needs, whatever the others do: dcp.load would gather all names and plans on rank 0.
-    Raises Damaged (the files do not match the metadata) or CannotRead.
+    Each rank reads what it needs: dcp.load would gather all names and plans on rank 0. Raises Damaged or CannotRead.
     """
     reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)

@@ -97,8 +97,7 @@ class LauncherCallback(Callback):
     def __init__(self, folder: str | os.PathLike[str] | None = None, keep: int = 2) -> None:
         """
         Args:
-            folder: directory for this callback's checkpoints; None: `checkpoint_dir()`. Copies in memory belong to it:
-                `last_checkpoint` of another folder gives none.
+            folder: directory for this callback's checkpoints, and of its copies in memory; None: `checkpoint_dir()`.
             keep: how many of this callback's newest checkpoints to keep.
         """
         self._inside = current_attempt() is not None
