@@ -46,7 +46,7 @@ class Retention:
     best_is: str = "max"  # which value of the metric is the best: `max` or `min`
 
     def surplus(self, known: Mapping[Path, Manifest], published: Manifest) -> set[Path]:
-        """Returns the `known` checkpoints to remove after one was published: of its lineage, all but newest and best."""
+        """Returns the checkpoints to remove after one was published: of its lineage, all but newest and best."""
         own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
         champion = best_of(own.values(), self.best, self.best_is)
         stay = [*newest_first(own.values())[: self.keep], published, *([champion] if champion else [])]
@@ -110,7 +110,7 @@ class CheckpointFolder:
     # -- listing
 
     def known(self) -> tuple[list[tuple[Path, Manifest]], dict[Path, str]]:
-        """Returns the valid checkpoints, newest first, and what is wrong with each other one; CheckpointError, Misfit."""
+        """Returns the valid checkpoints, newest first, and what is wrong with others; CheckpointError, Misfit."""
         known, wrong = [], {}
         for path in checkpoints.candidates(self.path, self._timeout, missing_ok=False):
             self.require_private(self.path)

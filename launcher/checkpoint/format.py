@@ -349,7 +349,7 @@ def leftovers(folder: Path, attempt: int) -> dict[Path, int | None]:
 
 
 def read(path: Path, timeout: float = 0.0) -> Manifest:
-    """Returns the manifest of the checkpoint in `path`; Damaged, CannotRead, Misfit (a newer launcher or dcp wrote it)."""
+    """Returns a checkpoint's manifest; raises Damaged, CannotRead, Misfit (a newer launcher or dcp wrote it)."""
     try:
         size = size_of_file(path / MANIFEST, timeout)
     except Damaged:

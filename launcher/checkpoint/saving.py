@@ -78,7 +78,7 @@ class Staging:
         return Copying(self, dict(tensors), copied, ready)
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns a copy of a tensor, or a DTensor's shard, in this name's buffer; from a GPU it may still be running."""
+        """Returns a copy of a tensor, or of a DTensor's shard, in a buffer; from a GPU it may still be running."""
         here = local_part(tensor)
         known = self._copies.get(name)
         if known is None or known.shape != here.shape or known.dtype != here.dtype:
