@@ -311,7 +311,7 @@ class RequestHandler:
         with contextlib.suppress(OSError), run_files.open_to_append(path) as file:  # a full disk: nobody can send one
             size = os.fstat(file).st_size
             self._read = size if self._read is None else self._read
-            whole, end, _ = os.pread(file, size - self._read, self._read).rpartition(b"\n")
+            whole, end, _ = os.pread(file, max(0, size - self._read), self._read).rpartition(b"\n")
             self._read += len(whole) + len(end)
             self._waiting += whole.decode(errors="replace").splitlines()
         return self._waiting.pop(0) if self._waiting else None
