@@ -40,7 +40,6 @@ def test_the_codes_are_what_they_were() -> None:
 
 def test_code_and_pages_tell_of_the_same_codes(show: Callable[..., Shown]) -> None:
     told = {
-        "launcher/errors.py": set(table(str(errors.__doc__))),
         "docs/index.md": set(PAGE),
         "README.md": line((ROOT / "README.md").read_text()),
         "launcher --help": line(show("--help").out),
