@@ -18,14 +18,7 @@ import torch
 
 from launcher import errors, processes
 from launcher.agent.control import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
-from launcher.agent.failures import (
-    AttemptFailed,
-    Done,
-    NextRound,
-    failed_by,
-    fault_of_end,
-    fault_of_start,
-)
+from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by, fault_of_end, fault_of_start
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundLimits
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch

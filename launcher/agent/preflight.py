@@ -13,14 +13,7 @@ from typing import Any
 
 from launcher import errors
 from launcher.agent.control import ENDS, WARNS, Control
-from launcher.agent.node_checks import (
-    ALONE_PART,
-    TOGETHER_PART,
-    CheckLevel,
-    NodeCheck,
-    cannot_start,
-    check_rank,
-)
+from launcher.agent.node_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
 from launcher.failures.text import signal_name

@@ -13,14 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
 from launcher.config.hydra_text import quoted
-from launcher.config.scheduler_table import (
-    OURS,
-    cluster_class,
-    names,
-    scheduler_of,
-    schedulers_with,
-    settings_class,
-)
+from launcher.config.scheduler_table import OURS, cluster_class, names, scheduler_of, schedulers_with, settings_class
 from launcher.structs import Struct
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")

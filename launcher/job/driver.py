@@ -25,16 +25,7 @@ from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.files import shared_files
 from launcher.files.json_types import from_json, misfit
-from launcher.files.shared_files import (
-    Ok,
-    Unavailable,
-    exists,
-    is_transient,
-    list_names,
-    read_json,
-    read_text,
-    unwrap,
-)
+from launcher.files.shared_files import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, SetupLineFields, parse_exports

@@ -13,18 +13,7 @@ from typing import Any
 
 from launcher.formatting import clean, long_size, plural, si, si_unit, three_digits
 from launcher.reports.collect import FabricResults, Row, RunData, block_of, mapping, positive
-from launcher.reports.page import (
-    DASHES,
-    CodeBlock,
-    Figure,
-    Section,
-    Table,
-    axis,
-    change_text,
-    colour,
-    line,
-    plain_text,
-)
+from launcher.reports.page import DASHES, CodeBlock, Figure, Section, Table, axis, change_text, colour, line, plain_text
 from launcher.schedulers import registry
 
 MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",

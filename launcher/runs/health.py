@@ -18,14 +18,7 @@ from launcher.failures.codes import PreflightThen, Unbound
 from launcher.failures.text import of_unused_gpus
 from launcher.formatting import name_ranks, plural, ranges
 from launcher.runs import events
-from launcher.runs.events import (
-    Bound,
-    BoundRank,
-    GpusUnused,
-    Pace,
-    Preflighted,
-    every,
-)
+from launcher.runs.events import Bound, BoundRank, GpusUnused, Pace, Preflighted, every
 
 
 def bindings_event(
