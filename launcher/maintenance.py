@@ -28,15 +28,8 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
-from launcher.monitoring.run_status import (
-    DAMAGE,
-    QUERY_TIMEOUT,
-    DamagedRun,
-    JobMonitor,
-    each_status,
-    or_damaged,
-    status_of,
-)
+from launcher.monitoring import run_status
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, each_status, or_damaged, status_of
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
 from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup, sweep_directory
@@ -235,7 +228,7 @@ def _refreshed(old: Old, live: SweepMonitor) -> Old:
         return replace(
             now, pilots=old.pilots, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)]))
         )
-    except DAMAGE as error:
+    except run_status.DAMAGE as error:
         return Old(path, frozenset(), None, error=str(error))
 
 
@@ -259,7 +252,7 @@ class Orphan:
 
 def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
     """Returns the schedulers whose commands are here, by name: ours, and these of other packages."""
-    return {name: each.queries(QUERY_TIMEOUT) for name, each in registry.queues_here(others).items()}
+    return {name: each.queries(run_status.QUERY_TIMEOUT) for name, each in registry.queues_here(others).items()}
 
 
 def family(job_id: str) -> str:
@@ -305,7 +298,7 @@ class Orphans:
     def look(self, accounted: Collection[str]) -> list[Orphan]:
         found: list[Orphan] = []
         for name, queries in schedulers(self._live.queried).items():
-            snapshot = self._live.snapshot(name, queries, QUERY_TIMEOUT)
+            snapshot = self._live.snapshot(name, queries, run_status.QUERY_TIMEOUT)
             jobs = {} if snapshot.problem else unaccounted(snapshot.jobs, accounted)
             jobs = {each: job for each, job in jobs.items() if (name, each) not in self._others}
             if not jobs:

@@ -42,18 +42,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, astuple
 from typing import Any
 
-from launcher.agent.policy import (
-    AgentState,
-    Blame,
-    FailureDetector,
-    History,
-    RoundEnd,
-    RoundFailure,
-    RoundLimits,
-    RoundVerdict,
-    early_exit,
-    judge,
-)
+from launcher.agent import policy
+from launcher.agent.policy import AgentState, Blame, FailureDetector, History, RoundEnd, RoundFailure, RoundLimits
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.channel import Message, refused
@@ -84,7 +74,7 @@ class Coordinator:
         self._listen, self._saved = listen, saved
         self.history = History()
         self.arrivals: Arrivals | None = None  # for a round that is about to start
-        self.verdict: RoundVerdict | None = None  # what follows the failure of this round, if it has had one
+        self.verdict: policy.RoundVerdict | None = None  # what follows the failure of this round, if it has had one
         self.reports: dict[str, dict[int, Any]] = {}  # the values of `report` messages: by key, then by member index
         self._paces: list[Any] = []
         self._ready: dict[int, Member] = {}  # members that wait for the next round, by index
@@ -339,7 +329,7 @@ class Coordinator:
         # If the ranks are independent and enough members are left, the loss of a node does not end the round.
         if failure is None or self.verdict is not None:
             return
-        failure = early_exit(failure, tuple(self._watch.done.values()), asked=bool(self._announced))
+        failure = policy.early_exit(failure, tuple(self._watch.done.values()), asked=bool(self._announced))
         agents, lost = self._watch.agents, [index for index in failure.lost if index in self._watch.agents]
         for index in lost:
             agents[index].gone = agents[index].ended = True
@@ -347,7 +337,7 @@ class Coordinator:
         if self.limits.independent and failure.kind is RoundEnd.LOST_NODE and len(left) >= self.limits.least:
             self._go_on_without(lost)
         else:
-            self.verdict = judge(
+            self.verdict = policy.judge(
                 failure, self.history, stopping="stop" in self._announced,
                 members=len(left) + len(lost) + len(self.spares()), least=self.limits.least,
                 max_restarts=self.limits.max_restarts, saved=self._saved,

@@ -31,22 +31,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import LoadPlan, LoadPlanner, Metadata, SavePlan, SavePlanner, TensorStorageMetadata
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-)
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.coordinator import Coordinator, RoundLimits
-from launcher.agent.policy import History
+from launcher.agent.coordinator import Coordinator
+from launcher.agent.policy import History, RoundLimits
 from launcher.rendezvous.rounds import Member
 from launcher.worker import hangs
 from launcher.worker.heartbeat import (
