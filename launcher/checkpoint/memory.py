@@ -164,7 +164,7 @@ class MemoryCheckpoints:
         def needs() -> _Needs:
             if copy.content is None or copy.fault is not None:
                 raise CheckpointError(copy.fault)
-            tensors, held = copy.content.tensors, os.fstat(self._file).st_blocks * 512 if self.leads else 0
+            tensors, held = copy.content.tensors, self._held_bytes() if self.leads else 0
             size = sum(local_part(tensor).nbytes for tensor in tensors.values())
             mine = _Needs(self._env.node_rank, self._free(), held, size, copy.content.sharded)
             if self._check and self.group.many and self._mode != copies.SINGLE:
@@ -205,6 +205,9 @@ class MemoryCheckpoints:
         system = os.fstatvfs(self._file)
         there = [system.f_bavail * system.f_frsize] if system.f_blocks else []
         return min([*there, *([] if found is None else [found])], default=None)
+
+    def _held_bytes(self) -> int:
+        return os.fstat(self._file).st_blocks * 512
 
     def _end(self, why: str) -> None:
         self.every = 0
