@@ -483,7 +483,7 @@ def test_who_waits_to_join_goes_on_when_the_exit_code_cannot_be_read(
 @pytest.mark.parametrize("begins", [True, False])
 def test_others_are_given_time_to_begin_a_round(make: Make, monkeypatch: pytest.MonkeyPatch, begins: bool) -> None:
     monkeypatch.setattr(control_module, "LOOK", 0.01)
-    monkeypatch.setattr(control_module, "EXCHANGE", ENOUGH if begins else 0.05)
+    monkeypatch.setattr(control_module.rounds, "EXCHANGE", ENOUGH if begins else 0.05)
     agents = [make(index, least=1, heartbeat=0.01) for index in range(2)]
     looks, real = 0, agents[0]._rounds.begun
 
