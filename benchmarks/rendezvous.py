@@ -26,7 +26,6 @@ from pathlib import Path
 from benchmarks.measure import Result, report
 from launcher.agent.control import Control, Signals
 from launcher.agent.policy import RoundLimits
-from launcher.failures.codes import HangSign
 from launcher.rendezvous.channel import Hub
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Place
@@ -45,7 +44,7 @@ def agent(index: int, size: int, folder: Path) -> Control:
         Member(index, index, places[index].host, 1), attempt=folder,
         limits=RoundLimits(size, None, None, None, None, HEARTBEAT, 3), places=places, hosts=["localhost"] * size,
         secret=b"benchmark", key=str(folder), port_range=(20000, 32767), join_timeout=120.0, signals=Signals(),
-        blame=lambda _: Blamed((), HangSign.ALL),
+        blame=lambda _: Blamed((), ""),
     )  # fmt: skip
 
 

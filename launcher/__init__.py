@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from launcher.errors import ConfigError
     from launcher.monitoring.state import RunState
     from launcher.plan.workload_hook import WorkloadHook
-    from launcher.remote.run import RemoteRun
+    from launcher.remote.command import RemoteRun
     from launcher.schedulers.topology import Topology, TopologyError
     from launcher.worker.global_batch import GlobalBatchSampler
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
@@ -82,7 +82,7 @@ _MODULES = {
     "GlobalBatchSampler": "launcher.worker.global_batch",
     "PreparedRun": "launcher.api",
     "Resumable": "launcher.checkpoint.resumable",
-    "RemoteRun": "launcher.remote.run",
+    "RemoteRun": "launcher.remote.command",
     "Run": "launcher.api",
     "RunState": "launcher.monitoring.state",
     "Topology": "launcher.schedulers.topology",

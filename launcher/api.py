@@ -21,7 +21,7 @@ from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState, wait_until_over
 from launcher.paths import GROUPS, default_runs_dir
 from launcher.remote.clusters import locate
-from launcher.remote.run import RemoteRun, submitted
+from launcher.remote.command import RemoteRun, submitted
 from launcher.runs import directory, lookup
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import sweep_of

@@ -30,7 +30,7 @@ from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, each_status, or_damaged, status_of
-from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
+from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, point_statuses
 from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import TOKEN, Run, token_of
@@ -75,7 +75,7 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
     return None if old.last_active < before else "it is younger"
 
 
-def survey(runs_dir: Path, live: SweepMonitor) -> list[Old]:
+def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
     """Returns all runs and sweeps in a folder, links included, the longest inactive first.
 
     live: queries the schedulers; not one that shares replies of other commands, since a deletion depends on it.
@@ -109,7 +109,7 @@ def survey(runs_dir: Path, live: SweepMonitor) -> list[Old]:
     return sorted(found, key=lambda each: each.last_active or 0.0)
 
 
-def _waiting_for(folder: Path, live: SweepMonitor, skip: Collection[Path] = ()) -> list[str]:
+def _waiting_for(folder: Path, live: JobMonitor, skip: Collection[Path] = ()) -> list[str]:
     # A run in an unknown state counts as unfinished
     found: list[str] = []
     for path in _followers(folder):
@@ -129,7 +129,7 @@ def _followers(folder: Path) -> list[Path]:
     return [Path((unwrap(read_text(file)) or "").strip()) for file in files if not file.name.startswith(".")]
 
 
-def _not_over(path: Path, live: SweepMonitor) -> list[tuple[str, JobPlan]]:
+def _not_over(path: Path, live: JobMonitor) -> list[tuple[str, JobPlan]]:
     if Sweep(path).recorded():
         return _of_sweep(Sweep(path), live)[1]
     if not Run(path).recorded():
@@ -158,7 +158,7 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
     return found
 
 
-def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, JobPlan]]]:
+def _of_sweep(sweep: Sweep, live: JobMonitor) -> tuple[Old, list[tuple[str, JobPlan]]]:
     seen = point_statuses(sweep, live)
     active = [read_history(each.point.run).moved for each in seen if each.point.run.recorded()]
     unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
@@ -175,7 +175,7 @@ def size_of(*folders: Path) -> int:
     return total
 
 
-def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], live: SweepMonitor) -> str | None:
+def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], live: JobMonitor) -> str | None:
     """Checks what `survey` found once more, with its submission lock, and removes it and a link to it in runs_dir.
 
     Returns why it was kept; None: it was removed. before, states: see `reason_to_keep`.
@@ -216,7 +216,7 @@ def finish(runs_dir: Path) -> int:
     return freed
 
 
-def _refreshed(old: Old, live: SweepMonitor) -> Old:
+def _refreshed(old: Old, live: JobMonitor) -> Old:
     # `needed_by` keeps its ids, and gains those of runs that wait for it now
     path = old.path
     try:

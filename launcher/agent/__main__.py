@@ -25,8 +25,7 @@ from typing import NoReturn
 from launcher import errors, processes
 from launcher.environment import unpack_on_node
 from launcher.own_module import own_module
-from launcher.runs.directory import Run
-from launcher.runs.event_writer import current_attempt, report_start_failure
+from launcher.runs.directory import Run, current_attempt, report_start_failure
 from launcher.schedulers import tasks, topology
 
 

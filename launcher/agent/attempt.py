@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -29,14 +28,15 @@ from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices
 from launcher.config.schema import Backend, Device, LaunchMode
-from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen, Unbound, UnboundReason
+from launcher.failures import text
+from launcher.failures.codes import FaultCode, PreflightThen, Unbound, UnboundReason
 from launcher.files.shared_files import is_transient
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
 from launcher.runs import directory, health, history, saves
-from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, StartLimit
+from launcher.runs.directory import Events, current_attempt
+from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized
 from launcher.schedulers import topology
 from launcher.worker import debugger, devices, hangs, rank_report
 from launcher.worker.devices import OWN_CORES, torch_build
@@ -131,7 +131,7 @@ def run(run_dir: str) -> dict[str, Any]:
         events(error.fault)
         raise AttemptFailed(error.fault, ours=not error.from_leader, decides=place.rank == 0) from None
     except AskedToStop as request:
-        fault = _stopped_early(host, request, AgentPhase.STARTING)
+        fault = _stopped_early(host, request, "before its ranks had started")
         events(fault)
         raise AttemptFailed(fault, 128 + request.number) from None
     except (errors.RunError, OSError, Overtaken, LeaderLost, NobodyLeads) as error:
@@ -140,8 +140,9 @@ def run(run_dir: str) -> dict[str, Any]:
         raise failed from None
 
 
-def _stopped_early(host: str, request: AskedToStop, during: AgentPhase) -> Fault:
-    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
+def _stopped_early(host: str, request: AskedToStop, when: str) -> Fault:
+    name = request.number.name
+    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=name, message=f"{text.of_request(host, name)} {when}")
 
 
 def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events) -> None:
@@ -151,10 +152,13 @@ def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events)
     needed = open_files_needed(ranks, nodes * plan.tasks_per_node, nodes * plan.procs_per_node)
     maximum = processes.raise_limit()
     if needed > maximum >= 0:
-        fault = Fault(
-            code=FaultCode.OPEN_FILES, host=place.hosts[place.node_rank], node=place.node_rank,
-            start=StartLimit(errno=errno.EMFILE, maximum=maximum, needed=needed), ends_with=errors.NO_RETRY,
-        )  # fmt: skip
+        host, node = place.hosts[place.node_rank], place.node_rank
+        message = (
+            f"{text.node_of(host, node)} allows a process too few open files for these ranks (`ulimit -Hn`: {maximum}, "
+            f"and its agent needs {needed}): have the limit raised (for Slurm: LimitNOFILE of slurmd), or have fewer "
+            "ranks"
+        )
+        fault = Fault(code=FaultCode.OPEN_FILES, host=host, node=node, message=message, ends_with=errors.NO_RETRY)
         events(fault)
         raise AttemptFailed(fault, errors.NO_RETRY, decides=True)
 
@@ -384,7 +388,7 @@ class _Agent:
         except AskedToStop as request:
             if history.preflight:
                 raise
-            fault = _stopped_early(self.own.host, request, AgentPhase.BETWEEN_ROUNDS)
+            fault = _stopped_early(self.own.host, request, "between two rounds")
             self._events(fault)
             raise AttemptFailed(fault, errors.RESUME, decides=True) from None
         return self._control.join()
@@ -400,7 +404,7 @@ class _Agent:
         if verdict.then is PreflightThen.FAIL:
             hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
             fault = Fault(
-                code=FaultCode.PREFLIGHT, host=self.own.host, preflight=verdict.failure,
+                code=FaultCode.PREFLIGHT, host=self.own.host, message=verdict.failure,
                 accused=tuple(map(Accused, hosts)), ends_with=verdict.exit_code,
             )  # fmt: skip
             if leads:

@@ -26,7 +26,7 @@ from launcher.formatting import log_line
 from launcher.rendezvous import rounds
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message, wait_for
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
-from launcher.runs.events import AgentCount, Fault, Place
+from launcher.runs.events import Fault, Place
 
 CLOSING = 10.0  # seconds to wait at the end until the other side has read everything
 HEARTBEATS = 10  # heartbeats that are sent per launch.heartbeat
@@ -440,8 +440,8 @@ class Control:
                     raise
         self._disconnect()
         left = [index for index in left if index != leader or self.own.index == leader]
-        count = AgentCount(arrived=len(left), expected=self._limits.least)
-        problem = RendezvousError(Fault(code=FaultCode.TOO_FEW, host=self.own.host, agents=count), final=True)
+        message = text.too_few(len(left), self._limits.least)
+        problem = RendezvousError(Fault(code=FaultCode.TOO_FEW, host=self.own.host, message=message), final=True)
         for place, leader in enumerate(left):
             try:
                 return self._round_of(history, leader, [*left[place:], *before.spares], heartbeat, seats)

@@ -15,7 +15,7 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.shared_files import is_transient
 from launcher.rendezvous.rounds import LeaderLost, Member
-from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
+from launcher.runs.events import Accused, Fault, Stop
 
 
 class AttemptFailed(Exception):
@@ -121,11 +121,17 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
 
 
 def fault_of_start(error: StartError, host: str) -> Fault:
-    limits = {errno.EAGAIN: error.processes, errno.EMFILE: error.files}
-    return Fault(
-        code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message,
-        start=StartLimit(errno=error.number, maximum=limits.get(error.number)),
-    )  # fmt: skip
+    processes, files = ("unlimited" if each < 0 else str(each) for each in (error.processes, error.files))
+    fix = {
+        errno.EAGAIN: f"no more processes are allowed here: raise `ulimit -u` (now {processes}) or the job's pids "
+                      "limit, or have fewer ranks (procs_per_node) and data loader workers",
+        errno.ENOMEM: "there is no memory for one more process: ask for more, or have fewer ranks (procs_per_node)",
+        errno.EMFILE: f"the agent may open no more files: raise `ulimit -n` (now {files}), for instance in "
+                      "cluster.setup",
+        errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
+    }.get(error.number)  # fmt: skip
+    message = f"{text.rank_on(error.rank, host)} cannot be started: {error.message}" + (f"; {fix}" if fix else "")
+    return Fault(code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message, message=message)
 
 
 def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
@@ -193,8 +199,8 @@ def fault_of_lost_leader(
     if ended_by is None:
         return replace(fault, code=FaultCode.NODE_ENDED if stopping else FaultCode.LEADER_LOST, error=reason)
     name = text.signal_name(ended_by)
-    then = HostSignal(host=asked.host, signal=asked.signal or name) if asked else None
-    return replace(fault, code=FaultCode.NODE_ENDED, signal=name, then=then)
+    then = text.of_request(asked.host, asked.signal or name) if asked else ""
+    return replace(fault, code=FaultCode.NODE_ENDED, signal=name, message=text.node_ended([leader.host], then=then))
 
 
 def failed_by(error: Exception, host: str) -> AttemptFailed:

@@ -10,11 +10,12 @@ from typing import Any
 
 from launcher import bounds, errors
 from launcher.failures import text
-from launcher.failures.codes import AgentPhase, FaultCode, HangSign
+from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json
+from launcher.formatting import plural
 from launcher.rendezvous.rounds import Member
 from launcher.runs import events
-from launcher.runs.events import Accused, Fault, Hang, HostSignal, Restart, Stop
+from launcher.runs.events import Accused, Fault, Restart, Stop
 from launcher.worker.hangs import Blamed
 
 
@@ -161,12 +162,18 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
     lost = failure.fault
     if failure.kind is not RoundEnd.LOST_PEER or asked or not done:
         return failure
-    needed_by = None if lost.rank is None else Accused(host=lost.host, rank=lost.rank)
+    needed = "" if lost.rank is None else _returned_early(done, text.rank_on(lost.rank, lost.host))
     fault = Fault(
         code=FaultCode.RETURNED_EARLY, host=done[0].host, node=done[0].node, rank=done[0].rank, exit_code=0,
-        step=lost.step, accused=tuple(done), needed_by=needed_by,
+        step=lost.step, accused=tuple(done), message=needed,
     )  # fmt: skip
     return replace(failure, kind=RoundEnd.RAISED, fault=fault, listens=False)
+
+
+def _returned_early(done: Sequence[Accused], needed_by: str) -> str:
+    more = len(done) - 1
+    who = text.rank_on(done[0].rank, done[0].host) + (f" and {plural(more, 'other rank')}" if more else "")
+    return f"{who} exited with code 0 while {needed_by} still needed {'them' if more else 'it'}"
 
 
 def judge(
@@ -186,8 +193,10 @@ def judge(
     if then is NextStep.RESTART:
         history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)
     elif then is NextStep.FAIL and failure.kind is not RoundEnd.RAISED and history.tried:
-        given_up = replace(failure.fault, restarts=history.tried, max_restarts=max_restarts, repeated=again)
-        failure = replace(failure, fault=given_up)
+        why = f"{plural(history.tried, 'restart')} got no further (launch.max_restarts={max_restarts})"
+        why = "after a restart they hung there again" if again else why
+        message = f"{text.of_fault(failure.fault)}; {why}"
+        failure = replace(failure, fault=replace(failure.fault, message=message))
     return RoundVerdict(failure, then, failure.exit_code or then.exit_code, history)
 
 
@@ -205,6 +214,13 @@ def describe(event: Fault | Stop) -> str:
 
 
 STACKS = 10.0  # seconds in which all agents have to send the stacks of their ranks, and NCCL's flight recorders
+MOST_NAMED = 4  # ranks that the message about a hang names
+# What has not happened, by the timeout that has expired.
+_EXPIRED = {
+    "launch.start_timeout": "no first step within {} of joining",
+    "launch.idle_timeout": "no CPU time, output or step of any rank for {}",
+    "launch.hang_timeout": "no step for {}",
+}
 LEAVE_TIMEOUT = 2.0  # seconds from the first `leaving` message in which the other agents have to send theirs
 
 Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
@@ -279,7 +295,8 @@ class FailureDetector:
         if self._limits.rendezvous_timeout is not None:
             self._join_by = now + self._limits.rendezvous_timeout
         gone = [agent for agent in self.agents.values() if agent.gone]
-        return self.lost(gone, FaultCode.NODE_ENDED, during=AgentPhase.STARTING) if gone else None
+        message = text.node_ended([agent.member.host for agent in gone], "before its ranks had started")
+        return self.lost(gone, FaultCode.NODE_ENDED, message=message) if gone else None
 
     def present(self, now: float) -> None:
         """Restarts the heartbeat timeout of all agents, because the leader itself was suspended."""
@@ -385,9 +402,9 @@ class FailureDetector:
             details |= {"listens": False, "exit_code": 128 + number}
         if not quiet:
             return self._failure(RoundEnd.KILLED, FaultCode.STOPPED_EARLY, None, host=asked.host, **details)
-        after = HostSignal(host=asked.host, signal=asked.signal or signal)
-        accused = [Accused(host=member.host) for member in quiet]
-        return self._failure(RoundEnd.KILLED, FaultCode.NODE_ENDED, None, accused, then=after, **details)
+        hosts, then = [member.host for member in quiet], text.of_request(asked.host, asked.signal or signal)
+        accused, message = map(Accused, hosts), text.node_ended(hosts, then=then)
+        return self._failure(RoundEnd.KILLED, FaultCode.NODE_ENDED, None, accused, message=message, **details)
 
     def _not_joined(self, now: float) -> RoundFailure | None:
         if self._joined_at is None and all(agent.joined for agent in self.agents.values()):
@@ -429,16 +446,17 @@ class FailureDetector:
         blamed = self._blame([report for reports in hang.reports.values() for report in reports])
         accused: Collection[Accused] = blamed.ranks or hang.silent
         rank = blamed.ranks[0].rank if blamed.ranks else None
-        details = Hang(
-            sign=blamed.sign, collective=blamed.collective,
-            slowest=hang.step if blamed.step is None else blamed.step, stacks=self._limits.stacks_in,
-        )  # fmt: skip
-        early = blamed.sign is HangSign.ENDED  # the others wait for ranks that have exited with 0
+        slowest = hang.step if blamed.step is None else blamed.step
+        why = f"{_EXPIRED[hang.limit].format(f'{hang.seconds:g} s')} ({hang.limit})"
+        why += f" after step {slowest}" if slowest >= 0 else " before the first step"
+        why += f"; the stacks of all ranks are in {self._limits.stacks_in}" if self._limits.stacks_in else ""
+        names = "; ".join(text.rank_on(each.rank, each.host) for each in islice(accused, MOST_NAMED)) or "all ranks"
+        ended = blamed.does == ""  # with 0, and the others wait for them
+        who = _returned_early(blamed.ranks, "all others") if ended else f"{names} {blamed.does}"
         return self._failure(
-            RoundEnd.RAISED if early else RoundEnd.HUNG, FaultCode.RETURNED_EARLY if early else FaultCode.HANG,
-            self._member_of(rank), accused, rank=rank, limit=hang.limit, seconds=hang.seconds, hang=details,
-            listens=False if early else None,
-            place=f"{blamed.sign.value}: {blamed.frame or [each.rank for each in blamed.ranks]}",
+            RoundEnd.RAISED if ended else RoundEnd.HUNG, FaultCode.RETURNED_EARLY if ended else FaultCode.HANG,
+            self._member_of(rank), accused, rank=rank, limit=hang.limit, seconds=hang.seconds, message=f"{who}: {why}",
+            listens=False if ended else None, place=blamed.frame or str([each.rank for each in blamed.ranks]),
         )  # fmt: skip
 
     def _member_of(self, rank: int | None) -> Member | None:

@@ -15,7 +15,7 @@ from launcher import errors
 from launcher.agent.control import ENDS, WARNS, Control
 from launcher.agent.node_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
-from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
+from launcher.failures.codes import CheckCode, PreflightThen
 from launcher.failures.text import signal_name
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
@@ -23,7 +23,7 @@ from launcher.plan.plan import JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, placements
 from launcher.runs import directory, events
-from launcher.runs.event_writer import Events
+from launcher.runs.directory import Events
 from launcher.runs.health import preflight_lines
 from launcher.schedulers import registry
 
@@ -42,13 +42,13 @@ class PreflightVerdict:
     bad: tuple[events.NodeFinding, ...] = ()  # each bad node, with what is wrong there
     lost: tuple[int, ...] = ()  # indices of the bad nodes' agents
     warnings: tuple[events.NodeFinding, ...] = ()  # nodes with something that may become a problem
-    failure: events.PreflightFailure | None = None  # why the attempt fails; None: it does not fail
+    failure: str = ""  # why the attempt fails, as text; empty: it does not fail
     exit_code: int = errors.FAILED  # exit code of the attempt if it fails
 
 
 SILENT, LEADER = "silent", "leader"  # in place of a check's name: no report in time; connection to the leader lost
 SETTINGS = {"device", "space", "run_dir", "fabric"}  # checks that fail on all nodes if a config key is wrong
-MOST_FINDINGS = 4  # largest number of problems in a PreflightFailure
+MOST_FINDINGS = 4  # problems that the text about a failure names
 Reports = Mapping[int, Sequence[NodeCheck] | None]  # checks by index of the agent; None: it did not report in time
 
 
@@ -77,9 +77,8 @@ def decide(
         symptoms = tuple(_finding(node, checks[0]) for node, checks in failed.items() if checks)
         if not symptoms:
             return PreflightVerdict(PreflightThen.GO, warnings=warnings)
-        failure = events.PreflightFailure(
-            reason=PreflightReason.UNKNOWN_NODE, nodes=len(nodes), failed=len(symptoms), findings=symptoms[:1]
-        )
+        lost_others = f"{len(symptoms)} of {len(nodes)} nodes lost the others, and the bad node is unknown"
+        failure = f"preflight: {lost_others}: {symptoms[0].found.words}"
         return PreflightVerdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
     text = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
     silent = events.Observation(CheckCode.SILENT, text)
@@ -93,16 +92,16 @@ def decide(
         return PreflightVerdict(PreflightThen.WITHOUT, bad, lost, warnings)
     names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
-        failure = events.PreflightFailure(
-            reason=PreflightReason.ALL_NODES, nodes=len(nodes), failed=len(nodes), findings=bad[:1]
-        )
+        failure = f"preflight: all {len(nodes)} nodes fail: {bad[0].found.words}"
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
         return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
-    hosts = ",".join({each.host: None for each in bad})
-    failure = events.PreflightFailure(
-        reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
-        exclude=registry.scheduler(scheduler).without(hosts, settings) if len(nodes) > 1 else "",
-    )  # fmt: skip
+    failure = "preflight: " + "; ".join(f"{each.name}: {each.found.words}" for each in bad[:MOST_FINDINGS])
+    failure += f"; and {len(bad) - MOST_FINDINGS} more" if len(bad) > MOST_FINDINGS else ""
+    if len(nodes) > 1:
+        exclude = registry.scheduler(scheduler).without(",".join({each.host: None for each in bad}), settings)
+        spare = "spare nodes (min_nodes less than nodes)"
+        others = f"Give the run {spare}, so that it starts without bad ones"
+        failure += f". {f'Resume the run with {exclude}, or give it {spare}' if exclude else others}"
     return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure)
 
 

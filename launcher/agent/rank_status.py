@@ -27,7 +27,7 @@ from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import directory, event_file
-from launcher.runs.event_writer import Events
+from launcher.runs.directory import Events
 from launcher.runs.events import GpusUnused, Pace, Resized, SlowRank
 from launcher.runs.health import StragglerSearch
 from launcher.worker import hangs

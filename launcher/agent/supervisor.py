@@ -25,6 +25,7 @@ from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict,
 from launcher.agent.rank_status import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
 from launcher.attach.node_session import GONE
+from launcher.failures import text
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
 from launcher.files.shared_files import Ok, exists
@@ -304,7 +305,8 @@ class Supervisor:
 
     def _report_left(self) -> None:
         if self._returned and not self._ending:
-            self._send_failure(RoundEnd.REGROUP, Fault(code=FaultCode.NODE_RETURNED, back=self._returned))
+            message = f"{text.first_of(list(map(text.of_place, self._returned)))} came back"
+            self._send_failure(RoundEnd.REGROUP, Fault(code=FaultCode.NODE_RETURNED, message=message))
             return
         asked = self._agreed_stop() or self._requests.get("stop") or self._requests.get("warning")
         killed_after = float(self._plan.launch.grace) if self._too_late else None

@@ -30,7 +30,7 @@ from launcher.checkpoint.saving import Final, Save, Staging, Writer
 from launcher.checkpoint.state import facts, merge, step_number
 from launcher.formatting import log_line
 from launcher.runs import events
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Events, current_attempt
 from launcher.worker import devices, heartbeat
 from launcher.worker.process_group import Env
 

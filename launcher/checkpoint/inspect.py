@@ -1,4 +1,4 @@
-"""Lists tensors and shards, and extracts a state or a shard, also as safetensors, without a process group.
+"""Lists tensors and shards, and extracts a state, also as safetensors, without a process group.
 
 The format of safetensors (https://github.com/huggingface/safetensors#format) takes a few lines to write.
 """
@@ -6,20 +6,18 @@ The format of safetensors (https://github.com/huggingface/safetensors#format) ta
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import storage
-from launcher.checkpoint.format import METADATA_FILE, SINGLE, CheckpointError, Damaged, Manifest, RetryingFile
-from launcher.checkpoint.loading import Contents, rank_state_of, read_contents
+from launcher.checkpoint.format import METADATA_FILE, CheckpointError, Damaged, Manifest
+from launcher.checkpoint.loading import Contents, read_contents
 from launcher.checkpoint.state import Content, bytes_of, is_named, named_part, nested
 from launcher.errors import near
 
@@ -67,7 +65,7 @@ def new_file(path: Path) -> Iterator[None]:
         raise
 
 
-# -- Reads a checkpoint without a process group: lists its tensors, returns the whole state, or one rank's shard of it
+# -- Reads a checkpoint without a process group: lists its tensors, returns the whole state
 #
 # `path` is the checkpoint's folder, and `manifest` its manifest. `keys` are dotted names (`model.layer.weight`) to
 # read, or prefixes of them (`model`); empty: everything.
@@ -132,51 +130,6 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in wanted.items()}
     contents.fill(path, tensors)
     return nested(tensors, contents.paths, named_part(contents.values, keys), {})
-
-
-def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the part of a checkpoint that one rank has written: a dict with `shard` (the rank), `world_size`, `step`,
-    `rank_state` (or None) and `parts`, dicts with the `name` of a tensor, the `shape` of the whole tensor, the `offset`
-    of this part in it, and the part as `tensor`. Raises Damaged, CannotRead, or CheckpointError (no such shard).
-    """
-    if not 0 <= rank < manifest.world_size:
-        raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
-    if manifest.kind == SINGLE:
-        _require_sound(path, manifest, list(manifest.files))
-        tensors = read_contents(path, manifest).tensors or {}
-        parts = [
-            _part(name, tensor.shape, (0,) * tensor.ndim, tensor.clone())
-            for name, tensor in tensors.items()
-            if rank == 0 and is_named(name, keys)
-        ]
-    else:
-        kept = (checkpoints.rank_file(rank), METADATA_FILE)
-        names = [name for name in manifest.files if name in kept or checkpoints.writer_of(name) == rank]
-        _require_sound(path, manifest, names)
-        parts = list(_parts(path, storage.read_metadata(path), rank, keys))
-    return {
-        "shard": rank,
-        "world_size": manifest.world_size,
-        "step": manifest.step,
-        "parts": parts,
-        "rank_state": rank_state_of(path, manifest, rank),
-    }
-
-
-def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for index, info in metadata.storage_data.items():
-        entry = metadata.state_dict_metadata[index.fqn]
-        if checkpoints.writer_of(info.relative_path) != rank or not is_named(index.fqn, keys):
-            continue
-        if isinstance(entry, TensorStorageMetadata):
-            with RetryingFile(path / Path(info.relative_path).name) as file:
-                file.seek(info.offset)
-                tensor = storage.load_saved(io.BytesIO(io.BufferedReader(file).read(info.length)))
-            yield _part(index.fqn, entry.size, tuple(index.offset or ()), tensor)
-
-
-def _part(name: str, shape: Sequence[int], offset: Sequence[int], tensor: Tensor) -> dict[str, Any]:
-    return {"name": name, "shape": list(shape), "offset": list(offset), "tensor": tensor}
 
 
 def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from launcher.checkpoint.saving import Snapshot, Staging
 from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested, offset_of
 from launcher.formatting import log_line
 from launcher.runs import events
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Events, current_attempt
 from launcher.worker import rank_report
 from launcher.worker.process_group import Env
 

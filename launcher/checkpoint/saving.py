@@ -37,7 +37,7 @@ from launcher.checkpoint.folder import CheckpointFolder
 from launcher.checkpoint.format import CheckpointError, File, Manifest
 from launcher.checkpoint.loading import expanded
 from launcher.checkpoint.state import Content, facts, local_part, owned, plain
-from launcher.runs.event_writer import Events
+from launcher.runs.directory import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor, with_local
 from launcher.worker import heartbeat

@@ -44,7 +44,7 @@ from launcher.checkpoint.folder import CheckpointFolder, Retention, fsync_folder
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, File, Manifest, RetryingFile
 from launcher.checkpoint.state import facts, step_number
 from launcher.runs import lease
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Saved
 
 # Checkpoints may be read without a process group. The filters stay, since saves run in threads, and catch_warnings()

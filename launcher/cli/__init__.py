@@ -2,8 +2,7 @@
 
 A module with the name of a command has the command's `run` function; `commands` names the others.
 
-- `commands`: the table of commands with their one-line help; parser and dispatch
-- `options`: options, arguments and `--help` of each command
+- `commands`: the table of commands; options, arguments and `--help` of each; parser and dispatch
 - `submit`: `KEY=VALUE ...`: composes the config, then submits the run or shows it (`dry_run`); `resume`: submits
   another attempt of a run
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
@@ -24,7 +23,7 @@ A module with the name of a command has the command's `run` function; `commands`
 - `report`: `report`: writes an HTML page about a run, several runs side by side, or a sweep, and opens it
 - `site`: lists, shows and writes profiles of sites; `template`: prints a job script template to start from; `data`:
   lists and downloads data sets; `env`: packs a venv into an archive
-- `doctor`: runs the checks of this machine, and prints their findings
+- `doctor`: what it looks at on this machine: itself, its software, the folder of runs, the scheduler
 - `topology`: `topology`: the hardware of this node, and which part of it each rank gets
 - `help`: `help`, `--help`, `--version`: general help, and the list of keys
 - `complete`: installs or prints the completion script of a shell; computes the completions of the word at the cursor

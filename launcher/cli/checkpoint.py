@@ -238,26 +238,20 @@ def _verify(place: NamedCheckpoints) -> int:
 def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments: Namespace) -> int:
     from launcher.checkpoint import inspect as checkpoint_read
 
-    shard = arguments.shard
     plain = arguments.as_format == "safetensors"
-    if plain and shard is not None:
-        raise ConfigError("--format safetensors is for the whole state: a shard has offsets and a rank's own state")
-    ending = "" if shard is None else f"-shard-{shard}"
-    output = arguments.output or Path(f"{place.name}-{path.name}{ending}.{'safetensors' if plain else 'pt'}")
+    output = arguments.output or Path(f"{place.name}-{path.name}.{'safetensors' if plain else 'pt'}")
     if output.exists():
         raise ConfigError(f"{output} exists already: choose another file with -o")
     if not output.parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     require_private(path.parent)
     require_private(path)
+    state = checkpoint_read.whole(path, manifest, arguments.keys)
     if plain:
-        state = checkpoint_read.whole(path, manifest, arguments.keys)
         count = checkpoint_read.save_safetensors(output, state, {"format": "pt", "step": str(manifest.step)})
-        print(f"{output}: {long_size(output.stat().st_size)}; {count} tensors, by their dotted names")
-        return 0
-    keys = arguments.keys
-    whole = shard is None
-    state = checkpoint_read.whole(path, manifest, keys) if whole else checkpoint_read.shard(path, manifest, shard, keys)
-    checkpoint_read.save_plain(output, state)
-    print(f"{output}: {long_size(output.stat().st_size)}; read it with torch.load({str(output)!r}, weights_only=True)")
+        told = f"{count} tensors, by their dotted names"
+    else:
+        checkpoint_read.save_plain(output, state)
+        told = f"read it with torch.load({str(output)!r}, weights_only=True)"
+    print(f"{output}: {long_size(output.stat().st_size)}; {told}")
     return 0

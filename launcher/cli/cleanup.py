@@ -6,13 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from launcher import maintenance
-from launcher.cli.options import PRUNABLE
+from launcher.cli.commands import PRUNABLE
 from launcher.errors import ConfigError, LauncherError, RunError
 from launcher.files.ownership import require_own
 from launcher.formatting import plural, rough_size
 from launcher.maintenance import Orphan
 from launcher.monitoring.run_status import JobMonitor, status_of
-from launcher.monitoring.sweep import SweepMonitor
 from launcher.paths import default_runs_dir
 from launcher.remote import clusters
 from launcher.runs.directory import Run
@@ -92,7 +91,7 @@ def prune(arguments: Namespace) -> int:
     folder: Path = arguments.runs_dir or default_runs_dir()
     before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
     freed, count = maintenance.finish(folder) if arguments.delete else 0, 0
-    live = SweepMonitor()
+    live = JobMonitor()
     for old in maintenance.survey(folder, live):
         why = maintenance.reason_to_keep(old, before, states)
         size = maintenance.size_of(old.path, *old.pilots) if why is None else 0

@@ -8,8 +8,7 @@ import types
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from launcher.cli.commands import COMMANDS, Parser, configuration, remote_profiles
-from launcher.cli.options import ACTIONS
+from launcher.cli.commands import ACTIONS, COMMANDS, parser_of, remote_profiles
 from launcher.errors import ConfigError
 from launcher.paths import GROUPS, choices, default_runs_dir
 
@@ -110,8 +109,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
     if "--" in before and name in ("run", "resume"):
         return []  # arguments of the script; the shell offers files
-    parser = Parser(name, None)
-    configuration(name)(parser)
+    parser = parser_of(name)
     if before and (option := parser._option_string_actions.get(before[-1])) is not None and option.nargs != 0:
         return _starting(option.choices or (), word) or _values_of_argument(option, name, word)
     foreign: Mapping[str, Any] = {}

@@ -30,9 +30,9 @@ from launcher.submission.dependencies import StartDecision, conditions_met, deci
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from launcher.diagnose.findings import EndedAttempt, Findings
+    from launcher.diagnose.findings import EndedAttempt
     from launcher.monitoring.run_status import RunStatus
     from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
@@ -119,7 +119,6 @@ def moment(starts: float, now: float) -> str:
 
 
 def explain(run: Run, program: str) -> Explanation:
-    """Returns the explanation of a run's state. Raises RunError: its record cannot be read."""
     if run.is_point and (state := not_begun(run)) is not None:
         return _not_begun(run, state, program)
     seen = status_of(run, live := JobMonitor())
@@ -359,14 +358,14 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
     return code, [*lines, *(_nothing(seen, program(), name) if examined is None else _of(seen, examined))]
 
 
-def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[EndedAttempt]) -> dict[str, Any]:
+def _as_dict(seen: RunStatus, examined: dict[str, Any] | None, ended: list[EndedAttempt]) -> dict[str, Any]:
     return {
         "run": seen.run.id, "state": seen.state.value, "over": seen.state.over, "directory": str(seen.run.path),
         "attempts": [
             {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause, **codes}
             for attempt, verdict, codes in ended
         ],
-        "verdict": examined.as_dict() if examined else None,
+        "verdict": examined,
         "unused_gpus": [each.host for each in unused_gpus(seen.history.events)],
     }  # fmt: skip
 
@@ -384,51 +383,51 @@ def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
     yield f"see {where}"
 
 
-def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
-    verdict = examined.verdict
-    number = f", attempt {examined.attempt}" if examined.attempt else ""
-    yield f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.label}\n"
-    unknown = "nothing failed" if verdict.kind is EndKind.DONE else "no cause is known"
-    yield from labelled("cause", verdict.cause or unknown)
-    yield from labelled("kind", verdict.kind.value)
-    if verdict.sign and verdict.sign not in (verdict.cause or ""):
-        yield from labelled("sign", verdict.sign)
-    where = f" on {examined.host}" if examined.host else ""
-    if examined.time is not None:
-        where += f" at {datetime.fromtimestamp(examined.time).astimezone():%Y-%m-%d %H:%M:%S}"
-    if examined.rank is not None:
-        yield from labelled("first", f"rank {examined.rank}{where}")
-    elif examined.time is not None:
+def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
+    kind, cause, memory = EndKind(examined["kind"]), examined["cause"], examined["memory"]
+    number = f", attempt {examined['attempt']}" if examined["attempt"] else ""
+    yield f"{seen.run.id}{number}: {'' if examined['sure'] else 'probably '}{kind.label}\n"
+    unknown = "nothing failed" if kind is EndKind.DONE else "no cause is known"
+    yield from labelled("cause", cause or unknown)
+    yield from labelled("kind", kind.value)
+    if examined["sign"] and examined["sign"] not in (cause or ""):
+        yield from labelled("sign", examined["sign"])
+    where = f" on {examined['host']}" if examined["host"] else ""
+    if examined["time"] is not None:
+        where += f" at {datetime.fromtimestamp(examined['time']).astimezone():%Y-%m-%d %H:%M:%S}"
+    if examined["rank"] is not None:
+        yield from labelled("first", f"rank {examined['rank']}{where}")
+    elif examined["time"] is not None:
         yield from labelled("when", where.strip())
-    if examined.same:
-        yield from labelled("others", f"{name_ranks(examined.same)} had the same error")
-    for rank, line in list(examined.others.items())[:4]:
+    if examined["same"]:
+        yield from labelled("others", f"{name_ranks(examined['same'])} had the same error")
+    for rank, line in list(examined["others"].items())[:4]:
         yield from labelled("others", f"rank {rank} had another error: {line}")
-    if examined.followed:
-        yield from labelled("others", f"{name_ranks(examined.followed)} only followed")
-    if examined.by:
-        yield from labelled("by", examined.by)
-    for place, line in enumerate(examined.restarts, 1):
+    if examined["followed"]:
+        yield from labelled("others", f"{name_ranks(examined['followed'])} only followed")
+    if examined["cancelled_by"]:
+        yield from labelled("by", examined["cancelled_by"])
+    for place, line in enumerate(examined["restarts"], 1):
         yield from labelled("before", f"round {place} began because {line}")
-    for each in unused_gpus(seen.history.events) if examined.attempt == seen.history.attempt else ():
+    for each in unused_gpus(seen.history.events) if examined["attempt"] == seen.history.attempt else ():
         yield from labelled("gpus", of_unused_gpus(each))
-    if examined.memory and verdict.kind in (EndKind.OUT_OF_MEMORY, EndKind.KILLED):
-        shown = [f"{name} {rough_size(size)}" for name, size in examined.memory.items() if "kills" not in name]
-        shown += [f"{name.replace('_', ' of the ')} {n}" for name, n in examined.memory.items() if "kills" in name]
+    if memory and kind in (EndKind.OUT_OF_MEMORY, EndKind.KILLED):
+        shown = [f"{name} {rough_size(size)}" for name, size in memory.items() if "kills" not in name]
+        shown += [f"{name.replace('_', ' of the ')} {n}" for name, n in memory.items() if "kills" in name]
         yield from labelled("memory", ", ".join(shown))
-    for place, step in enumerate(examined.todo):
-        yield from labelled("" if place else "to do", step.words + (":" if step.command else ""))
-        if step.command:  # not wrapped, so that it can be copied
-            yield f"{'':<13}{step.command}"
-    for head, path in examined.files.items():
+    for place, step in enumerate(examined["todo"]):
+        yield from labelled("" if place else "to do", step["words"] + (":" if step["command"] else ""))
+        if step["command"]:  # not wrapped, so that it can be copied
+            yield f"{'':<13}{step['command']}"
+    for head, path in examined["files"].items():
         yield f"{head:<11}{path}"  # not shortened, so that it can be copied
-    if examined.traceback and "\n" in examined.traceback:
-        yield f"\nTraceback of rank {examined.rank}:\n{clean(examined.traceback)}"
-    if examined.log:
-        yield f"\nLast output of rank {examined.rank}:"
-        for line in examined.log:
+    if "\n" in (examined["traceback"] or ""):
+        yield f"\nTraceback of rank {examined['rank']}:\n{clean(examined['traceback'])}"
+    if examined["log"]:
+        yield f"\nLast output of rank {examined['rank']}:"
+        for line in examined["log"]:
             yield f"  {clean(line)}"
-    for stack in examined.stacks:
-        yield f"\nStack of {name_ranks(stack.ranks)}, the newest frame first:"
-        for frame in stack.frames:
+    for stack in examined["stacks"]:
+        yield f"\nStack of {name_ranks(stack['ranks'])}, the newest frame first:"
+        for frame in stack["frames"]:
             yield f"  {clean(frame)}"

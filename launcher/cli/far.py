@@ -1,4 +1,4 @@
-"""The side of a cluster behind ssh: runs one command for `launcher.remote.connection`, which describes what passes.
+"""The side of a cluster behind ssh: runs one command for `launcher.remote.command`, which describes what passes.
 
     python -I -m launcher.cli.far [REQUEST]
 
@@ -40,7 +40,7 @@ from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError
 from launcher.files.shared_files import explain
 from launcher.paths import default_runs_dir
 from launcher.remote import code
-from launcher.remote.connection import PROTOCOL, START
+from launcher.remote.command import PROTOCOL, START
 
 # Its module is not imported as another is: `python -m launcher` runs it.
 MODULE = "launcher.__main__"
@@ -91,8 +91,6 @@ class Output:
 
 
 class Side:
-    """The stream to and from the other side, with the frames of one request."""
-
     def __init__(self, out: Output, mark: str) -> None:
         self.out, self._start = out, START + mark.encode()
         self.given = sys.stdin.buffer  # a command gets another stdin

@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher.cli.progress import RunBars
-from launcher.errors import RunError, UnavailableError
+from launcher.errors import RunError
 from launcher.formatting import plural, write_output
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find_either
-from launcher.runs.output import LineCollapser, Part, Stream, read, start_of, start_of_last
+from launcher.runs.output import Part, Stream
 
 QUIET, MAX_QUIET = 2.0, 60.0  # seconds without output after which the run's state is read, then less and less often
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
@@ -35,7 +35,7 @@ def run(arguments: Namespace) -> int:
     return _show(wanted, Stream(wanted, attempt=attempt, ranks=ranks), arguments)
 
 
-def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
+def _show(run: Run, stream: Stream, arguments: Namespace) -> int:
     if arguments.tail:
         stream.skip_to_last(arguments.tail)
     if not arguments.follow:
@@ -71,7 +71,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
         polls += 1
 
 
-def _print_rest(run: Run, stream: Stream | OneRank) -> None:
+def _print_rest(run: Run, stream: Stream) -> None:
     nothing = True
     for text in stream.new(last=True):
         write_output(text)
@@ -124,54 +124,31 @@ def files_of(attempt: Attempt, rank: int) -> list[Path]:
     return sorted((path for name in names for path in attempt.logs.glob(f"rank-{rank}.{name}")), key=place)
 
 
-class OneRank:
+class OneRank(Stream):
     """Reads the output of one rank from the rank's own files, which are complete even if the agent was killed.
 
-    The lines have no prefix `[RANK]`. It has those methods of `Stream` that `logs` uses; attempt=None: all attempts.
+    The lines have no prefix `[RANK]`, and an attempt in which it printed nothing has no heading.
     """
 
     def __init__(self, run: Run, rank: int, attempt: int | None) -> None:
-        self._run, self._rank, self._attempt = run, rank, attempt
-        self._read: dict[Path, int] = {}
-        self._shown: int | None = None  # attempt of the last line
-        self._lines = LineCollapser()
-        self._from: Path | None = None  # file of the last line
+        super().__init__(run, attempt=attempt)
+        self._rank = rank
 
-    @property
-    def states(self) -> list[bytes]:
-        return self._lines.states
+    def parts(self) -> list[Part]:
+        found = []
+        for attempt in self._run.attempts():
+            self._headed.add(attempt.number)
+            start = self._start(attempt)
+            for path in files_of(attempt, self._rank) if self._attempt in (None, attempt.number) else ():
+                began = start.time if start else path.stat().st_mtime
+                found.append(Part(path, attempt=attempt.number, job=start.job if start else None, began=began))
+        return found
 
-    def _files(self) -> list[tuple[Attempt, Path]]:
-        attempts = [each for each in self._run.attempts() if self._attempt in (None, each.number)]
-        return [(each, path) for each in attempts for path in files_of(each, self._rank)]
-
-    def skip_to_last(self, count: int) -> None:
-        for attempt, path in reversed(self._files()):
-            if count > 0:
-                self._read[path], found = start_of_last(path, 0, None, count)
-                count -= found
-                self._shown = attempt.number
-            else:
-                self._read[path] = path.stat().st_size
-
-    def new(self, last: bool = False) -> Iterator[bytes]:
-        for attempt, path in self._files():
-            try:
-                yield from self._new(attempt, path, last)
-            except UnavailableError:
-                if last:
-                    raise
-        if last and (lines := self._lines.end()):
-            yield lines
-
-    def _new(self, attempt: Attempt, path: Path, last: bool) -> Iterator[bytes]:
-        for text in read(path, self._read.get(path, 0), None, last=last):
-            lines = b"" if self._from in (None, path) else self._lines.end()
-            self._from = path
-            if self._shown is not None and self._shown != attempt.number and (start := start_of(attempt)):
-                part = Part(path, attempt=attempt.number, job=start.job, began=start.time)
-                lines += part.heading.encode() + b"\n"
-            self._shown = attempt.number
-            self._read[path] = self._read.get(path, 0) + len(text)
-            if lines := lines + self._lines.add(text):
+    def _heading(self, part: Part) -> Iterator[bytes]:
+        before = self._shown
+        if before is not None and before.attempt == part.attempt:
+            self._shown = part
+            if before.path != part.path and (lines := self._lines.end()):
                 yield lines
+        else:
+            yield from super()._heading(part)

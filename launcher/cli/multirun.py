@@ -27,14 +27,14 @@ from launcher.runs.sweep_directory import too_many
 from launcher.submission import render
 from launcher.sweeps import prepare
 from launcher.sweeps.prepare import RequestedPoint, prepare_search, prepare_sweep, representatives, with_search_defaults
-from launcher.sweeps.submit import submit_search, submit_sweep
+from launcher.sweeps.submit import submit_sweep
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from launcher.cli.submit import CommandLine
-    from launcher.runs.sweep_directory import SearchSettings
+    from launcher.config.schema import Config
     from launcher.sweeps.prepare import PreparedSweep
     from launcher.sweeps.submit import SubmittedSweep
 
@@ -46,8 +46,6 @@ SEARCHES = (
 
 
 class Multirun:
-    """Submits the points of a sweep, and follows them with wait=true."""
-
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
         self._command = command
         self._compose = of_multirun(loader, config)
@@ -60,12 +58,27 @@ class Multirun:
             raise ConfigError(f"{wrong}: divide it into several sweeps")
         points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
         prepared = prepare_sweep(points, self._command.words)
-        config = next(iter(prepared.points.values())).config
+        self._submit(prepared, points[0].config, first)
+        completed = JobStatus.COMPLETED
+        return [JobReturn(list(prepared.points[index].overrides), status=completed) for index in prepared.order]
+
+    def search(self, arguments: Sequence[str]) -> list[JobReturn]:
+        """Submits a search (sweep.search): pilots, which choose points while they run. Returns no results."""
+        space, fixed = space_of(arguments)
+        require_space(space)
+        batch = representatives(space, fixed)
+        points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
+        points = [dataclasses.replace(each, config=with_search_defaults(each.config)) for each in points]
+        self._submit(prepare_search(points, space, self._command.words), points[0].config)
+        return []
+
+    def _submit(self, prepared: PreparedSweep, config: Config, first: int = 0) -> None:
+        # first: number of the batch's first point; what concerns all batches is done with the first one
         for note in prepared.notes if not first else ():
             print(f"note: {note}", file=sys.stderr)
         if config.dry_run:
             show(prepared)
-            return self._returns(prepared)
+            return
         if not first and config.submit:
             self._ask(prepared, config.confirm_above)
         submitted = submit_sweep(prepared, by_hand=not config.submit)
@@ -75,31 +88,9 @@ class Multirun:
             self._command.codes.append(FAILED)
         here = not any(plan.queued for plan in prepared.plans.values())  # also if all its points are over
         if here if config.wait is None else config.wait:
-            code = follow_sweep(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
+            points = None if prepared.settings else set(prepared.order)
+            code = follow_sweep(submitted.sweep, points=points, foreground=bool(submitted.local))
             self._command.codes.append(code)
-        return self._returns(prepared)
-
-    def search(self, arguments: Sequence[str]) -> list[JobReturn]:
-        """Submits a search (sweep.search): pilots, which choose points while they run. Returns no results."""
-        space, fixed = space_of(arguments)
-        require_space(space)
-        batch = representatives(space, fixed)
-        points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
-        points = [dataclasses.replace(each, config=with_search_defaults(each.config)) for each in points]
-        prepared = prepare_search(points, space, self._command.words)
-        config = points[0].config
-        for note in prepared.sweep.notes:
-            print(f"note: {note}", file=sys.stderr)
-        if config.dry_run:
-            show(prepared.sweep, prepared.settings)
-            return []
-        if config.submit:
-            self._ask(prepared.sweep, config.confirm_above)
-        submitted = submit_search(prepared, by_hand=not config.submit)
-        print_submitted(prepared.sweep, submitted, settings=prepared.settings)
-        if submitted.local if config.wait is None else config.wait:
-            self._command.codes.append(follow_sweep(submitted.sweep, foreground=bool(submitted.local)))
-        return []
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
         exists = prepared.existing is not None
@@ -120,19 +111,13 @@ class Multirun:
             raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {error}") from None
         return RequestedPoint(tuple(overrides), composed.config, composed.resolved)
 
-    @staticmethod
-    def _returns(prepared: PreparedSweep) -> list[JobReturn]:
-        completed = JobStatus.COMPLETED
-        return [JobReturn(list(prepared.points[index].overrides), status=completed) for index in prepared.order]
 
-
-def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> None:
+def show(prepared: PreparedSweep) -> None:
     """Prints a dry run: each job array of a sweep with its points and job script; for a search, its pilots."""
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(prepare.shares(prepared.parallelism, queued)), 0
-    what = searched(settings) if settings else plural(len(prepared.points), "point")
-    print(f"sweep      {prepared.path.name}: {what}")
+    print(f"sweep      {prepared.path.name}: {_what(prepared)}")
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in prepared.jobs.values() if plan.queued]:
         print_under("requests", limits.lines_of_all(asking))
@@ -157,12 +142,12 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
         print(render.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
 
 
-def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings: SearchSettings | None = None) -> None:
+def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep) -> None:
     sweep = submitted.sweep
     if submitted.commands:
         print_commands(submitted.commands, f"sweep status {sweep.id}")
         return
-    print(f"sweep      {sweep.id}: {searched(settings) if settings else plural(len(prepared.points), 'point')}")
+    print(f"sweep      {sweep.id}: {_what(prepared)}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster.name
         print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")
@@ -190,10 +175,12 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, settings
         )
 
 
-def searched(settings: SearchSettings) -> str:
-    """Describes a search (sweep.search) in one line: `asha, maximize accuracy: at most 27 points`."""
-    count = size(settings.space)
-    points = min((each for each in (settings.points, count) if each is not None), default=None)
+def _what(prepared: PreparedSweep) -> str:
+    # The number of its points or, of a search, `asha, maximize accuracy: at most 27 points`
+    settings = prepared.settings
+    if settings is None:
+        return plural(len(prepared.points), "point")
+    points = min((each for each in (settings.points, size(settings.space)) if each is not None), default=None)
     limits = [] if points is None else [f"at most {plural(points, 'point')}"]
     if settings.gpu_hours is not None:
         limits.append(f"{settings.gpu_hours:g} {'GPU' if settings.devices_are_gpus else 'node'}-hours")

@@ -20,10 +20,9 @@ from launcher.config import profiles
 from launcher.errors import DONE, ConfigError, LauncherError
 from launcher.files import run_files
 from launcher.formatting import rough_size, write_output
-from launcher.remote import clusters, command, connection
+from launcher.remote import clusters, command
 from launcher.remote.clusters import RemoteCluster, Unreachable
-from launcher.remote.command import SentCode, call, profile_of
-from launcher.remote.connection import in_terminal
+from launcher.remote.command import SentCode, call, in_terminal, profile_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -158,7 +157,7 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Se
 def log_in(name: str | None) -> int:
     """Opens the connection to a cluster behind ssh, which may ask for a password; raises ConfigError."""
     cluster = clusters.named(name or "")
-    failed = connection.log_in(cluster) != DONE
+    failed = command.log_in(cluster) != DONE
     print(f"{cluster.host}: the login failed" if failed else f"logged in to {cluster.host}")
     return int(failed)
 

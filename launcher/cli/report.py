@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from launcher.cli.text import cause
 from launcher.errors import ConfigError
 from launcher.formatting import rough_size
-from launcher.monitoring.run_status import all_statuses, status_of
-from launcher.monitoring.sweep import SweepMonitor, point_statuses
+from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
+from launcher.monitoring.sweep import point_statuses
 from launcher.reports import page, sections
 from launcher.reports.collect import collect
 from launcher.reports.sections import SweepPoint, sweep_page
 from launcher.runs.lookup import find, find_either
-from launcher.runs.sweep_directory import SearchRecord, Sweep
-from launcher.search.progress import last_value, look
+from launcher.runs.sweep_directory import Sweep
+from launcher.search.progress import look
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -85,14 +85,10 @@ def run(arguments: Namespace) -> int:
 
 
 def _sweep(sweep: Sweep) -> Page:
-    live, manifest, points = SweepMonitor(), sweep.manifest(), []
-    search, reported = None, {}
-    if manifest.search:
-        search = look(sweep)
-        reported = {each.number: last_value(each) for each in SearchRecord(sweep.path).journal().trials}
+    live, manifest, points = JobMonitor(), sweep.manifest(), []
     for each in point_statuses(sweep, live):
         seen = each.seen if each.state != "done" else status_of(each.point.run, live)
         run = collect(seen, cause(seen)) if seen is not None else None
-        name, value = str(each.point.index), reported.get(each.point.index)
-        points.append(SweepPoint(name, each.point.overrides, each.state, run, value))
+        points.append(SweepPoint(str(each.point.index), each.point.overrides, each.state, run))
+    search = look(sweep) if manifest.search else None
     return sweep_page(sweep.id, points, manifest.objective, manifest.best_is, str(sweep.path), time.time(), search)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.cli.options import RUN_USAGE
+from launcher.cli.commands import RUN_USAGE
 from launcher.config import profiles
 from launcher.config.hydra_text import element, key_of, quoted
 from launcher.config.keys import all_keys

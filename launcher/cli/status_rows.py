@@ -19,9 +19,9 @@ from launcher.errors import ConfigError
 from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
 from launcher.maintenance import Orphan, Orphans
-from launcher.monitoring.run_status import DAMAGE, DamagedRun, RunStatus, each_status, or_damaged
+from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunStatus, each_status, or_damaged
 from launcher.monitoring.state import RunState, progress_of, saved_before
-from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, done, not_begun, point_statuses
+from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses
 from launcher.remote import clusters
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.command import call
@@ -121,8 +121,7 @@ class View:
     rows: list[dict[str, Any]]  # the row of each run, sweep and orphaned job
     seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
     older: int  # number of older runs that are not shown
-    # by name: a line about each cluster behind ssh that did not answer
-    silent: Mapping[str, str] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)  # by cluster behind ssh that did not answer: a line
 
     @property
     def over(self) -> bool:
@@ -165,7 +164,7 @@ class Rows:
         everything = everything or self.filter.filters
         self._folder, self._everything, self._named = folder, everything, bool(names)
         self.wanted = [find_either(name, folder) for name in names]
-        self._live = SweepMonitor(share=True)
+        self._live = JobMonitor(share=True)
         self._orphans = Orphans(self._live)
         self._done: set[str] = set()
         self._remote = RemoteRows(self._options()) if apart else None

@@ -30,12 +30,12 @@ from launcher.cli.text import (
 from launcher.errors import ConfigError, near
 from launcher.files.ownership import require_own
 from launcher.formatting import format_time, plural, ranges
+from launcher.monitoring.run_status import JobMonitor
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     WAITING,
     PilotActivity,
     PointStatus,
-    SweepMonitor,
     activity_of,
     counts,
     live_pilots,
@@ -118,7 +118,7 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     folder = runs_dir or default_runs_dir()
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
-    live = SweepMonitor()
+    live = JobMonitor()
     numbers = {each.id: counts(point_statuses(each, live)) for each in shown}
     if as_json:
         rows = [{"sweep": each.id, "counts": numbers[each.id], "directory": str(each.path)} for each in shown]
@@ -134,7 +134,7 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 
 
 def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
-    monitor, manifest = SweepMonitor(), sweep.manifest()
+    monitor, manifest = JobMonitor(), sweep.manifest()
     seen = point_statuses(sweep, monitor)
     keys = differing(manifest.points)
     activity = None

@@ -73,7 +73,6 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_unreadable(run: Run) -> None:
-    """Prints which of a run's files could not be read, or could only be read in part."""
     for line in directory.problems(run):
         print(f"unreadable: {line}")
 
@@ -151,7 +150,6 @@ def bound_to(plan: JobPlan) -> list[str]:
 
 
 def cause(seen: RunStatus) -> str | None:
-    """Returns why a run ended, in a line or two; None: not known."""
     return ending(seen)[0]
 
 

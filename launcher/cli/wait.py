@@ -21,7 +21,6 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     WAITING,
     PointStatus,
-    SweepMonitor,
     counts,
     live_pilots,
     not_begun,
@@ -261,14 +260,13 @@ def ended_line(
 
 
 def score_text(each: PointStatus, objective: Sequence[str]) -> str:
-    """Formats the metrics of a point that are named in `objective`: `accuracy 0.97, loss 0.1`."""
     metrics = flat(each.point.run.result() or {}) if objective else {}
     return ", ".join(f"{name} {metric_text(metrics[name])}" for name in objective if name in metrics)
 
 
 def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
     manifest = sweep.manifest()
-    live = SweepMonitor(share=True)
+    live = JobMonitor(share=True)
     keys = list(SearchRecord(sweep.path).settings().space) if manifest.search else differing(manifest.points)
     before: dict[int, PointStatus] = {}
     numbers: dict[str, int] = {}
@@ -310,7 +308,7 @@ def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointSt
 
 def _chooses(sweep: Sweep) -> bool:
     try:
-        return bool(live_pilots(sweep, SweepMonitor(share=True)))
+        return bool(live_pilots(sweep, JobMonitor(share=True)))
     except UnavailableError:
         return True
 
@@ -322,7 +320,7 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
             return None
         if sweep.manifest().packing is not None:
             why = f"no pilot runs, and points wait: see why, then\n  {program()} sweep rerun {sweep.id}"
-            return None if live_pilots(sweep, SweepMonitor(share=True)) else why
+            return None if live_pilots(sweep, JobMonitor(share=True)) else why
         asked = sweep.local_requests()
     except UnavailableError:  # not known now; the next call may know
         return None

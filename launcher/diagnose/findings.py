@@ -5,7 +5,7 @@ from __future__ import annotations
 import pwd
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,53 +30,6 @@ LOOK = 3.0  # seconds in which files that a program has saved are looked for
 MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 
 
-@dataclass(frozen=True)
-class Stack:
-    """The stack of the main thread, which several ranks share if they hung in the same call."""
-
-    ranks: tuple[int, ...]
-    frames: tuple[str, ...]  # lines of Python's faulthandler, the newest frame first; empty: the ranks wrote no stack
-
-
-@dataclass(frozen=True)
-class Findings:
-    attempt: int | None  # None: the run had no attempt
-    verdict: known.Verdict
-    codes: Mapping[str, str | None]  # as in `Evidence`
-    time: float | None = None  # when the first failure was reported, or the attempt ended; since the epoch
-    rank: int | None = None  # the rank that failed first
-    host: str = ""  # the host of the failure
-    by: str = ""  # the user who cancelled the job; empty: not known, or the job was not cancelled
-    same: tuple[int, ...] = ()  # other ranks with the same error as `rank`
-    followed: tuple[int, ...] = ()  # ranks that ended because others had ended
-    others: Mapping[int, str] = field(default_factory=dict)  # the error line of each rank with a different error
-    restarts: tuple[str, ...] = ()  # the causes of the restarts of ranks within the attempt, as text
-    traceback: str = ""  # the traceback of `rank`, without most frames of libraries
-    log: tuple[str, ...] = ()  # the last lines of the log of `rank`, without the traceback
-    stacks: tuple[Stack, ...] = ()  # for a hang, the stacks of all ranks; for a crash, the stack of `rank`
-    files: Mapping[str, str] = field(default_factory=dict)  # paths of files to look at, by a description (`its errors`)
-    memory: Mapping[str, int] = field(default_factory=dict)  # as in `Evidence`
-    todo: tuple[Step, ...] = ()  # the advice
-    fault: Fault = Fault()  # noqa: RUF009  frozen: the first failure that agents reported
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "attempt": self.attempt, "kind": self.verdict.kind.value, "cause": self.verdict.cause,
-            "sure": self.verdict.sure, "sign": self.verdict.sign or None, **self.codes,
-            "exit_code": self.fault.exit_code, "signal": self.fault.signal, "exception": self.fault.exception,
-            "limit": self.fault.limit, "step": self.fault.step,
-            "accused": [{"host": each.host, "rank": each.rank} for each in self.fault.accused],
-            "time": self.time, "rank": self.rank,
-            "host": self.host or None, "cancelled_by": self.by or None, "same": list(self.same),
-            "followed": list(self.followed), "others": {str(rank): line for rank, line in self.others.items()},
-            "restarts": list(self.restarts), "traceback": self.traceback or None, "log": list(self.log),
-            "memory": dict(self.memory),
-            "stacks": [{"ranks": list(each.ranks), "frames": list(each.frames)} for each in self.stacks],
-            "files": dict(self.files),
-            "todo": [{"words": each.words, "command": each.command or None} for each in self.todo],
-        }  # fmt: skip
-
-
 EndedAttempt = tuple[Attempt, known.Verdict, Mapping[str, "str | None"]]  # with the codes of its end
 
 
@@ -94,40 +47,63 @@ def verdicts(seen: RunStatus) -> list[EndedAttempt]:
     return [(attempt, known.classify(evidence), evidence.codes) for attempt, evidence in found]
 
 
-def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
-    """Returns the findings about an attempt; name, program: the run and the launcher's command, as they were typed."""
-    if attempt is None:
-        evidence = known.evidence_of(seen)
-        verdict = known.classify(evidence)
-        case = Case(name, program, seen.plan, verdict, signal=evidence.job.signal, rerun=rerun(seen.run))
-        by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
-        return Findings(None, verdict, evidence.codes, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
-    events = attempt.latest_events()
+def find(
+    seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str
+) -> dict[str, Any]:
+    """Returns what `post-mortem --json` prints of an attempt (None: the run had none).
+
+    name, program: the run and the launcher's command, as they were typed.
+    """
+    events = attempt.latest_events() if attempt else []
     started = first(events, Started)
-    pasts = known.job_executions(seen, started.job if started else None)
-    past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
-    evidence = known.evidence_of_attempt(seen, attempt, following, past)
+    pasts = known.job_executions(seen, (started.job if started else None) if attempt else seen.history.job_id)
+    if attempt is None:
+        evidence = replace(known.evidence_of(seen), memory={})
+    else:
+        past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
+        pasts = [past] if past else []
+        evidence = known.evidence_of_attempt(seen, attempt, following, past)
     verdict, event = known.classify(evidence), evidence.fault
     fault = event if isinstance(event, Fault) else Fault(host=event.host if event else "")
     rank, trace = fault.rank, (fault.traceback or "").strip()
     host = fault.accused[0].host if fault.accused else fault.host
-    if rank is not None and not trace and fault.code in known.LEFT:  # a program of the user
-        trace = known.last_traceback(_errors(attempt, rank))
-    same, followed, others = _others(attempt, rank, trace)
+    same, followed, others, log = list[int](), list[int](), dict[int, str](), list[str]()
+    stacks: list[dict[str, Any]] = []
+    if attempt is not None and rank is not None:
+        if not trace and fault.code in known.LEFT:  # a program of the user
+            trace = known.last_traceback(_errors(attempt, rank))
+        same, followed, others = _others(attempt, rank, trace)
+        log = _log(attempt, rank, trace)
+        frames = known.crash_lines(_errors(attempt, rank))
+        stacks = [{"ranks": [rank], "frames": frames}] if frames else []
+    if attempt is not None and (fault.code is FaultCode.HANG or fault.limit):
+        stacks = _stacks(attempt)
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
-        saved=has_saved(seen.plan, first(seen.run.attempts()[0].latest_events(), Started)),
+        saved=attempt is not None and has_saved(seen.plan, first(seen.run.attempts()[0].latest_events(), Started)),
         fault=fault, log=files.get("its errors", ""), signal=evidence.job.signal, rerun=rerun(seen.run),
     )  # fmt: skip
-    return Findings(
-        attempt.number, verdict, evidence.codes, time=(event.time if event else 0) or _ended(evidence, events),
-        rank=rank, host=host, by=_user([past.by] if past else []), same=same, followed=followed, others=others,
-        restarts=restarts(events),
-        traceback=known.own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
-        stacks=_stacks(attempt) if fault.code is FaultCode.HANG or fault.hang else _crash(attempt, rank),
-        files=files, memory=evidence.memory, todo=tuple(advice(case)), fault=fault,
-    )  # fmt: skip
+    return {
+        "attempt": attempt and attempt.number, "kind": verdict.kind.value, "cause": verdict.cause,
+        "sure": verdict.sure, "sign": verdict.sign or None, **evidence.codes,
+        "exit_code": fault.exit_code, "signal": fault.signal, "exception": fault.exception, "limit": fault.limit,
+        "step": fault.step, "accused": [{"host": each.host, "rank": each.rank} for each in fault.accused],
+        # when the first failure was reported, or the attempt ended; since the epoch
+        "time": ((event.time if event else 0) or _ended(evidence, events)) if attempt else None,
+        "rank": rank,  # that failed first
+        "host": host or None, "cancelled_by": _user([each.by for each in pasts]) or None,
+        "same": same,  # other ranks with the same error
+        "followed": followed,  # ranks that ended because others had ended
+        "others": others,  # the error line of each rank with a different error
+        "restarts": restarts(events),  # their causes, within the attempt
+        "traceback": known.own_frames(trace) or None,  # of `rank`, without most frames of libraries
+        "log": log,  # its last lines, without the traceback
+        "memory": dict(evidence.memory),
+        "stacks": stacks,  # for a hang, of all ranks; for a crash, of `rank`. Equal ones once; the newest frame first
+        "files": files,  # to look at, by a description (`its errors`)
+        "todo": [{"words": each.words, "command": each.command or None} for each in advice(case)],
+    }  # fmt: skip
 
 
 def has_saved(plan: JobPlan, started: Started | None) -> bool:
@@ -143,14 +119,14 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
         return True
 
 
-def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def restarts(events: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     for entry in events:
         if (restart := as_kind(entry, Restart)) is not None:
             lines.append(text.of_fault(restart))
         elif lines and (restored := as_kind(entry, Restored)) is not None:
             lines[-1] += f"; {text.of_restored(restored)}"
-    return tuple(lines)
+    return lines
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
@@ -169,13 +145,11 @@ def _user(ids: Sequence[str]) -> str:
         return by
 
 
-def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, ...], tuple[int, ...], dict[int, str]]:
-    if rank is None:
-        return (), (), {}
+def _others(attempt: Attempt, rank: int, trace: str) -> tuple[list[int], list[int], dict[int, str]]:
     names = (re.fullmatch(r"rank-(\d+)\.err", path.name) for path in attempt.logs.glob("rank-*.err"))
     ranks = sorted(int(match[1]) for match in names if match)[:MOST_RANKS]
     first = trace.splitlines()[-1].strip() if trace else ""
-    same, followed, others = [], [], {}
+    same, followed, others = list[int](), list[int](), dict[int, str]()
     for each in ranks:
         if each == rank:
             continue
@@ -186,31 +160,23 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
             same.append(each)
         else:
             others[each] = error
-    return tuple(same), tuple(followed), others
+    return same, followed, others
 
 
-def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
+def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
     shown: list[str] = []
     for path in rank_logs(attempt, rank):
         lines = known.before_crash(tail(path))
         lines = known.before_traceback(lines) if trace else lines
         shown += [line for line in lines if line.strip()][-LAST_LINES:]
-    return tuple(shown[-LAST_LINES:])
+    return shown[-LAST_LINES:]
 
 
 def _errors(attempt: Attempt, rank: int) -> list[str]:
     return [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
 
 
-def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
-    if rank is None:
-        return ()
-    lines = _errors(attempt, rank)
-    return (Stack((rank,), frames),) if (frames := known.crash_lines(lines)) else ()
-
-
-def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
-    # Ranks with equal stacks share one `Stack`
+def _stacks(attempt: Attempt) -> list[dict[str, Any]]:
     newest: dict[int, tuple[int, Path]] = {}
     for path in attempt.logs.glob("rank-*.stacks"):
         if match := re.fullmatch(r"rank-(\d+)(?:\.round-(\d+))?\.stacks", path.name):
@@ -220,7 +186,7 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
     for rank, (number, path) in sorted(newest.items()):
         if number == last:
             groups.setdefault(known.main_frames("\n".join(tail(path))), []).append(rank)
-    return tuple(Stack(tuple(ranks), frames) for frames, ranks in groups.items())
+    return [{"ranks": ranks, "frames": frames} for frames, ranks in groups.items()]
 
 
 def _files(seen: RunStatus, attempt: Attempt | None, rank: int | None) -> dict[str, str]:

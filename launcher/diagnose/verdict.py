@@ -101,7 +101,6 @@ class Evidence:
     notices: tuple[pending.Notice, ...] = ()  # messages of the scheduler in the job's output
     log: tuple[str, ...] = ()  # the last lines of the failed rank's log
     output: tuple[str, ...] = ()  # the last lines of the job's output
-    cluster: str = ""  # the name of the cluster's profile
     setup: str = ""  # the first line of the set-up command that failed
     cancelled: bool = False  # whether `launcher cancel` was called for the run
     pruned: kinds.Pruned | None = None  # None: the search of the run's sweep did not
@@ -113,7 +112,6 @@ class Evidence:
 
     @property
     def codes(self) -> dict[str, str | None]:
-        """The codes that were recorded about the end; None: none was."""
         return {
             "code": self.fault.code.value if isinstance(self.fault, kinds.Fault) else None,
             "stop": self.stop.reason.value if self.stop else None,
@@ -174,9 +172,7 @@ def _classify(seen: Evidence) -> Verdict:
     if seen.fault is None:
         return _without_fault(seen)
     if isinstance(seen.fault, kinds.SetupFailed):
-        what = text.of_setup_line(seen.fault.of, seen.fault.number, seen.fault.name, f"cluster={seen.cluster}")
-        where = f"{what} failed on {seen.fault.host}"
-        return Verdict(EndKind.SETUP_FAILED, f"{where}: {seen.setup}")
+        return Verdict(EndKind.SETUP_FAILED, f"{seen.fault.message} on {seen.fault.host}: {seen.setup}")
     return _fault(seen, seen.fault)
 
 
@@ -358,7 +354,7 @@ def _from_events(plan: JobPlan, events: Sequence[Mapping[str, Any]], evidence: E
     return replace(
         evidence, fault=fault, stop=kinds.last(events, kinds.Stop), stays=kinds.last(events, kinds.Stays),
         request=kinds.last(events, kinds.StopRequested),
-        preempted=stopped is not None and stopped.preempted, cluster=plan.cluster.name, setup=setup,
+        preempted=stopped is not None and stopped.preempted, setup=setup,
         scheduler=registry.scheduler(plan.cluster.scheduler).title, gpus=plan.gpus_per_node,
         memory=dict(fault.memory or {}) if isinstance(fault, kinds.Fault) else {},
     )  # fmt: skip

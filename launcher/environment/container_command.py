@@ -22,10 +22,10 @@ from launcher.config.schema import Env, Runtime
 from launcher.environment import programs
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, UnavailableError
-from launcher.failures.codes import FaultCode, SetupPart
+from launcher.failures.codes import FaultCode
 from launcher.own_module import own_module
 from launcher.runs import directory as runs
-from launcher.runs.event_writer import report_start_failure
+from launcher.runs.directory import report_start_failure
 
 if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan
@@ -220,7 +220,7 @@ def node_command(plan: JobPlan) -> list[str]:
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
     """Returns the set-up lines that create the folders for pyxis to mount; none for other runtimes."""
     return [
-        SetupLine(f"(umask 077 && mkdir -p {shlex.quote(folder)})", SetupPart.FOLDER, name=folder)
+        SetupLine(f"(umask 077 && mkdir -p {shlex.quote(folder)})", f"making {folder}, to be seen in env.container")
         for folder in (folders_to_make(plan) if _pyxis(plan) else [])
     ]
 

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from launcher.config import hydra_text
 from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
-from launcher.failures import text
-from launcher.failures.codes import SetupPart
 from launcher.plan.build import is_executable, options, with_options, words
 from launcher.structs import Struct
 
@@ -33,13 +31,7 @@ class SetupLine(Struct):
     """A shell line (or several that belong together) that the job script runs before the agents start."""
 
     line: str
-    of: SetupPart  # the config key that it comes from
-    number: int = 0  # number of the line in cluster.setup or env.setup, from 1; 0: it comes from another key
-    name: str = ""  # module, environment or folder that the line loads, activates or creates; empty: none
-
-    @property
-    def words(self) -> str:
-        return text.of_setup_line(self.of, self.number, self.name)
+    words: str  # what errors call the line: `line 2 of env.setup`
 
 
 # -- Checks at submission that the packages of a run's trackers (TensorBoard, MLflow, W&B) are installed

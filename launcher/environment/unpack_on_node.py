@@ -32,7 +32,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import kind_at
 from launcher.own_module import own_module
 from launcher.runs import directory
-from launcher.runs.event_writer import report_start_failure
+from launcher.runs.directory import report_start_failure
 
 LOCK = "LAUNCHER_ARCHIVE"  # variable of the agent: DESCRIPTOR:FOLDER, arguments of `leave`
 TIMES = "LAUNCHER_ARCHIVE_TIMES"  # variable of the agent that has unpacked: arguments of `summary` as JSON

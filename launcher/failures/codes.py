@@ -62,38 +62,6 @@ class FaultCode(Code):
     UNKNOWN = "unknown"
 
 
-class HangSign(Code):
-    """What identified the ranks that cause a hang."""
-
-    ENDED = "ended"  # it has exited with 0, and all others wait for ranks
-    STOPPED = "stopped"  # the process is stopped (state T)
-    DEVICE = "device"  # the process waits for a device or a file server (state D)
-    NO_STACK = "no_stack"  # the rank wrote no stack: its interpreter does not run
-    RECORDER = "recorder"  # NCCL's flight recorder: the rank blocks a collective on the GPUs
-    OUTSIDE = "outside"  # the rank is in no collective, and the other ranks wait for it in one
-    BEHIND = "behind"  # the rank has done fewer steps than other ranks
-    ALL = "all"  # nothing: no rank differs from the others
-    UNKNOWN = "unknown"
-
-
-class CollectiveSign(Code):
-    """How ranks block a collective, according to NCCL's flight recorder."""
-
-    NOT_CALLED = "not_called"  # they have not called it, and other ranks wait in it
-    OTHER_CALLED = "other_called"  # they have called another operation
-    NOT_FINISHED = "not_finished"  # their GPUs have not finished it; the GPUs of the other ranks have
-    NOT_BEGUN = "not_begun"  # their GPUs have not started it; the GPUs of the other ranks have
-    UNKNOWN = "unknown"
-
-
-class AgentPhase(Code):
-    """The phase that an agent was in when it was lost or asked to stop, if no ranks were running."""
-
-    STARTING = "starting"  # before its ranks started
-    BETWEEN_ROUNDS = "between_rounds"  # after the ranks of one round ended, before those of the next started
-    UNKNOWN = "unknown"
-
-
 class StopReason(Code):
     """Why an attempt ended early. The run can be resumed."""
 
@@ -137,18 +105,9 @@ class NextReason(Code):
 
 
 class PreflightThen(Code):
-    """What an attempt does after its preflight."""
-
     GO = "go"  # all nodes are good
     WITHOUT = "without"  # the attempt continues without the bad nodes
     FAIL = "fail"  # too few nodes are left, or the bad node is not known
-    UNKNOWN = "unknown"
-
-
-class PreflightReason(Code):
-    TOO_FEW = "too_few"  # too few good nodes are left
-    ALL_NODES = "all_nodes"  # all nodes fail the same check
-    UNKNOWN_NODE = "unknown_node"  # nodes cannot reach each other, and the bad one is not known
     UNKNOWN = "unknown"
 
 
@@ -194,8 +153,6 @@ class CheckCode(Code):
 
 
 class UnboundReason(Code):
-    """Why ranks are not bound to cores."""
-
     NOT_WANTED = "not_wanted"  # launch.bind=none
     SCHEDULER = "scheduler"  # launch=tasks: the scheduler has bound each rank
     NO_TOPOLOGY = "no_topology"  # the kernel does not show which CPUs are hyperthreads of one core
@@ -214,23 +171,9 @@ class UnboundReason(Code):
 
 
 class Unbound(Open):
-    """Why the ranks of a node are not bound to cores."""
-
     reason: UnboundReason
     text: str = ""  # the reason as part of a line; empty: an older version has written it
 
     @property
     def words(self) -> str:
         return self.text or self.reason.value.replace("_", " ")
-
-
-class SetupPart(Code):
-    """The setting that a set-up line of the job script comes from."""
-
-    CLUSTER = "cluster"  # cluster.setup
-    ENV = "env"  # env.setup
-    MODULE = "module"  # env.modules: the line that finds the command `module`
-    MODULES = "modules"  # env.modules: one `module load`
-    ACTIVATE = "activate"  # env.activate
-    FOLDER = "folder"  # env.container: the line makes a folder that is mounted in the container
-    UNKNOWN = "unknown"

@@ -46,7 +46,6 @@ class EndKind(str, Enum):
 
     @property
     def label(self) -> str:
-        """The kind in words for users (`out of GPU memory`)."""
         return _LABELS.get(self, self.value.replace("-", " "))
 
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.integrations.memory import FilesOf, TrainerMemory, copied, generators, memory_of
-from launcher.runs.event_writer import current_attempt
+from launcher.runs.directory import current_attempt
 from launcher.worker import heartbeat, process_group, stop
 
 try:

@@ -26,7 +26,7 @@ from launcher.checkpoint.memory import Kept
 from launcher.checkpoint.state import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.integrations.memory import TrainerMemory, copied, generators, memory_of
-from launcher.runs.event_writer import current_attempt
+from launcher.runs.directory import current_attempt
 from launcher.torch_compat import DTensor
 from launcher.worker import heartbeat, stop
 

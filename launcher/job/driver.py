@@ -22,13 +22,13 @@ from typing import NoReturn, TypeVar
 
 from launcher import processes
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
-from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
+from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.files import shared_files
 from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
-from launcher.runs.job_file import FunctionFile, JobFile, SetupLineFields, parse_exports
+from launcher.runs.job_file import FunctionFile, JobFile, parse_exports
 from launcher.runs.lease import RaceLost, RunLease, held, require_not_lost, win
 from launcher.runs.time_left import ends_in, uptime
 from launcher.structs import Struct, replace
@@ -329,13 +329,10 @@ class Job:
         if failed is None or self._stops.requested:  # the signal has ended the set-up line
             return
         if failed.what == "setup":
-            unknown = SetupLineFields("a set-up line, which ended the shell,", "unknown")
-            line = self._job.setup[failed.line - 1] if failed.line else unknown
-            print(f"launcher: {line.words} failed on {self._host} (exit {failed.code})", file=sys.stderr)
-            self._event(SetupFailed(
-                line=failed.line, host=self._host, of=SetupPart(line.of), number=line.number, name=line.name,
-                code=failed.code,
-            ))  # fmt: skip
+            ended = "a set-up line, which ended the shell,"
+            message = f"{self._job.setup[failed.line - 1].words if failed.line else ended} failed"
+            print(f"launcher: {message} on {self._host} (exit {failed.code})", file=sys.stderr)
+            self._event(SetupFailed(line=failed.line, host=self._host, message=message, code=failed.code))
         elif failed.what == "folder":
             fault = Fault(code=FaultCode.NO_FOLDER, host=self._host, error=self._job.no_workdir, ends_with=NO_RETRY)
             self._event(fault)

@@ -23,8 +23,7 @@ from launcher.failures.codes import NextReason, StopReason
 from launcher.files.shared_files import Ok, is_transient, retry_read
 from launcher.plan.plan import JobPlan
 from launcher.runs import saves
-from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import (
     Continues,
     Progress,

@@ -29,8 +29,7 @@ from launcher.job.requeue import resubmit
 from launcher.monitoring.run_status import JobMonitor, forget, queries, status_of
 from launcher.monitoring.state import RunState
 from launcher.plan.plan import JobPlan
-from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import Awaited, ConditionsMet, Fault, Submitting, every
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter

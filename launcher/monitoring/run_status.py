@@ -84,15 +84,12 @@ class RunStatus(Struct):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command (`wait`, `run`) that waited for the run to end."""
         if self.state is RunState.FAILED and self.history.code == errors.NO_RETRY:
             return errors.NO_RETRY
         return self.state.exit_code
 
 
 class DamagedRun(Struct):
-    """A run whose files cannot be read."""
-
     run: Run
     message: str  # what is wrong and what to do
     is_transient: bool = False  # whether a file cannot be read now, so that nothing is known; False: it is damaged
@@ -127,6 +124,8 @@ class JobMonitor:
         self._found: set[str] = set()  # tokens of those that were found and recorded
         self._announced = False
         self._pinned: set[str] | None = None  # schedulers that have replied inside a `pinned` block
+        self._pinned_at = math.inf  # when that block began (monotonic seconds)
+        self.done: set[Path] = set()  # points of sweeps that are done, and not read again
         self.boards = Boards()
 
     @property
@@ -136,11 +135,11 @@ class JobMonitor:
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
         """Keeps each scheduler's first reply in the block, unless a run's job may be newer: many runs take a while."""
-        self._pinned = set()
+        self._pinned, self._pinned_at = set(), time.monotonic()
         try:
             yield
         finally:
-            self._pinned = None
+            self._pinned, self._pinned_at = None, math.inf
 
     def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
         """Returns the state of a run's job: from its scheduler, its claims (packed sweep) or its local process."""
@@ -267,13 +266,15 @@ class JobMonitor:
             except QueryError as error:
                 known = error
             self._ended[place] = time.monotonic(), known
-        return raised(self._ended[place][1])
+        if isinstance(found := self._ended[place][1], QueryError):
+            raise found
+        return found
 
     def _has_end(self, scheduler: str, key: str) -> bool:
         # Returns whether a job's end need not be queried: it is known, or the last reply about it is fresh
         when, known = self._ended.get((scheduler, key), (float("-inf"), None))
         final = isinstance(known, SchedulerJob) and known.state in ENDS
-        return final or time.monotonic() - when <= self._fresh_for(scheduler)
+        return final or when >= self._pinned_at or time.monotonic() - when <= self._fresh_for(scheduler)
 
     def _has_moved(self, run: Run, history: RunHistory) -> bool:
         # Returns whether the run's files suggest that its job has changed state since the last call
@@ -397,12 +398,6 @@ def _submitted(run: Run, plan: JobPlan, scheduler: Queries) -> RunHistory | None
         return dataclasses.replace(history, job_id=job_id)
 
 
-def raised(known: T | QueryError) -> T:
-    if isinstance(known, QueryError):
-        raise known
-    return known
-
-
 def _end_unknown(history: RunHistory) -> bool:
     return history.ended is None or history.ended > 128
 
@@ -438,7 +433,6 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
 
 
 def or_damaged(run: Run, function: Callable[[], T]) -> T | DamagedRun:
-    """Calls a function that reads a run's files; returns its result."""
     try:
         return function()
     except RunError as error:

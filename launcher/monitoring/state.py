@@ -64,7 +64,6 @@ class RunState(Enum):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command (`wait`, `run`) that waited for a run that ended in this state."""
         codes = {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}
         return codes.get(self, errors.FAILED)
 
@@ -85,11 +84,7 @@ class JobStatus(Struct):
 _NOT_OVER = (
     RunState.UNCONFIRMED, RunState.UNSUBMITTED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED, RunState.UNKNOWN,
 )  # fmt: skip
-_LIVE = {
-    JobState.PENDING: RunState.QUEUED,
-    JobState.RUNNING: RunState.RUNNING,
-    JobState.SUSPENDED: RunState.SUSPENDED,
-}
+_LIVE = {JobState.PENDING: RunState.QUEUED, JobState.RUNNING: RunState.RUNNING, JobState.SUSPENDED: RunState.SUSPENDED}
 
 
 def run_state(history: RunHistory, job: JobState | None, *, answered: bool = True) -> RunState:
@@ -131,11 +126,9 @@ class RunProgress(Struct):
     step: int | None = None  # number of steps done, as the program reports it
     steps: int | None = None  # the same: the total
     percent: int | None = None  # percentage of steps done, rounded down; 100 only when all are done
-    # steps per second of the later half of the attempt's steps, including the time of saves and evaluations
-    rate: float | None = None
+    rate: float | None = None  # steps per second of the later half of the attempt's steps, with saves and evaluations
     needs: int | None = None  # seconds that the remaining steps will take at this rate
-    # seconds since the last attempt started or, if the run is over, duration of that attempt
-    elapsed: int | None = None
+    elapsed: int | None = None  # seconds since the last attempt started or, if the run is over, its duration
     left: int | None = None  # seconds left of the attempt's wall time
     checkpoint: int | None = None  # number of steps done in the last checkpoint
     checkpoint_age: int | None = None  # seconds since the last checkpoint was written

@@ -18,31 +18,25 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
-from pathlib import Path
 
 from launcher.errors import DONE
-from launcher.files.shared_files import is_transient
 from launcher.monitoring.run_status import (
     DAMAGE,
-    ENDS,
-    QUERY_TIMEOUT,
-    SCHEDULER_INTERVAL,
     ClaimsBoard,
+    DamagedRun,
     JobMonitor,
     RunStatus,
-    queries,
-    raised,
+    each_status,
+    or_damaged,
     status_of,
 )
 from launcher.monitoring.state import RunState
-from launcher.plan.plan import JobPlan
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
 from launcher.runs.sweep_directory import Packing, Point, Sweep, sweep_of
-from launcher.schedulers.base import QueryError, SchedulerJob
 from launcher.structs import Struct, replace
 
 WAITING = "waiting"
@@ -82,41 +76,15 @@ class PointStatus:
         return not self.live and self.state != WAITING
 
 
-class SweepMonitor(JobMonitor):
-    """Queries how jobs ended for a whole array at once, and does not read points again that are done."""
-
-    def __init__(self, *, share: bool = False) -> None:
-        super().__init__(share=share)
-        self._ends: dict[tuple[str, str], tuple[float, dict[str, SchedulerJob] | QueryError]] = {}
-        self.done: set[Path] = set()
-
-    def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
-        if (plan.cluster.scheduler, queries(plan).key(job_id)) in self._ended:
-            return super().ended(plan, job_id)
-        scheduler = queries(plan, QUERY_TIMEOUT)
-        family = scheduler.family(job_id)
-        queried, ends = self._ends.get((plan.cluster.scheduler, family), (float("-inf"), {}))
-        key = scheduler.key(job_id)
-        # A reply from before the job's end may call the job running.
-        final = not isinstance(ends, QueryError) and key in ends and ends[key].state in ENDS
-        if not final and time.monotonic() - queried > max(SCHEDULER_INTERVAL, plan.cluster.query_interval or 0):
-            try:
-                ends = scheduler.ended_family(family)
-            except QueryError as error:
-                ends = error
-            self._ends[plan.cluster.scheduler, family] = (time.monotonic(), ends)
-        return raised(ends).get(key)
-
-
 def point_statuses(
-    sweep: Sweep, live: SweepMonitor | None = None, points: Collection[int] | None = None, *,
+    sweep: Sweep, live: JobMonitor | None = None, points: Collection[int] | None = None, *,
     cancelled: bool | None = None,
 ) -> list[PointStatus]:  # fmt: skip
     """Returns the current states of a sweep's points (None: of all), sorted by number; raises RunError.
 
     cancelled: whether points that have not started count as cancelled; None: if the sweep is marked as cancelled.
     """
-    live = live or SweepMonitor()
+    live = live or JobMonitor()
     points = None if points is None else set(points)
     cancelled = sweep.cancelled() if cancelled is None else cancelled
     manifest = sweep.manifest()
@@ -127,16 +95,22 @@ def point_statuses(
     if manifest.packing is not None:
         board = live.boards.of(sweep, manifest.packing)
         return [_packed(point, board, cancelled, live) for point in wanted]
-    requested, found = sweep.local_requests(), []
-    for point in wanted:
-        try:
-            found.append(_seen(point, requested.get(point.index), cancelled, live))
-        except DAMAGE as error:
-            found.append(PointStatus(point, RunState.UNKNOWN.value if is_transient(error) else DAMAGED))
-    return found
+    requested = sweep.local_requests()
+    states = [
+        or_damaged(each.run, partial(_without_query, each.run, requested.get(each.index), cancelled, live))
+        for each in wanted
+    ]
+    looked = iter(each_status([each.run for each, state in zip(wanted, states, strict=True) if state is None], live))
+    return [_status(point, state or next(looked)) for point, state in zip(wanted, states, strict=True)]
 
 
-def _packed(point: Point, board: ClaimsBoard, cancelled: bool, live: SweepMonitor) -> PointStatus:
+def _status(point: Point, found: str | RunStatus | DamagedRun) -> PointStatus:
+    if isinstance(found, DamagedRun):
+        return PointStatus(point, RunState.UNKNOWN.value if found.is_transient else DAMAGED)
+    return PointStatus(point, found) if isinstance(found, str) else PointStatus(point, found.state.value, found)
+
+
+def _packed(point: Point, board: ClaimsBoard, cancelled: bool, live: JobMonitor) -> PointStatus:
     log = board.log(point.index)
     if log.state is State.DONE:
         return PointStatus(point, RunState.DONE.value)
@@ -147,7 +121,7 @@ def _packed(point: Point, board: ClaimsBoard, cancelled: bool, live: SweepMonito
     return PointStatus(point, RunState.CANCELLED.value if cancelled else WAITING)
 
 
-def _of_record(run: Run, live: SweepMonitor) -> RunStatus | None:
+def _of_record(run: Run, live: JobMonitor) -> RunStatus | None:
     try:
         return status_of(run, live) if run.attempts() else None
     except DAMAGE:
@@ -175,21 +149,19 @@ def not_begun(run: Run) -> str | None:
     return found.state if found.seen is None and found.state != RunState.DONE.value else None
 
 
-def _seen(point: Point, requested: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
-    run = point.run
+def _without_query(run: Run, requested: float | None, cancelled: bool, live: JobMonitor) -> str | None:
+    # Returns the state of a point that has no job or is done; None: it depends on its job
     if run.path in live.done or done(run):
         live.done.add(run.path)
-        return PointStatus(point, RunState.DONE.value)
+        return RunState.DONE.value
     events = journal_events(run)
     started = max((event.time for event in kinds.every(events, kinds.ProcessStarted)), default=float("-inf"))
     waits_here = requested is not None and started < requested
     if waits_here and not cancelled and not run.has("cancelled"):
-        return PointStatus(point, WAITING)
-    if not may_have_job(events):
-        ended = cancelled or bool(kinds.every(events, kinds.Cancelled))
-        return PointStatus(point, RunState.CANCELLED.value if ended else WAITING)
-    seen = status_of(run, live)
-    return PointStatus(point, seen.state.value, seen)
+        return WAITING
+    if may_have_job(events):
+        return None
+    return RunState.CANCELLED.value if cancelled or kinds.every(events, kinds.Cancelled) else WAITING
 
 
 def done(run: Run) -> bool:

@@ -33,20 +33,9 @@ from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
 from launcher.runs import claims
+from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
-from launcher.runs.directory import Attempt
-from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import (
-    Event,
-    ManagerBegan,
-    ManagerEnded,
-    ManagerIdle,
-    NodeLeftOut,
-    PointBegan,
-    PointEnded,
-    Progress,
-    Stop,
-)
+from launcher.runs.directory import Attempt, Events, current_attempt
 from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
 from launcher.schedulers.topology import hosts_in
 from launcher.worker import heartbeat
@@ -73,11 +62,9 @@ class Running:
     entry: int  # index in the point's log of the entry that will record the point's end
     slot: Slot  # the slot that the point occupies
     before: PointLog  # the point's log before the claim
-    # the running attempt of the point. cancelled, stopping, pruned: why the point was asked to stop: the user cancelled
-    # it, all points stop, the search pruned it
     attempt: Attempt
-    cancelled: bool = False
-    stopping: bool = False
+    cancelled: bool = False  # whether the user cancelled it
+    stopping: bool = False  # whether it was asked to stop because all points stop
     pruned: bool = False
     kill_at: float | None = None  # monotonic time at which to kill the process; None: it was not asked to stop
 
@@ -90,7 +77,9 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     """
     attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
     assert attempt is not None, "an agent has started this"
-    _preload(sweep)
+    with contextlib.suppress(Exception):  # errors are left to the points
+        point = sweep.run(0).plan()
+        preload(point.workload.entry, point.launch.rendezvous_timeout)
     manifest, plan = sweep.manifest(), attempt.run.plan()  # the manifest of many points takes a while to read
     packing = packing_of(manifest)
     mine = manager_of(config.kwargs["pilot"], attempt, os.environ)
@@ -102,14 +91,13 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     signals.install()
     processes.raise_limit()
     try:
-        host = hosts_of(os.environ)[mine.node]
+        host = (hosts_in(os.environ) or [socket.gethostname()])[mine.node]
         return SlotManager(sweep, manifest, attempt, mine, host, os.environ, signals).run(slots)
     finally:
         signals.ignore()
 
 
 def packing_of(manifest: SweepManifest) -> Packing:
-    """Returns how the points of a packed sweep share pilots."""
     assert manifest.packing is not None, "the sweep is packed"
     return manifest.packing
 
@@ -117,23 +105,6 @@ def packing_of(manifest: SweepManifest) -> Packing:
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
     """Returns the id of the slot manager that this rank (by round and node rank) of a pilot is."""
     return Manager(pilot, attempt.number, int(environ.get("LAUNCHER_ROUND", 0)), int(environ.get("GROUP_RANK", 0)))
-
-
-def hosts_of(environ: Mapping[str, str]) -> list[str]:
-    """Returns the scheduler's names of this round's nodes, by node rank (LAUNCHER_HOSTS)."""
-    return hosts_in(environ) or [socket.gethostname()]
-
-
-def stops_of(sweep: Sweep, mine: Manager) -> Path:
-    """Returns the file that asks all slot managers of an attempt of `mine`'s pilot to stop their points."""
-    return sweep.path / claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
-
-
-def _preload(sweep: Sweep) -> None:
-    # Errors are left to the points
-    with contextlib.suppress(Exception):
-        plan = sweep.run(0).plan()
-        preload(plan.workload.entry, plan.launch.rendezvous_timeout)
 
 
 class SlotManager:
@@ -153,7 +124,8 @@ class SlotManager:
         self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
         count = self._search.count() if self._search else len(manifest.points)
         self._board = Board(self._claims, count, mine, host, packing.lease)
-        self._stops = stops_of(sweep, mine)
+        # The file that asks all slot managers of this attempt of the pilot to stop their points
+        self._stops = sweep.path / claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
         self._stopping: StopReason | None = None
         self._cancelled = self._left_out = False
@@ -177,7 +149,8 @@ class SlotManager:
         finally:
             self._journal.end(self._running)
         if self._stopping is not None:
-            self._tell_stop(self._stopping)
+            if self._leads:
+                Events(self._attempt, "stop")(kinds.Stop(reason=self._stopping, rank=0, host=self._host))
             sys.exit(errors.RESUME)
         done = sum(kind is EntryKind.DONE for _, kind in self._outcomes)
         return {"points": len(self._outcomes), "done": done}
@@ -218,7 +191,7 @@ class SlotManager:
         # Returns whether still no point is free, so that it may end.
         # Whoever frees points does that first, and then checks for a manager that is not idle. So one of both sees the
         # free points.
-        self._claims.note(self._mine, ManagerIdle())
+        self._claims.note(self._mine, kinds.ManagerIdle())
         try:
             self._board.look(now=True)
         except UnavailableError:
@@ -258,13 +231,13 @@ class SlotManager:
         slot = self._free.pop()
         try:
             attempt = point_fork.begin(run)
-            self._journal.note(PointBegan(point=point, slot=slot.number, attempt=attempt.number))
+            self._journal.note(kinds.PointBegan(point=point, slot=slot.number, attempt=attempt.number))
             pid = self._starts(attempt, slot, self._host)
         except (OSError, UnavailableError) as error:
             kind = EntryKind.RELEASED if is_transient(error) else EntryKind.FAILED  # no process is left, or a full disk
             log_line(f"point {point} cannot be started: {error}")
             self._claims.add(point, entry, kind, self._mine)
-            self._journal.note(PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
+            self._journal.note(kinds.PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
             self._free.append(slot)
             self._next_start = time.monotonic() + PAUSE
             return
@@ -291,11 +264,11 @@ class SlotManager:
         self._free.append(each.slot)
         self._board.changed()
         self._outcomes.append((each.point, kind))
-        self._journal.note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
+        self._journal.note(kinds.PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
         if kind is EntryKind.FAILED and claims.left_out(self._outcomes, self._board.others_done):
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is EntryKind.FAILED)
-            self._journal.note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
+            self._journal.note(kinds.NodeLeftOut(points=failed[-claims.SEVERAL :]))
             log_line(f"{self._host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not")
 
     def _tell_search(self, each: Running, kind: EntryKind) -> None:
@@ -358,7 +331,7 @@ class SlotManager:
         # Does not use the reporter of a rank, which the forked points would inherit
         if self._leads and ended != self._reported:
             self._reported = ended
-            self._events(Progress(step=ended, total=0 if self._search else self._board.count))
+            self._events(kinds.Progress(step=ended, total=0 if self._search else self._board.count))
 
     def _prune(self, now: float) -> None:
         if self._search is None or now < self._next_prune:
@@ -381,10 +354,6 @@ class SlotManager:
         if (reason := self._checker.reason(now)) is not None:
             return reason
         return StopReason.TIME_LIMIT if _marked(self._stops) else None
-
-    def _tell_stop(self, reason: StopReason) -> None:
-        if self._leads:
-            Events(self._attempt, "stop")(Stop(reason=reason, rank=0, host=self._host))
 
 
 def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None:
@@ -454,11 +423,11 @@ class JournalWriter:
         if why := unsafe_to_fork():
             log_line(f"this slot manager {why}: points may take long to start")
         process, job = Process.of(os.getpid()), os.environ.get("LAUNCHER_JOB_ID", "")
-        self._claims.note(self._mine, ManagerBegan(
+        self._claims.note(self._mine, kinds.ManagerBegan(
             host=host, job=job, slots=slots, pid=process.pid, start=process.start, namespace=namespace()
         ))  # fmt: skip
 
-    def note(self, event: Event) -> None:
+    def note(self, event: kinds.Event) -> None:
         """Appends an event to the journal, if possible. A failed write is ignored."""
         with contextlib.suppress(OSError):
             self._claims.note(self._mine, event)
@@ -495,7 +464,7 @@ class JournalWriter:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.note(ManagerEnded())
+        self.note(kinds.ManagerEnded())
 
 
 # -- What a slot manager reads from the claims and heartbeats of all: which points are free, which managers are dead
@@ -527,12 +496,10 @@ class Board:
 
     @property
     def over(self) -> bool:
-        """Whether every point has ended, so that no slot manager has anything left to claim."""
         return self.ended >= self.count
 
     @property
     def ended(self) -> int:
-        """Number of points that have ended: done, failed, pruned, stopped or cancelled."""
         return sum(log.state.over for log in self.logs.values())
 
     def claim(self) -> tuple[int, PointLog] | None:
@@ -560,7 +527,6 @@ class Board:
 
     @property
     def free(self) -> bool:
-        """Whether there is a point that this manager may claim, as of the last `look`."""
         return bool(self._free)
 
     def look(self, *, now: bool = False) -> bool:

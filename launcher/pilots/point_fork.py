@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NoReturn
 
 from launcher import errors, processes
@@ -45,8 +44,7 @@ class Slot:
 
     number: int  # index of the slot on its node, from 0
     cpus: tuple[int, ...] = ()  # ids of the CPUs that the point may use; empty: all CPUs of the pilot on this node
-    # environment variables that limit the visible GPUs, such as CUDA_VISIBLE_DEVICES
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)  # limit the visible GPUs: CUDA_VISIBLE_DEVICES, ...
 
 
 def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
@@ -111,7 +109,6 @@ LEASE = "lease"
 
 
 def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, host: str) -> dict[str, str]:
-    """Returns the environment variables of a point's agent."""
     run = attempt.run
     kept = {name: value for name, value in environ.items() if name not in OF_RANKS}
     return {
@@ -153,21 +150,12 @@ def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
 
     asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
     """
-    if _has_ended(attempt):
+    if any(event["event"] == Ended.event for event in event_file.read(attempt.events_file("script"))):
         return
     if not asked:
         name = text.signal_name(number)
         event_file.append(attempt.events_file("script"), Fault(code=FaultCode.SIGNALLED, host=host, signal=name))
     event_file.append(attempt.events_file("script"), Ended(code=128 + number))
-
-
-def _has_ended(attempt: Attempt) -> bool:
-    return any(event["event"] == Ended.event for event in event_file.read(attempt.events_file("script")))
-
-
-def output_of(run: Run) -> Path:
-    """Returns the path of the output file of a point's attempts in this job (LAUNCHER_JOB_ID)."""
-    return run.path / f"output-{os.environ.get('LAUNCHER_JOB_ID', '')}.log"
 
 
 def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
@@ -176,7 +164,8 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
         processes.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
         rank_report.begin_process()
-        output = os.open(output_of(attempt.run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        path = attempt.run.path / f"output-{os.environ.get('LAUNCHER_JOB_ID', '')}.log"
+        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         take_streams(output, output)
         os.close(output)
         code = _recorded(attempt, slot, host)

@@ -4,9 +4,8 @@ The other side runs the same launcher (`launcher.cli.far`). What passes is the c
 and what its commands print.
 
 - `clusters`: profiles with `ssh`, the one that a command line names, and the runs that are known to be there
-- `connection`: one command over there: OpenSSH, frames between its output, and what is said if it does not answer
 - `code`: the files of the user's code: their list, what of it is sent, and the folder that is made of it there
-- `command`: runs a command there, and submits runs with their code
-- `run`: a run there, for scripts in Python
+- `command`: one command over there: OpenSSH, frames between its output, what is said if it does not answer; submissions
+  with their code; a run there, for scripts in Python
 - `install`: what `site init --ssh` does: looks at the other side, and installs the launcher there
 """

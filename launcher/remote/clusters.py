@@ -31,8 +31,6 @@ TYPES = {"ssh": str, "command": str, "profile": str, "secrets": list[str], "excl
 
 
 class RemoteCluster(Struct):
-    """A profile of a cluster behind ssh."""
-
     name: str  # as in cluster=NAME
     file: Path  # of the profile
     host: str  # what ssh connects to: [USER@]HOST, or a name of ~/.ssh/config
@@ -44,12 +42,10 @@ class RemoteCluster(Struct):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The host and the launcher there."""
         return self.host, self.command
 
     @property
     def folder(self) -> Path:
-        """Where this machine keeps what it knows of the cluster."""
         return user_data_dir() / "remote" / self.name
 
 
@@ -121,8 +117,6 @@ def chosen(words: Iterable[str]) -> RemoteCluster | None:
 
 
 class LastSeen(Struct):
-    """The last answer of a cluster to `status`."""
-
     time: float = 0.0  # seconds since the epoch; 0: never
     rows: tuple[Mapping[str, Any], ...] = ()
 
@@ -159,7 +153,6 @@ def save_seen(cluster: RemoteCluster, rows: Sequence[Mapping[str, Any]]) -> None
 
 
 def last_seen(cluster: RemoteCluster) -> LastSeen:
-    """Returns the last answer to `status` that was kept."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         data = json.loads(run_files.read_whole(cluster.folder / "status.json", bounds.QUERY_BYTES))
         return LastSeen(float(data["time"]), tuple(row for row in data["rows"] if isinstance(row.get("run"), str)))

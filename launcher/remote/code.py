@@ -31,15 +31,12 @@ LINK, PROGRAM, FILE = "l", "x", "f"  # kinds of files: the content of a link is 
 
 
 class CodeFile(NamedTuple):
-    """A file of the list."""
-
     kind: str
     size: int  # bytes
     digest: str  # SHA-256 of its content
 
 
 def digest_of(files: Mapping[str, Sequence[Any]]) -> str:
-    """Returns the digest of a list of files."""
     return hashlib.sha256(json.dumps([[name, *files[name]] for name in sorted(files)]).encode()).hexdigest()
 
 

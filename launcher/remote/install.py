@@ -29,7 +29,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.formatting import clean
 from launcher.paths import PACKAGE, resource
 from launcher.remote.clusters import COMMAND, RemoteCluster, Unreachable
-from launcher.remote.connection import arguments
+from launcher.remote.command import arguments
 
 FOLDER = str(Path(COMMAND).parents[1])  # from the home folder there
 OLDEST, NEWEST = (3, 10), (3, 13)  # versions of Python that the launcher takes
@@ -57,8 +57,6 @@ print("found " + json.dumps({"python": sys.executable, "version": sys.version_in
 
 @dataclass(frozen=True)
 class FarPython:
-    """A Python on the other side."""
-
     python: str  # its path
     version: tuple[int, ...]  # (3, 11, 2)
     machine: str  # x86_64, aarch64, ...

@@ -32,7 +32,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import exists, explain, unwrap
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, refused, wait_for
 from launcher.runs import events
-from launcher.runs.events import Accused, AgentCount, Fault, Place
+from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology
 
 LOOPBACK = "127.0.0.1"
@@ -183,11 +183,12 @@ class Arrivals:
         if len(self.arrived) >= self.least:
             return None
         leader = self.places[self.leader]
-        missing = [self.places[index] for index in sorted(self.wanted) if index not in self.arrived]
+        missing = tuple(accuse(self.places[index]) for index in sorted(self.wanted) if index not in self.arrived)
+        arrived, there = len(self.arrived), text.node_of(leader.host, leader.node)
+        message = f"{text.agents(missing)} did not reach {there} in time: {arrived} of {len(self.wanted)} arrived"
         return Fault(
             code=FaultCode.RENDEZVOUS_TIMEOUT if missing else FaultCode.TOO_FEW, host=leader.host, node=leader.node,
-            accused=tuple(map(accuse, missing)),
-            agents=AgentCount(arrived=len(self.arrived), expected=len(self.wanted) if missing else self.least),
+            accused=missing, message=message if missing else text.too_few(arrived, self.least),
         )  # fmt: skip
 
 

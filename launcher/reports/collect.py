@@ -144,8 +144,6 @@ def redact_override(override: str) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """A period of an attempt, shown as a bar."""
-
     attempt: int  # the attempt's number
     what: str  # queued, starting, running or restarting
     begin: float  # in seconds since the epoch, like `end`
@@ -155,8 +153,6 @@ class Span:
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of an attempt, shown as a mark."""
-
     attempt: int  # the attempt's number
     kind: str  # checkpoint, stop, fault, restart, resized, warning or end
     time: float  # when the event happened, in seconds since the epoch
@@ -240,7 +236,7 @@ def _mark(event: kinds.Event) -> tuple[str, str] | None:
         host = f" ({event.host})" if event.host not in cause else ""
         return "fault", f"fault{_at(event.step)}: {cause}{host}"
     if isinstance(event, kinds.SetupFailed):
-        return "fault", f"fault: {texts.of_setup_line(event.of, event.number, event.name)} failed ({event.host})"
+        return "fault", f"fault: {event.message} ({event.host})"
     if isinstance(event, kinds.Stop):
         return "stop", f"stop{_at(event.step)}: {texts.of_stop(event)}"
     if isinstance(event, kinds.Resized):
@@ -273,8 +269,7 @@ class Curve:
     name: str  # its key in the events (`loss`)
     steps: tuple[int, ...]  # increasing
     values: tuple[float, ...]  # at each step
-    # (steps, values) of each discarded part, which a later attempt computed again from a checkpoint
-    repeated: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
+    repeated: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()  # parts that a later attempt computed again
 
 
 def curves(attempts: Iterable[Sequence[Entry]]) -> list[Curve]:
@@ -405,5 +400,4 @@ def _is_matrix(matrix: Any) -> bool:
 
 
 def block_of(matrix: Mapping[str, Any]) -> int:
-    """Returns for how many hosts a row of a matrix stands."""
     return int(matrix.get("block", 1))

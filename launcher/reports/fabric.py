@@ -23,8 +23,6 @@ COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window
 
 @dataclass(frozen=True)
 class SizeCurve:
-    """A curve of a measured quantity over message size."""
-
     op: str  # the operation or pattern (`all_reduce`)
     kind: str  # what distinguishes the curve from others of the same operation (`float16 in place`); may be empty
     sizes: tuple[int, ...]  # of messages in bytes, increasing

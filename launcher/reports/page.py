@@ -298,8 +298,6 @@ def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text."""
-
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     left: frozenset[int] = frozenset({0})  # numbers (from 0) of the columns that are aligned left, since they are text
@@ -335,8 +333,6 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report page."""
-
     title: str  # the document's title and first heading
     kind: str  # what the page is about (`Sweep`), shown above that heading
     state: str  # the run's; empty for a sweep or several runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,16 +19,13 @@ from launcher.reports.collect import Entry, RunData, finite, positive, redact_ov
 from launcher.reports.fabric import fabric_section
 from launcher.reports.page import (
     CodeBlock,
-    Figure,
     Named,
     Page,
     Section,
     Table,
     change_text,
     legend,
-    line,
     pace_figure,
-    plain_text,
     span_text,
     timeline_figure,
     training_figures,
@@ -71,7 +68,6 @@ def single(run: RunData) -> list[Section]:
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
-    """Returns (name, value) of the main facts about a run."""
     plan, history = run.plan, run.timeline
     cluster = plan.get("cluster", {})
     where = str(cluster.get("name", "-"))
@@ -325,28 +321,21 @@ def config_differences(runs: Sequence[RunData]) -> Section | None:
     return Section("Configuration that differs", tables=[table])
 
 
-# -- Makes the page of a sweep: best point, table of all points, parallel coordinates, training curves
+# -- Makes the page of a sweep: best point, table of all points, training curves
 
 
 MOST_CURVES = 40  # only the best so many points have training curves
 IN_COLOUR = 8  # only the best so many points have coloured curves
-MOST_LINES = 1000  # of the parallel coordinates
 FIRST_ROWS = 40  # rows of the table that is always open; a longer one with all rows is folded
 MOST_METRICS = 8  # columns of the table, in addition to the objective
-MOST_TICKS = 8  # of an axis
-LOG_FROM = 50.0  # from this ratio of the largest to the smallest value on, an axis is logarithmic
-SHADES = ((0.1, "--series-1", 0.9), (0.35, "--series-1", 0.45), (1.0, "--muted", 0.3))  # best fraction, colour, opacity
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A point of a sweep, as the page shows it."""
-
     name: str  # the point's number
     overrides: tuple[str, ...]
     state: str  # as in `status`
     run: RunData | None = None  # None: the point has not started
-    reported: float | None = None  # of a point that the search pruned, the last value of the objective
 
     def metric(self, name: str) -> float | None:
         """Returns a metric of the point's result; None: it has no such finite number."""
@@ -375,8 +364,6 @@ def sweep_page(
         repeated = [redact_override(each) for each in canonical(best.overrides)]
         codes.append(CodeBlock("repeat the best point with", build.command(PROGRAM, repeated)))
     sections = [_points_section(ranked, keys, objective, best)]
-    if figure := parallel_coordinates(ranked, keys, goal):
-        sections.insert(0, Section("Points and their results", figures=[figure]))
     if search is not None:
         sections.insert(0, search_section(*search))
     named: Named = [(label(each.overrides, keys) or each.name, each.run.curves) for each in ranked if each.run]
@@ -439,109 +426,3 @@ def _points_section(
 
 def _short(key: str) -> str:
     return key.removeprefix("workload.")
-
-
-@dataclass(frozen=True)
-class Axis:
-    name: str  # a config key or metric
-    places: Mapping[str, float]  # position of each value, from 0 to 1, by the value as text
-    ticks: Sequence[tuple[float, str]]  # position and text
-
-
-def axis_of(name: str, values: Sequence[str]) -> Axis:
-    """Returns the axis of values given as text: numbers by size or logarithm, else all in alphabetical order."""
-    known = list(dict.fromkeys(values))
-    numbers = {each: _number(each) for each in known}
-    if any(number is None for number in numbers.values()):
-        spread = {each: place / max(1, len(known) - 1) for place, each in enumerate(sorted(known))}
-        stride = math.ceil(len(spread) / MOST_TICKS)
-        return Axis(name, spread, [(place, text) for text, place in spread.items()][::stride])
-    sizes = {each: number for each, number in numbers.items() if number is not None}
-    low, high = min(sizes.values()), max(sizes.values())
-    if low > 0 and high / low >= LOG_FROM:
-        sizes, low, high = {each: math.log(size) for each, size in sizes.items()}, math.log(low), math.log(high)
-    places = {each: (size - low) / (high - low) if high > low else 0.5 for each, size in sizes.items()}
-    shown = sorted(places, key=places.__getitem__)
-    if len(shown) > MOST_TICKS:
-        shown = [shown[0], shown[-1]]
-    return Axis(name, places, [(places[each], each) for each in shown])
-
-
-def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal: str | None) -> Figure | None:
-    """Returns a figure with a line for each point through its values of all keys and the goal, if two have one.
-
-    plotly's own parallel coordinates need WebGL, and `eval`, which the content security policy forbids.
-    """
-    if goal is None or not keys:
-        return None
-    done = [point for point in ranked if point.metric(goal) is not None]
-    done = [*done, *(point for point in ranked if point.metric(goal) is None and point.reported is not None)]
-    done = done[:MOST_LINES]
-    if len(done) < 2:
-        return None
-    columns = [*keys, goal]
-
-    def values(point: SweepPoint) -> list[str]:
-        own = values_of(point.overrides, keys)
-        return [*(public(key, own.get(key, "default")) for key in keys), _goal(point, goal)]
-
-    table = [values(point) for point in done]
-    axes = [axis_of(name, [row[place] for row in table]) for place, name in enumerate(columns)]
-    traces: list[dict[str, Any]] = []
-    first = 1  # the best one is drawn last, on top
-    for part, shade, opacity in SHADES:
-        last = max(first, math.ceil(part * len(done)))
-        if table[first:last]:
-            traces.insert(0, _lines(table[first:last], axes, shade, 1.5, opacity))
-        first = last
-    traces.append(_lines(table[:1], axes, "--good", 3, 1.0))
-    ticks = [
-        {"x": place, "y": height, "xanchor": "right" if place else "left", "xshift": -6 if place else 6,
-         "showarrow": False, "text": plain_text(text[:16]), "bgcolor": "--surface",
-         "font": {"size": 11, "color": "--muted"}}
-        for place, axis in enumerate(axes) for height, text in axis.ticks
-    ]  # fmt: skip
-    layout = {
-        "xaxis": {"tickmode": "array", "tickvals": list(range(len(axes))), "showgrid": False, "zeroline": False,
-                  "ticktext": [plain_text(_short(axis.name)) for axis in axes], "range": [-0.15, len(axes) - 0.9]},
-        "yaxis": {"visible": False, "range": [-0.06, 1.06]},
-        "showlegend": False,
-        "hovermode": "closest",
-        "annotations": ticks,
-        "shapes": [
-            {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1},
-             "layer": "below"}
-            for place in range(len(axes))
-        ],
-    }  # fmt: skip
-    pruned = "; a pruned point has the last value it reported" if any(p.metric(goal) is None for p in done) else ""
-    caption = f"A line is a point; green is the best, grey are the worst{pruned}."
-    return Figure("", traces, layout, caption, height=380, wide=True)
-
-
-def _lines(
-    table: Sequence[Sequence[str]], axes: Sequence[Axis], shade: str, width: float, opacity: float
-) -> dict[str, Any]:
-    x: list[int | None] = []
-    y: list[float | None] = []
-    text: list[str] = []
-    for row in table:
-        label = ", ".join(f"{_short(axis.name)} {value}" for axis, value in zip(axes, row, strict=True))
-        x += [*range(len(axes)), None]
-        y += [*(round(axis.places[value], 4) for axis, value in zip(axes, row, strict=True)), None]
-        text += [plain_text(label)] * (len(axes) + 1)
-    hover = {"customdata": text, "hovertemplate": "%{customdata}<extra></extra>"}
-    return line("", x, y, shade, width=width, mode="lines", opacity=opacity, connectgaps=False, **hover)
-
-
-def _goal(point: SweepPoint, goal: str) -> str:
-    value = point.reported if point.metric(goal) is None else point.metric(goal)
-    return "" if value is None else f"{value:.6g}"
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

@@ -2,11 +2,11 @@
 
 It may import plan, failures, files and what is below them.
 
-- `directory`: layout of a run directory: its files and names, the record, the attempts; which of them are damaged
+- `directory`: layout of a run directory: its files and names, the record, the attempts; which of them are damaged;
+  writes the events of an agent or a rank: a failed write never fails the attempt
 - `sweep_directory`: layout of a sweep directory: manifest, points, submitted arrays, packing; the files of a search
 - `events`: every kind of event, with its fields, and their conversion to and from JSON
 - `event_file`: reads and appends to event files: files that still grow, damaged lines, limits on size
-- `event_writer`: writes the events of an agent or a rank; a failed write never fails the attempt
 - `history`: what happened to a run: its journal on the login node, and the attempts in its directory; how often the
   user's runs fail on a cluster, for the time between two saves
 - `lookup`: finds a run or sweep by its id, a prefix of it, `latest` or a path

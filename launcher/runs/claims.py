@@ -46,8 +46,6 @@ _ENTRY = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 
 
 class EntryKind(Enum):
-    """Kind of an entry of a point's log: what happened to the point."""
-
     CLAIMED = "claimed"  # a slot manager runs the point
     RELEASED = "released"  # it was stopped because its pilot ended; any manager may claim it and resume it
     DONE = "done"
@@ -108,8 +106,6 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class PointLog:
-    """What a point's log says of it."""
-
     state: State = State.FREE
     owner: Manager | None = None  # slot manager that runs the point; None: the point is not HELD
     next: int = 0  # number of the entry to add next
@@ -157,9 +153,7 @@ def fold(entries: Sequence[LogEntry], retries: int) -> PointLog:
     return PointLog(state, owner, len(entries), tuple(failed), bool(entries), releases, last)
 
 
-def may_take_over(
-    owner: Manager, mine: Manager, alive: bool | None, unchanged: float, lease: float = LEASE
-) -> bool:  # fmt: skip
+def may_take_over(owner: Manager, mine: Manager, alive: bool | None, unchanged: float, lease: float = LEASE) -> bool:
     """Returns whether slot manager `mine` may claim a point that `owner` holds.
 
     | the owner | may take over |
@@ -244,8 +238,6 @@ def left_out(outcomes: Sequence[tuple[int, EntryKind]], others_done: bool) -> bo
 
 @dataclass(frozen=True)
 class SeenManager:
-    """What the journal of a slot manager says of it."""
-
     host: str = "?"  # name of its node
     process: Process | None = None  # None: it runs on another machine or in another PID namespace, or is not known yet
     ended: bool = False  # whether its last event says so
@@ -289,7 +281,6 @@ class Claims:
             two.unlink(missing_ok=True)
 
     def logs(self) -> dict[int, PointLog]:
-        """Returns the summary of each point's log, by the point's number; without points that have no log."""
         return {point: fold(entries, self._retries) for point, entries in self.entries().items()}
 
     def log(self, point: int) -> PointLog:
@@ -351,7 +342,6 @@ class Claims:
     # -- the managers
 
     def journal(self, manager: Manager) -> Path:
-        """Returns the path of a slot manager's journal."""
         return self._managers / f"{manager}.jsonl"
 
     def note(self, manager: Manager, event: Event) -> None:
@@ -359,7 +349,6 @@ class Claims:
         event_file.append(self.journal(manager), event)
 
     def beat(self, manager: Manager) -> None:
-        """Makes a heartbeat of a slot manager: sets the mtime of its journal."""
         os.utime(self.journal(manager))
 
     def sign(self, manager: Manager) -> tuple[int, int] | None:
@@ -371,7 +360,6 @@ class Claims:
         return status.st_mtime_ns, status.st_size
 
     def seen(self, manager: Manager) -> SeenManager:
-        """Reads the first and the last event of a slot manager's journal."""
         found = SeenManager()
         for event in known(event_file.first_and_last(self.journal(manager))):
             if isinstance(event, ManagerBegan):
@@ -383,7 +371,6 @@ class Claims:
         return found
 
     def managers(self) -> list[Manager]:
-        """Returns all slot managers that ever started in this sweep, sorted."""
         names = unwrap(list_names(str(self._managers))) or ()
         return sorted(Manager.of(match[1]) for match in map(_JOURNAL.fullmatch, names) if match)
 

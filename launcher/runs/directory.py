@@ -37,11 +37,12 @@ import errno
 import hashlib
 import json
 import os
+import socket
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -49,7 +50,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import bounds
 from launcher.config.schema import ResumeHow
-from launcher.errors import ConfigError, RunError, UnavailableError
+from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError
+from launcher.failures import text
+from launcher.failures.codes import FaultCode
 from launcher.files import ownership, run_files, shared_secret
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import (
@@ -58,15 +61,17 @@ from launcher.files.shared_files import (
     Unavailable,
     Wrong,
     exists,
+    is_transient,
     list_names,
     read_json,
     read_text,
     retry_read,
     unwrap,
 )
+from launcher.formatting import log_line
 from launcher.runs import event_file, live_index
-from launcher.runs.events import Event, Submitting
-from launcher.structs import Struct
+from launcher.runs.events import Event, Fault, Submitting
+from launcher.structs import Struct, replace
 
 FORMAT = 4  # version of the run directory's format; a launcher reads only its own
 # Fields of a record and their types, except for `plan`, whose fields are those of JobPlan.
@@ -76,6 +81,7 @@ _RECORD = {
 }  # fmt: skip
 GROWING = ("rank-0", "checkpoint")  # writers of events whose number grows with the run
 MOST_PROBLEMS = 20  # messages of `problems`; further ones are only counted
+UNWRITTEN = 1000  # newest events that are kept in memory until they can be written
 _PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of step times: at least half a day's
 _PACE_TAILS = 1 << 24  # of all such files of an attempt: an hour's of 4,096 nodes
 SECRET = "secret"  # noqa: S105  name of the secret's file; see `shared_secret`
@@ -105,8 +111,6 @@ def _uid() -> int:
 
 
 class Run(Struct):
-    """One run's directory."""
-
     path: Path
 
     @property
@@ -194,11 +198,9 @@ class Run(Struct):
         run_files.write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
-        """Makes an empty file of this name, a mark, in the run directory (`cancelled`, `stop`)."""
         (self.path / name).touch(mode=0o600)
 
     def unmark(self, name: str) -> None:
-        """Removes a mark made by `mark`, if it is there."""
         (self.path / name).unlink(missing_ok=True)
 
     def clear_for_resume(self) -> None:
@@ -216,7 +218,6 @@ class Run(Struct):
             (self.path / name).unlink(missing_ok=True)
 
     def restore_record(self) -> None:
-        """Restores the record that the last `clear_for_resume` copied."""
         kept = self.path / f"record-{self._earlier_records() - 1}.json"
         kept.replace(self.path / "record.json")
 
@@ -225,7 +226,6 @@ class Run(Struct):
         return self._write(f"script-{member}.sh" if member else "script.sh", text)
 
     def write_environment(self, text: str) -> None:
-        """Writes `environment.sh`: the submitter's environment that the job inherits, as shell text."""
         self._write("environment.sh", text)
 
     def write_result(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -347,8 +347,6 @@ class Run(Struct):
 
 
 class Attempt(Struct):
-    """One attempt of a run, and its folder `attempts/NUMBER`."""
-
     run: Run
     number: int
 
@@ -482,3 +480,74 @@ def _wrong(outcome: Outcome[object]) -> list[str]:
     if isinstance(outcome, Unavailable):
         raise UnavailableError(outcome.reason)
     return [outcome.reason] if isinstance(outcome, Wrong) else []
+
+
+# -- Writes the events of an agent or a rank; a failed write never fails the attempt
+
+
+def current_attempt() -> Attempt | None:
+    """Returns the attempt that this process belongs to, from its environment variables; None: it is in no run."""
+    run_dir, number = os.environ.get("LAUNCHER_RUN_DIR"), os.environ.get("LAUNCHER_ATTEMPT")
+    return Attempt(Run(Path(run_dir)), int(number)) if run_dir and number else None
+
+
+class Events:
+    """Writes the events of one writer of an attempt; attempt=None: drops them.
+
+    An event that cannot be written (full disk, no file descriptor left) is written together with the next one. One that
+    exceeds a bound is left out, and named in the log.
+    """
+
+    def __init__(self, attempt: Attempt | None, writer: str) -> None:
+        self._path = attempt.events_file(writer) if attempt else None
+        self._unwritten: deque[Event] = deque(maxlen=UNWRITTEN)
+        self._failing = False
+        self._refused: set[str] = set()  # kinds of events that were left out
+
+    def __call__(self, event: Event) -> bool:
+        """Writes an event, at the present time if it has none; False: it exceeds a bound and never will be."""
+        if self._path is None:
+            return True
+        self._unwritten.append(replace(event, time=event.time or time.time()))
+        fits = True
+        try:
+            while self._unwritten:
+                fits = self._append(self._path, self._unwritten[0])
+                self._unwritten.popleft()
+        except OSError as error:
+            if not self._failing:
+                log_line(f"cannot write to {self._path} now: {error}", sys.stdout)
+            self._failing = True
+        else:
+            self._failing = False
+        return fits
+
+    def _append(self, path: Path, event: Event) -> bool:
+        try:
+            event_file.append(path, event)
+        except ValueError as error:
+            if event.event not in self._refused:
+                log_line(f"an event {event.event} is not written to {path}: {error}", sys.stdout)
+            self._refused.add(event.event)
+            return False
+        return True
+
+
+def report_start_failure(
+    plan: JobPlan | None, writer: str, error: Exception, what: FaultCode = FaultCode.UNREADABLE
+) -> int:
+    """Reports on stderr and as event `fault` why this agent cannot start (plan=None: it is unreadable); the exit code.
+
+    Returns RESUME if `error` is transient, so that a retry may help, else NO_RETRY. `writer` gets host and process id
+    added.
+    """
+    code = RESUME if is_transient(error) else NO_RETRY
+    host = socket.gethostname()
+    fault = Fault(code=what, host=host, error=str(error), ends_with=code)
+    print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
+    if attempt := current_attempt():
+        Events(attempt, f"{writer}-{host}-{os.getpid()}")(fault)
+        # If all nodes are needed, the other agents are killed while they wait; otherwise they write the code later.
+        if plan is None or plan.min_nodes == plan.nodes:
+            attempt.write_exit_code(code)
+    return code

@@ -36,16 +36,12 @@ class Event(Open):
 
 
 class Submitting(Event, kind="submitting"):
-    """A job is about to be submitted."""
-
     token: str  # by which the scheduler can find the job
     points: str | None = None  # of an array: the sweep's points that are its elements (`0-3,7`)
     by_hand: bool = False  # whether the user submits it, with the command that was printed (submit=false)
 
 
 class Submitted(Event, kind="submitted"):
-    """The scheduler has accepted a job."""
-
     job: str
     chain: tuple[str, ...] = ()  # with resume.how=chain the jobs that follow it, in a race the others
     race: bool = False  # whether the first of these jobs that starts runs the run (cluster.race)
@@ -90,16 +86,12 @@ class Pruned(Event, kind="pruned"):
 
 
 class Started(Event, kind="started"):
-    """The driver starts an attempt."""
-
     job: str
     host: str = ""
     output: int = 0  # bytes of the job's output, by earlier attempts of the job
 
 
 class Ended(Event, kind="ended"):
-    """The driver has ended an attempt."""
-
     code: int
 
 
@@ -118,8 +110,6 @@ class ConditionsMet(Event, kind="after"):
 
 
 class Place(Open):
-    """Where an agent runs."""
-
     host: str
     node: int  # its number in the job, from 0
     task: int | None = None  # the task's rank with launch.mode=tasks
@@ -192,23 +182,17 @@ class AttachRequest(Event, kind="attach_request"):
 
 
 class Progress(Event, kind="progress"):
-    """Progress of the run, reported by rank 0."""
-
     step: float
     total: float
     values: Mapping[str, Any] | None = None  # metrics of the workload; None: it reported none
 
 
 class Evaluated(Event, kind="evaluated"):
-    """The result of an evaluation."""
-
     step: int
     values: Mapping[str, Any] | None = None  # metrics of the workload; None: it reported none
 
 
 class Saved(Event, kind="saved"):
-    """A checkpoint has been written completely."""
-
     step: int
     bytes: int = 0
     seconds: float | None = None  # duration of the save; None: not measured
@@ -262,8 +246,6 @@ class Continued(Event, kind="continued"):
 
 
 class BoundRank(Open):
-    """The CPU binding of one rank; part of `Bound`."""
-
     rank: int
     cpus: str  # CPUs on which the rank may run (`0-7,64-71`)
     cores: int = 0  # to which these CPUs belong
@@ -274,8 +256,6 @@ class BoundRank(Open):
 
 
 class Bound(Event, kind="bound"):
-    """The CPU binding of the ranks of an agent."""
-
     host: str
     ranks: tuple[BoundRank, ...]
     round: int = 0
@@ -289,8 +269,6 @@ class Bound(Event, kind="bound"):
 
 
 class Observation(Open):
-    """What a check has measured or found wrong."""
-
     code: codes.CheckCode
     text: str = ""  # as one line, with what to do about it; empty: an older version has written the event
 
@@ -312,8 +290,6 @@ class CheckEnded(Open):
 
 
 class NodeChecked(Event, kind="preflight"):
-    """The result of a preflight on one node, written by the node's agent."""
-
     round: int
     host: str
     node: int
@@ -332,8 +308,6 @@ class NodeFinding(Open):
 
 
 class Preflighted(Event, kind="preflighted"):
-    """The result of a preflight on all nodes."""
-
     round: int
     then: codes.PreflightThen
     nodes: int
@@ -353,60 +327,8 @@ class Accused(Open):
     node: int | None = None
 
 
-class HostSignal(Open):
-    """A signal that the agent on a host received."""
-
-    host: str
-    signal: str
-
-
-class BlockedCollective(Open):
-    """A collective in which ranks wait for the accused ranks, according to NCCL's flight recorder."""
-
-    sign: codes.CollectiveSign  # what the accused ranks have not done
-    operation: str  # the collective that the waiting ranks have called (`all_reduce`)
-    number: int  # sequence number of the collective in the process group, from 1
-    group: str
-    waiting: str = ""  # ranks that wait in the collective (`0-3,7`)
-    called: str = ""  # for OTHER_CALLED, the operation that the accused ranks have called instead
-
-
-class Hang(Open):
-    """Details of a hang."""
-
-    sign: codes.HangSign = codes.HangSign.UNKNOWN  # how the accused ranks were identified
-    collective: BlockedCollective | None = None  # for HangSign.RECORDER: what the accused ranks block
-    slowest: int | None = None  # steps that the slowest accused rank has done; -1: it reported none
-    stacks: str = ""  # folder with the stacks of all ranks; empty: there is none
-
-
-class StartLimit(Open):
-    """Why the system did not start a process, or would not."""
-
-    errno: int
-    maximum: int | None = None  # the `ulimit` that this error is about; -1: unlimited; None: none
-    needed: int | None = None  # what it would have to be
-
-
-class AgentCount(Open):
-    """Number of agents that arrived at a rendezvous, and the number that was expected."""
-
-    arrived: int
-    expected: int
-
-
-class PreflightFailure(Open):
-    """Why a preflight ends the attempt."""
-
-    reason: codes.PreflightReason
-    nodes: int
-    failed: int  # nodes that failed a check
-    findings: tuple[NodeFinding, ...] = ()  # the first problems that were found
-    exclude: str = ""  # override for resuming the run without the bad nodes; empty: the scheduler cannot exclude nodes
-
-
 class Fault(Event, kind="fault"):
-    """Ranks failed, or could not be started; `launcher.failures.text.of_fault` makes text for the user from it."""
+    """Ranks failed, or could not be started; `launcher.failures.text.of_fault` returns its text for the user."""
 
     code: codes.FaultCode = codes.FaultCode.UNKNOWN
     host: str = ""  # where the fault happened or, if that is unknown, was reported
@@ -416,22 +338,12 @@ class Fault(Event, kind="fault"):
     signal: str | None = None  # signal that ended the process, or that asked it to stop (`SIGKILL`)
     exception: str | None = None  # name of the type of the rank's exception
     error: str | None = None  # message of Python, the system or a library
+    message: str = ""  # all of it as one line, by its writer, who knew more; empty: it follows from the other fields
     reading: str = ""  # path of the checkpoint that the rank was loading when its exception was raised; empty: none
     accused: tuple[Accused, ...] = ()  # who probably caused the fault, and need not have reported it
     limit: str | None = None  # config key of the timeout that expired
     seconds: float | None = None
     step: int | None = None  # that the run had done; -1: none
-    hang: Hang | None = None
-    start: StartLimit | None = None  # details of NOT_STARTED and OPEN_FILES
-    agents: AgentCount | None = None  # details of RENDEZVOUS_TIMEOUT and TOO_FEW
-    preflight: PreflightFailure | None = None
-    during: codes.AgentPhase | None = None  # what the agent was doing when the fault happened
-    needed_by: Accused | None = None  # for RETURNED_EARLY, the rank that lost its peer; None: unknown
-    then: HostSignal | None = None  # signal that an agent received after the fault, perhaps because of it
-    back: tuple[Place, ...] = ()  # for NODE_RETURNED, the agents that came back
-    restarts: int = 0  # in a row without progress, before a fault that ends the attempt
-    max_restarts: int | None = None  # the same: launch.max_restarts
-    repeated: bool = False  # the same: whether the ranks hung where they had hung before the restart
     traceback: str | None = None
     memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; see `launcher.agent.rank_status`
     ends_with: int | None = None  # the attempt's exit code; None: the fault does not end it
@@ -449,9 +361,7 @@ class SetupFailed(Event, kind="setup_failed"):
 
     line: int  # its number among all set-up lines, from 1
     host: str
-    of: codes.SetupPart = codes.SetupPart.UNKNOWN
-    number: int = 0  # its number within that part, from 1
-    name: str = ""  # module, environment or folder that the line sets up
+    message: str = "a set-up line failed"
     code: int | None = None
 
 
@@ -481,9 +391,7 @@ class Stopped(Event, kind="stopped"):
     """What a run has saved, recorded after an attempt that stopped early, to see whether attempts make progress."""
 
     step: int | None  # of the newest checkpoint; -1: there is none; None: unknown
-    # Of a user's program: mtime in ns of its newest checkpoint file, or of any that this attempt saved. -1: not looked
-    # for, or unknown.
-    saved: int
+    saved: int  # of a user's program, mtime in ns of its newest checkpoint file; -1: not looked for, or unknown
     preempted: bool
 
 
@@ -513,8 +421,6 @@ class Stays(Event, kind="stays"):
 
 
 class ManagerBegan(Event, kind="manager_began"):
-    """A slot manager has started."""
-
     host: str
     job: str
     slots: int  # points at once

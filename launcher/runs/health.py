@@ -25,7 +25,6 @@ def bindings_event(
     host: str, node: Node, allowed: Collection[int], found: Sequence[masks.RankBinding], *, first_rank: int = 0,
     round_number: int = 0, unbound: Unbound | None = None,
 ) -> Bound:  # fmt: skip
-    """Returns the event that records the CPU bindings of one agent's ranks, in the order of ranks."""
     numas: dict[str, list[int]] = {}
     for core in node.cores:
         numas.setdefault(str(core.numa), []).extend(core.cpus)
@@ -74,8 +73,6 @@ STATES = {"D": "waits for a device or a file server (state D)", "T": "is stopped
 
 @dataclass(frozen=True)
 class Frame:
-    """One call in a stack."""
-
     path: str  # source file
     line: int  # line in the file; 0: unknown
     name: str  # name of the function
@@ -88,8 +85,7 @@ DEBUGGER = Frame("", 0, "the debugger, which waits for `attach --debug`")
 class Group:
     """Ranks whose main threads have the same stack."""
 
-    # stack report of each of these ranks; see `RequestHandler._stacks` in attach/node_session.py
-    ranks: tuple[Mapping[str, Any], ...]
+    ranks: tuple[Mapping[str, Any], ...]  # their reports: see `RequestHandler._stacks` in attach/node_session.py
     frames: tuple[Frame, ...]  # frames of the main thread, innermost call last; empty: the ranks wrote no stack
     threads: tuple[int, ...]  # for each of these ranks, the number of its threads besides the main thread
 
@@ -105,17 +101,16 @@ def parse_stacks(text: str) -> tuple[tuple[Frame, ...], int]:
         return (), 0
     found = [match for line in threads[-1].splitlines() if (match := _FRAME.match(line))]
     frames = [Frame(m["path"], int(m["line"]) if m["line"].isdecimal() else 0, m["name"]) for m in found][::-1]
-    ours = [place for place, frame in enumerate(frames[:-1]) if _is_launcher_frame(frame)]
+    ours = [
+        place for place, frame in enumerate(frames[:-1])
+        if frame.name == _WORKLOAD_CALLER or frame.path.endswith(_PROGRAM_RUNNERS)
+    ]  # fmt: skip
     frames = frames[ours[-1] + 1 :] if ours else frames
     for number, frame in enumerate(frames):
         if frame.path.endswith("/bdb.py") and number:
             frames = [*frames[:number], DEBUGGER]
             break
     return tuple(frames), len(threads) - 1
-
-
-def _is_launcher_frame(frame: Frame) -> bool:
-    return frame.name == _WORKLOAD_CALLER or frame.path.endswith(_PROGRAM_RUNNERS)
 
 
 def group_stacks(reports: Iterable[Mapping[str, Any]]) -> list[Group]:
@@ -177,7 +172,6 @@ def preflight_lines(result: Preflighted) -> list[str]:
 
 
 def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the lines (`preflight_lines`) of all preflights among the events of an attempt."""
     return [line for event in every(events, Preflighted) for line in preflight_lines(event)]
 
 
@@ -201,12 +195,9 @@ class Straggler:
 
     rank: int  # rank, host: the rank, and the name of its host
     host: str
-    # median over the last RATIOS reports of the slow period: the rank's step time divided by the median step time of
-    # the other ranks. Step times do not include waiting for other ranks
-    ratio: float
+    ratio: float  # its step time, without waiting, divided by the others' median: the median of the last RATIOS reports
     since: float  # start of the slow period, in seconds since the epoch
-    # end of the slow period, in seconds since the epoch; None: the rank was slow in its last report
-    until: float | None = None
+    until: float | None = None  # end of the slow period; None: the rank was slow in its last report
 
     @property
     def words(self) -> str:
@@ -308,14 +299,12 @@ class _Slow:
         self.fast = 0
 
     def add(self, now: float, ratio: float, is_slow: bool) -> None:
-        """Adds a report of the rank: its time, its ratio to the others' step time, and whether that is slow."""
         self.ratios.append(ratio)
         self.fast = 0 if is_slow else self.fast + 1
         if is_slow:
             self.last = now
 
     def as_stragglers(self, factor: float, min_seconds: float, until: float | None) -> list[Straggler]:
-        """Returns a list of one straggler; empty if the period is too short or its median ratio below `factor`."""
         if self.last - self.since < min_seconds or (ratio := statistics.median(self.ratios)) < factor:
             return []
         return [Straggler(self.rank, self.host, round(ratio, 2), self.since, until)]

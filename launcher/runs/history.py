@@ -15,25 +15,8 @@ from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import ranges
 from launcher.processes import Process
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.events import (
-    E_,
-    CancelFailed,
-    Cancelled,
-    Ended,
-    Fault,
-    ProcessStarted,
-    Pruned,
-    Refused,
-    SetupFailed,
-    Started,
-    Submitted,
-    Submitting,
-    as_kind,
-    every,
-    known,
-    last,
-)
 from launcher.runs.sweep_directory import RECORD, Sweep, element_id, sweep_of
 from launcher.structs import Struct
 
@@ -48,7 +31,7 @@ def journal_events(run: Run) -> list[dict[str, Any]]:
 
 def process_of(run: Run) -> Process | None:
     """Returns the process group leader, maybe of another machine, of a run without a scheduler; else None."""
-    process = last(journal_events(run), ProcessStarted)
+    process = kinds.last(journal_events(run), kinds.ProcessStarted)
     return None if process is None else Process(process.pid, process.start, process.host)
 
 
@@ -67,13 +50,13 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
     entries: dict[int, list[dict[str, Any]]] = {}
     for each in sweep.submissions():
         began = event_file.entry(
-            Submitting(time=each.time, token=each.token, points=ranges(each.points), by_hand=each.by_hand)
+            kinds.Submitting(time=each.time, token=each.token, points=ranges(each.points), by_hand=each.by_hand)
         )
         for number, index in enumerate(each.points):
             found = entries.setdefault(index, [])
             found.append(began)
             if each.job is not None:
-                found.append(event_file.entry(Submitted(time=each.time, job=element_id(each.job, number))))
+                found.append(event_file.entry(kinds.Submitted(time=each.time, job=element_id(each.job, number))))
     return entries
 
 
@@ -89,16 +72,13 @@ class RunHistory(Struct):
     events: tuple[Mapping[str, Any], ...]  # events of the last attempt as dicts, sorted by time
     waiting: tuple[str, ...] = ()  # ids of the jobs of a chain that follow `job_id`
     submitted: float = 0.0  # time of the last submission, in seconds since the epoch
-    # exit code written by the last attempt's agents, if its script wrote no event `ended`; else None
-    exit_code: int | None = None
-    # event with which the search of the run's sweep ended it; None: it did not, or the run was started again
-    pruned: Pruned | None = None
+    exit_code: int | None = None  # written by the last attempt's agents, if its script wrote no event `ended`
+    pruned: kinds.Pruned | None = None  # by the search of its sweep; None: it was not, or was started again
     may_have_job: bool = True  # whether a job was submitted, or its submission was interrupted
-    by_hand: Submitting | None = None  # the job that the user is to submit (submit=false), until its id is known
+    by_hand: kinds.Submitting | None = None  # the job that the user is to submit (submit=false), until its id is known
 
-    def last(self, kind: type[E_]) -> E_ | None:
-        """Returns the last attempt's latest event of a kind; None: it has no such event."""
-        return last(self.events, kind)
+    def last(self, kind: type[kinds.E_]) -> kinds.E_ | None:
+        return kinds.last(self.events, kind)
 
     @property
     def moved(self) -> float:
@@ -108,7 +88,7 @@ class RunHistory(Struct):
     @property
     def ended(self) -> int | None:
         """Exit code of the last attempt, recorded by its script; None: the script has not recorded its end."""
-        event = self.last(Ended)
+        event = self.last(kinds.Ended)
         return None if event is None else event.code
 
     @property
@@ -117,19 +97,17 @@ class RunHistory(Struct):
         return self.exit_code if self.ended is None else self.ended
 
     @property
-    def fault(self) -> Fault | SetupFailed | None:
-        """The first event `fault` or `setup_failed` of the last attempt; None: it has none."""
+    def fault(self) -> kinds.Fault | kinds.SetupFailed | None:
         return first_fault(self.events)
 
 
 def read_history(run: Run) -> RunHistory:
-    """Reads a run's journal and the events of its last attempt, and returns the history that they record."""
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
     if last is None:
         return history_of(journal_events(run), None, ())
     events = last.latest_events()
-    recorded = bool(every(events, Ended))
+    recorded = bool(kinds.every(events, kinds.Ended))
     return history_of(journal_events(run), last.number, events, None if recorded else last.exit_code())
 
 
@@ -145,27 +123,27 @@ def history_of(
     exit_code: exit code written by the last attempt's agents; None: none, or its script recorded the end.
     """
     submitted, wanted, times = None, False, [0.0]
-    by_hand: Submitting | None = None
+    by_hand: kinds.Submitting | None = None
     others: set[str] = set()  # tokens of jobs that were submitted instead, unless the scheduler refused them
-    pruned: Pruned | None = None
-    for event in known(journal):
-        if isinstance(event, (Pruned, Submitted)):
-            pruned = event if isinstance(event, Pruned) else None
-        submitted = event if isinstance(event, Submitted) else submitted
-        if isinstance(event, Submitted) or (isinstance(event, Submitting) and event.by_hand):
-            by_hand, others = event if isinstance(event, Submitting) else None, set()
-        elif isinstance(event, Submitting):
+    pruned: kinds.Pruned | None = None
+    for event in kinds.known(journal):
+        if isinstance(event, (kinds.Pruned, kinds.Submitted)):
+            pruned = event if isinstance(event, kinds.Pruned) else None
+        submitted = event if isinstance(event, kinds.Submitted) else submitted
+        if isinstance(event, kinds.Submitted) or (isinstance(event, kinds.Submitting) and event.by_hand):
+            by_hand, others = event if isinstance(event, kinds.Submitting) else None, set()
+        elif isinstance(event, kinds.Submitting):
             others.add(event.token)
-        elif isinstance(event, Refused) and event.token in others:
+        elif isinstance(event, kinds.Refused) and event.token in others:
             others.discard(event.token)
-        elif isinstance(event, Refused) and by_hand is not None and by_hand.token == event.token:
+        elif isinstance(event, kinds.Refused) and by_hand is not None and by_hand.token == event.token:
             by_hand = None
-        if isinstance(event, (Cancelled, CancelFailed, Submitted)):
-            wanted = isinstance(event, Cancelled)  # else the run was resumed since, or the cancellation failed
-        if isinstance(event, (Submitting, Submitted, ProcessStarted)):
+        if isinstance(event, (kinds.Cancelled, kinds.CancelFailed, kinds.Submitted)):
+            wanted = isinstance(event, kinds.Cancelled)  # else the run was resumed since, or the cancellation failed
+        if isinstance(event, (kinds.Submitting, kinds.Submitted, kinds.ProcessStarted)):
             times.append(event.time)
     by_hand = None if others else by_hand
-    started = last(events, Started)
+    started = kinds.last(events, kinds.Started)
     if by_hand is None:
         jobs = _jobs(submitted, events)
     else:  # its job is known once it has started
@@ -181,17 +159,17 @@ def history_of(
 def may_have_job(journal: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether a run was started, or its last submission was not refused, by its journal."""
     open_tokens: set[str] = set()
-    for event in known(journal):
-        if isinstance(event, (ProcessStarted, Submitted)):
+    for event in kinds.known(journal):
+        if isinstance(event, (kinds.ProcessStarted, kinds.Submitted)):
             return True
-        if isinstance(event, Submitting):
+        if isinstance(event, kinds.Submitting):
             open_tokens.add(event.token)
-        elif isinstance(event, Refused):
+        elif isinstance(event, kinds.Refused):
             open_tokens.discard(event.token)
     return bool(open_tokens)
 
 
-def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> list[str]:
+def _jobs(submitted: kinds.Submitted | None, events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the current job of a run, which runs it or will run it next, and the jobs of its chain that follow.
 
     | the job of the last attempt | the current job |
@@ -201,7 +179,7 @@ def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> l
     | is another job, and started after the last submission | is that job, which its killed submitter did not record |
     | is another job, and started before the last submission | is the job submitted last |
     """
-    started, ended = last(events, Started), last(events, Ended)
+    started, ended = kinds.last(events, kinds.Started), kinds.last(events, kinds.Ended)
     if submitted is None:
         return [started.job] if started else []
     jobs = [submitted.job, *submitted.chain]
@@ -216,11 +194,11 @@ def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> l
     return jobs[here + stopped :]
 
 
-def first_fault(entries: Iterable[Mapping[str, Any]]) -> Fault | SetupFailed | None:
+def first_fault(entries: Iterable[Mapping[str, Any]]) -> kinds.Fault | kinds.SetupFailed | None:
     """Returns the first event `fault` or `setup_failed`; None: neither is there."""
     for entry in entries:
-        if entry["event"] in (Fault.event, SetupFailed.event):
-            return as_kind(entry, Fault) or as_kind(entry, SetupFailed)
+        if entry["event"] in (kinds.Fault.event, kinds.SetupFailed.event):
+            return kinds.as_kind(entry, kinds.Fault) or kinds.as_kind(entry, kinds.SetupFailed)
     return None
 
 

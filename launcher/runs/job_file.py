@@ -10,18 +10,13 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.structs import Struct
+from launcher.structs import Open, Struct
 
 NAME, AFTER = "job.json", "after.sh"  # names in the run directory
 
 
-class SetupLineFields(Struct):
-    """A set-up line of the script, as the event `setup_failed` names it."""
-
-    words: str
-    of: str
-    number: int = 0
-    name: str = ""
+class SetupLineFields(Open):
+    words: str  # what the event `setup_failed` calls a set-up line of the script
 
 
 class LeaseTimes(Struct):

@@ -44,8 +44,6 @@ class LeaseTaken(RunError):
 
 
 class RunLease:
-    """The lease of a run, for one job."""
-
     def __init__(self, run_dir: str, job: str, times: LeaseTimes) -> None:
         self._lease = Lease(Path(run_dir, "lease"), Path(run_dir, f".lease-{job.replace('/', '_')}-{os.getpid()}"))
         self._job, self._times = job, times
@@ -189,5 +187,4 @@ def only_submitter(folder: Path) -> Iterator[None]:
 
 
 def is_being_submitted(folder: Path) -> bool:
-    """Returns whether any process holds the submitter's lock of this run or sweep directory."""
     return locks.is_locked(folder / SUBMITTING)

@@ -21,7 +21,6 @@ def all_runs(runs_dir: Path) -> list[Run]:
 
 
 def all_sweeps(runs_dir: Path) -> list[Sweep]:
-    """Returns all sweeps in `runs_dir`, newest first."""
     return [Sweep(path) for path in folders_with(runs_dir, RECORDS["sweep"])]
 
 

@@ -107,8 +107,7 @@ class Part(Struct):
     end: int | None = None
     attempt: int | None = None  # number of the attempt; None: the job started no attempt
     job: str | None = None  # id of the job; None: unknown
-    # when the attempt started, in seconds since the epoch; without an attempt, the mtime of the file
-    began: float = 0.0
+    began: float = 0.0  # when the attempt started; without an attempt, the mtime of the file
 
     @property
     def heading(self) -> str:
@@ -275,15 +274,17 @@ class Stream:
 
     def parts(self) -> list[Part]:
         """Returns the output of each attempt that has any now, oldest first."""
-        for attempt in self._run.attempts():
-            if attempt.number not in self._starts and (start := start_of(attempt)):
-                self._starts[attempt.number] = start
+        starts = [start for attempt in self._run.attempts() if (start := self._start(attempt))]
         files = [(path, path.stat().st_mtime) for path in self._run.outputs()]
-        found = parts_of(list(self._starts.values()), files)
+        found = parts_of(starts, files)
         return [part for part in found if self._attempt is None or part.attempt == self._attempt]
 
+    def _start(self, attempt: Attempt) -> Start | None:
+        if attempt.number not in self._starts and (start := start_of(attempt)):
+            self._starts[attempt.number] = start
+        return self._starts.get(attempt.number)
+
     def skip(self) -> None:
-        """Skips all output that exists now."""
         for part in self.parts():
             self._read[part.path] = part.path.stat().st_size
             self._headed.add(part.attempt)

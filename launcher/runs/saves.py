@@ -69,7 +69,6 @@ class _Limit:
         self._seconds, self._give_up, self._count = seconds, time.monotonic() + seconds, 0
 
     def count(self) -> None:
-        """Counts a folder or an entry of one, and checks after each EVERY of them."""
         self._count += 1
         if self._count % EVERY == 0:
             self.check()

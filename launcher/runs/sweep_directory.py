@@ -49,9 +49,7 @@ from launcher.units import parse_ranges
 FORMAT = 2  # version of the manifest's format; format 1 has no `common`, and all overrides of each point
 RECORD = "sweep.json"
 # Keys of a single command: a change of them makes neither a new sweep nor a new point.
-COMMAND_KEYS = (
-    "wait", "submit", "dry_run", "confirm_above", "run_id", "runs_dir",
-)  # fmt: skip
+COMMAND_KEYS = ("wait", "submit", "dry_run", "confirm_above", "run_id", "runs_dir")
 
 
 class Packing(Struct):
@@ -68,7 +66,6 @@ class Packing(Struct):
 
     @property
     def at_once(self) -> int:
-        """Number of points that run at once in all pilots."""
         slots = min(self.slots, self.gpus // self.gpus_per_point) if self.gpus_per_point else self.slots
         return self.pilots * self.nodes * slots
 
@@ -78,14 +75,12 @@ class SweepManifest(Struct):
 
     name: str  # name of the runs (config key `name`)
     command: tuple[str, ...]  # arguments of the command line that made the sweep, without the values of secrets
-    # overrides of each point; point N has index N. In a search, the points that were chosen so far
-    points: tuple[tuple[str, ...], ...]
+    points: tuple[tuple[str, ...], ...]  # overrides of each point; in a search, of those that were chosen so far
     objective: tuple[str, ...] = ()  # names of the metrics by which points are compared
     best_is: str = "max"  # which value of the first metric is best: max or min
     parallelism: int | None = None  # number of points that may run at once; None: no limit but the site's
     packing: Packing | None = None  # how points share pilots; None: each point has a job of its own
-    # whether points are chosen while the sweep runs; they are then in the search's journal, not in this file
-    search: bool = False
+    search: bool = False  # whether points are chosen while the sweep runs; they are in the search's journal
 
 
 def element_id(array_id: str, index: int) -> str:
@@ -94,8 +89,6 @@ def element_id(array_id: str, index: int) -> str:
 
 
 class Submission(Struct):
-    """The submission of points as one job array."""
-
     token: str  # token by which the scheduler finds the array
     points: tuple[int, ...]  # numbers of the points; element N of the array is `points[N]`
     time: float  # time of the submission, in seconds since the epoch
@@ -118,8 +111,6 @@ class Point(Struct):
 
 
 class Sweep(Struct):
-    """One sweep's directory."""
-
     path: Path
 
     @property
@@ -144,7 +135,6 @@ class Sweep(Struct):
         return cls(path)
 
     def recorded(self) -> bool:
-        """Returns whether the sweep's manifest exists. Raises UnavailableError: the directory cannot be read now."""
         return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: SweepManifest) -> None:
@@ -178,7 +168,6 @@ class Sweep(Struct):
         return replace(manifest, points=points)
 
     def points(self) -> list[Point]:
-        """Returns all points, sorted by their numbers."""
         return [Point(index, each, self.run(index)) for index, each in enumerate(self.manifest().points)]
 
     def run(self, index: int) -> Run:
@@ -195,11 +184,9 @@ class Sweep(Struct):
         event_file.append(self.path / "journal.jsonl", event, sync=True)
 
     def submitting(self, token: str, points: Sequence[int], *, by_hand: bool = False) -> None:
-        """Records in the journal that points are about to be submitted as one array with this token."""
         self.journal(Submitting(token=token, points=ranges(points), by_hand=by_hand))
 
     def submitted(self, token: str, job: str) -> None:
-        """Records in the journal the job id of the array with this token."""
         self.journal(Submitted(token=token, job=job))
 
     def refused(self, token: str, error: str | None = None) -> None:
@@ -249,7 +236,6 @@ class Sweep(Struct):
         return unwrap(exists(self.path / "cancelled"))
 
     def mark_cancelled(self, cancelled: bool) -> None:
-        """Makes (True) or removes (False) the sweep's mark `cancelled`; see `cancelled`."""
         if cancelled:
             (self.path / "cancelled").touch(mode=0o600)
         else:
@@ -369,8 +355,6 @@ class TrialState(Enum):
 
 
 class SearchSettings(Struct):
-    """Settings of a search: what is searched, and how."""
-
     method: Method  # how points are chosen and pruned
     objective: str  # name of the metric by which points are compared
     goal: Goal  # whether the objective is minimized or maximized
@@ -381,9 +365,7 @@ class SearchSettings(Struct):
     seed: int = 0  # random seed for the choice of points
     devices: int = 1  # number of GPUs of one point; without GPUs, number of its nodes
     devices_are_gpus: bool = False  # whether `devices` and `gpu_hours` count GPUs; False: nodes
-    # number of steps before which no point is pruned; None: derived from the steps that points report, see
-    # `launcher.search.progress.min_steps_of`
-    min_steps: int | None = None
+    min_steps: int | None = None  # before which no point is pruned; None: see `launcher.search.progress.min_steps_of`
     reduction_factor: int = 3  # at each rung, the best 1/reduction_factor of the points continues
 
     def full(self, chosen: int) -> bool:
@@ -402,39 +384,30 @@ class TrialRecord:
     overrides: tuple[str, ...] = ()  # overrides of the point
     state: TrialState = TrialState.RUNNING  # state of the trial
     value: float | None = None  # final value of the objective; None: none yet, or the trial failed
-    # reported values of the objective, by the number of steps done
-    reports: dict[int, float] = field(default_factory=dict)
-    # value of the objective at each rung that the point has reached, by the rung's number from 0
-    rungs: dict[int, float] = field(default_factory=dict)
+    reports: dict[int, float] = field(default_factory=dict)  # values of the objective by the number of steps done
+    rungs: dict[int, float] = field(default_factory=dict)  # the same at rungs, by the rung's number from 0
     seconds: float | None = None  # how long the point has run, in seconds; None: unknown
     steps: int | None = None  # number of steps that the point has done; None: unknown
     pruned_at: int | None = None  # number of steps done when the search decided to prune the point; None: it did not
-    # why the point failed, for the user; None: it did not, or unknown. began, ended: start and end of the trial, in
-    # seconds since the epoch; 0: unknown, or not yet
-    cause: str | None = None
-    began: float = 0.0
+    cause: str | None = None  # why the point failed, for the user; None: it did not, or unknown
+    began: float = 0.0  # since the epoch; 0, as of `ended`: unknown, or not yet
     ended: float = 0.0
 
 
 @dataclass
 class Journal:
-    """Content of a search's journal."""
-
     trials: list[TrialRecord] = field(default_factory=list)  # all trials; trial N has index N
     min_steps: int | None = None  # number of steps at the first rung; None: not known yet, or the search does not prune
     stopped: str | None = None  # why the search ended before its budget was spent, for the user; None: it did not
 
 
 class SearchRecord:
-    """The files of a sweep's search; `sweep` is the sweep's directory."""
-
     def __init__(self, sweep: Path) -> None:
         self.folder = sweep / SEARCH
         self.journal_file = self.folder / "journal.jsonl"
         self.lock_file = self.folder / "lock"
 
     def exists(self) -> bool:
-        """Returns whether the sweep is a search: whether the settings exist."""
         return unwrap(exists(self.folder / "settings.json"))
 
     def create(self, settings: SearchSettings, template: Mapping[str, Any]) -> None:

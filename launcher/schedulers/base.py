@@ -93,19 +93,13 @@ class Queries(Protocol):
         """Returns all jobs of this user by `key`, with one command. Ended jobs may be missing."""
 
     def key(self, job_id: str) -> str:
-        """Returns the key of a job in the results of `jobs`, `ended_all` and `ended_family`."""
+        """Returns the key of a job in the results of `jobs` and `ended_all`."""
 
     def ended(self, job_id: str) -> SchedulerJob | None:
         """Returns the record of an ended job, or None if the scheduler has no record of it."""
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         """Returns the records of ended jobs by `key`, with as few commands as possible, without unknown jobs."""
-
-    def family(self, job_id: str) -> str:
-        """Returns the group whose records `ended_family` queries at once: the job's array, or all jobs of the user."""
-
-    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns the records of ended jobs by `key`, with one command. They include all records of the family."""
 
     def find(self, token: str, name: str) -> str | None:
         """Returns the id of the job that was submitted with this token and job name, or None if there is none."""

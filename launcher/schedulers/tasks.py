@@ -17,7 +17,7 @@ from launcher import errors
 from launcher.errors import ConfigError
 from launcher.files.shared_files import Ok, exists
 from launcher.own_module import own_module
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import StopRequested
 from launcher.schedulers import registry, topology
 from launcher.structs import Struct

@@ -188,11 +188,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Progress of a search."""
-
-    # number of points that were chosen. done, pruned, failed: how many of the chosen points are done, were pruned, or
-    # failed
-    chosen: int
+    chosen: int  # points; of these are
     done: int
     pruned: int
     failed: int
@@ -243,15 +239,7 @@ def rungs_of(settings: SearchSettings, journal: Journal) -> tuple[Rung, ...]:
     return tuple(found)
 
 
-def last_value(trial: TrialRecord) -> float | None:
-    """Returns the objective of a point: its final value, or else the last reported one; None: it has none yet."""
-    if trial.value is not None or not trial.reports:
-        return trial.value
-    return trial.reports[max(trial.reports)]
-
-
 def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
-    """Returns the progress of a search as lines of text for the user."""
     unit = "GPU-hours" if settings.devices_are_gpus else "node-hours"
     most = f" of at most {settings.points}" if settings.points is not None else ""
     counts = [f"{found.chosen} chosen{most}", f"{found.pruned} pruned"]

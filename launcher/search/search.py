@@ -37,7 +37,7 @@ from optuna.trial import FrozenTrial, create_trial
 
 from launcher import bounds
 from launcher.config import search_space
-from launcher.config.search_space import Dimension, Method, Space
+from launcher.config.search_space import Dimension, Method
 from launcher.errors import RunError, UnavailableError
 from launcher.files import locks, run_files
 from launcher.files.run_files import naming, open_regular, open_to_append, write_all
@@ -161,11 +161,6 @@ class JournalBackend(BaseJournalBackend):
 # -- Converts the keys of a search to Optuna's distributions, and parameter values to text in overrides and back
 
 
-def distributions_of(space: Space) -> dict[str, BaseDistribution]:
-    """Returns for each key of a search the Optuna distribution of its values."""
-    return {key: _distribution(each) for key, each in space.items()}
-
-
 def value_text(dimension: Dimension, value: Any) -> str:
     """Returns a parameter value of Optuna as the text in an override (`workload.lr=TEXT`)."""
     return value if dimension.choices else dimension.text(value)
@@ -198,8 +193,6 @@ RUNGS = 3  # number of rungs, unless sweep.asha.min_steps is given
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that the search has chosen."""
-
     number: int  # number of the point in the sweep
     overrides: tuple[str, ...]  # all overrides of the point
 
@@ -214,7 +207,7 @@ class Search:
         # seconds_of: how long a point that has not ended has run. Raises RunError: there are no settings of a search
         self._record, self._seconds_of, self._waiting = SearchRecord(sweep), seconds_of, waiting
         self.settings = self._record.settings()
-        self._distributions = distributions_of(self.settings.space)
+        self._distributions = {key: _distribution(each) for key, each in self.settings.space.items()}
         self._size = search_space.size(self.settings.space)
         self._next_rung: dict[int, float] = {}  # by trial: steps at its next rung; reports before it are ignored
         self._opened: tuple[JournalBackend, optuna.Study] | None = None
@@ -424,7 +417,6 @@ class SearchPoints:
         self._over = False
 
     def count(self) -> int:
-        """Returns how many points have been chosen so far, by all slot managers."""
         return len(self._search.points())
 
     def more(self) -> bool:

@@ -22,9 +22,8 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep as sweep_live
-from launcher.monitoring.run_status import queries, status_of
+from launcher.monitoring.run_status import JobMonitor, queries, status_of
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import SweepMonitor
 from launcher.plan.plan import JobPlan
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
@@ -114,11 +113,11 @@ def _find(name: str, runs_dir: Path, setting: str) -> Path:
 
 def read_dependencies(after: Sequence[str]) -> list[Dependency]:
     """Reads the state of a plan's dependencies (`CONDITION:DIRECTORY`), a query a scheduler; raises RunError."""
-    live, parts = SweepMonitor(), [each.partition(":") for each in after]
+    live, parts = JobMonitor(), [each.partition(":") for each in after]
     return [_read_dependency(condition, Path(path), live) for condition, _, path in parts]
 
 
-def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependency:
+def _read_dependency(condition: str, path: Path, live: JobMonitor) -> Dependency:
     run = Run(path)
     sweep = Sweep(path) if Sweep(path).recorded() else sweep_directory.sweep_of(run)
     if sweep is None:

@@ -20,7 +20,6 @@ from launcher.config.schema import ResumeHow
 from launcher.environment import container_command, programs, secrets
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, near
-from launcher.failures.codes import SetupPart
 from launcher.files import run_files
 from launcher.files.json_types import as_json
 from launcher.files.shared_files import SEEN
@@ -243,14 +242,15 @@ def write_array(plan: JobPlan, path: Path, *, token: str, array: str, elements: 
 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
-    lines = [SetupLine(line, SetupPart.CLUSTER, number) for number, line in enumerate(plan.cluster.setup, start=1)]
+    cluster = f"cluster={plan.cluster.name}"
+    lines = [SetupLine(line, f"set-up line {place} of {cluster}") for place, line in enumerate(plan.cluster.setup, 1)]
     if plan.env.modules:
-        lines.append(SetupLine(programs.MODULE, SetupPart.MODULE))
-    lines += [SetupLine(f"module load {quote(name)}", SetupPart.MODULES, name=name) for name in plan.env.modules]
+        lines.append(SetupLine(programs.MODULE, "finding the command `module` (env.modules)"))
+    lines += [SetupLine(f"module load {quote(name)}", f"module load {name} (env.modules)") for name in plan.env.modules]
     if plan.env.activate is not None:
         activate = f"launcher_env={quote(plan.env.activate)}\n{programs.ACTIVATE}"
-        lines.append(SetupLine(activate, SetupPart.ACTIVATE, name=plan.env.activate))
-    lines += [SetupLine(line, SetupPart.ENV, number) for number, line in enumerate(plan.env.setup, start=1)]
+        lines.append(SetupLine(activate, f"activating {plan.env.activate} (env.activate)"))
+    lines += [SetupLine(line, f"line {place} of env.setup") for place, line in enumerate(plan.env.setup, 1)]
     return lines + container_command.setup_lines(plan)
 
 
@@ -291,7 +291,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         wait=(plan.python, *own_module("launcher.job.wait_for_others")) if plan.after else (),
         signals=tuple(shell.signals.split()),
         no_workdir=plan.no_workdir,
-        setup=tuple(SetupLineFields(each.words, each.of.value, each.number, each.name) for each in setup_lines(plan)),
+        setup=tuple(SetupLineFields(each.words) for each in setup_lines(plan)),
         # SLURM_EXPORT_ENV is set by sbatch --export=NONE: srun has to pass the job's variables all the same.
         environment={**({"SLURM_EXPORT_ENV": None} if plan.starter == "srun" else {}), **plan.cluster.environment},
         secrets=plan.env.secrets,

@@ -19,9 +19,9 @@ from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
-from launcher.monitoring.run_status import RunStatus, cancel_point, cancelled, forget, queries
+from launcher.monitoring.run_status import JobMonitor, RunStatus, cancel_point, cancelled, forget, queries
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import PointStatus, SweepMonitor, live_pilots, point_statuses
+from launcher.monitoring.sweep import PointStatus, live_pilots, point_statuses
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
@@ -42,8 +42,6 @@ STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points
 
 @dataclass(frozen=True)
 class LiveArray:
-    """A job array with points that are not over."""
-
     job: str  # id of the array, in the form that scheduler commands take
     plan: JobPlan  # plan of one of the array's points
     points: tuple[int, ...]  # numbers of the array's points that are not over
@@ -150,7 +148,7 @@ def _release(run: Run, plan: JobPlan, job: str) -> None:
 
 def _cancel_in_pilots(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> list[PointStatus]:
     """Cancels points of a packed sweep (None: all, once it is marked), but no pilot; needs the submitter's lock."""
-    monitor = SweepMonitor()
+    monitor = JobMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
     board = monitor.boards.of(sweep, packing)
     for each in seen:
@@ -161,7 +159,7 @@ def _cancel_in_pilots(sweep: Sweep, points: Collection[int] | None, packing: Pac
 
 
 def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
-    monitor, requests = SweepMonitor(), _Requests()
+    monitor, requests = JobMonitor(), _Requests()
     live = live_pilots(sweep, monitor)
     for number, pilot in enumerate(live):
         requests.send(pilot.plan, [number], partial(monitor.cancel, pilot.run, kill=kill))
@@ -176,7 +174,7 @@ def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
 
 
 def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> list[PointStatus]:
-    live = SweepMonitor()
+    live = JobMonitor()
     _recover_unconfirmed(sweep)
     statuses = point_statuses(sweep, live, cancelled=False)  # each point is marked as cancelled below
     chosen = {
@@ -311,12 +309,10 @@ def rerun(
     sweep: Sweep, points: Collection[int] | None, confirm: Callable[[Sequence[int]], None] = lambda _: None,
     secrets: Callable[[Run], Mapping[str, str]] = lambda _: {},
 ) -> SubmittedSweep | None:  # fmt: skip
-    """Restarts points of a sweep, as `points_to_restart` chooses them. They continue from their checkpoints.
+    """Restarts points of a sweep, as `points_to_restart` chooses them, from their checkpoints; None: there are none.
 
-    confirm: called with the numbers before the submission; raises an error if the user declines.
-    secrets: returns the secrets that the config of a point sets; see `launcher.sweeps.submit.resubmit`.
-    Returns what was submitted; None: there is no point to restart.
-    Raises RunError: a named point may not be restarted, or a point has no run directory. Or SubmissionError.
+    confirm: called with the numbers before the submission; raises an error if the user declines. secrets: see
+        `launcher.sweeps.submit.resubmit`.
     """
     from launcher.sweeps.submit import resubmit
 

@@ -61,19 +61,15 @@ def _start_points(points: _Points, failed: set[int]) -> None:
             return
         for index in waiting[: max(parallelism - running, 0)]:
             try:
-                _start(points.sweep, index)
+                run = points.sweep.run(index)
+                plan = run.plan()
+                start(run, plan, token_of(plan.run_dir), resumed=False)
             except UnavailableError:
                 raise  # `main` tries it later
             except (LauncherError, OSError) as error:
                 failed.add(index)
                 print(f"point {index}: {error}", file=sys.stderr, flush=True)
         time.sleep(max(POLL_INTERVAL, 4 * took))  # with many points a read takes long
-
-
-def _start(sweep: Sweep, index: int) -> None:
-    run = sweep.run(index)
-    plan = run.plan()
-    start(run, plan, token_of(plan.run_dir), resumed=False)
 
 
 class _Points:

@@ -108,8 +108,6 @@ def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
 
 @dataclass(frozen=True)
 class RequestedPoint:
-    """A point that the user's command line asks for."""
-
     overrides: tuple[str, ...]  # overrides of the point
     config: Config  # config of the point
     resolved: Mapping[str, Any]  # the config as plain mappings, with all interpolations resolved
@@ -128,14 +126,14 @@ class PreparedSweep:
     groups: Sequence[tuple[JobPlan, tuple[int, ...]]]  # plan of each array, and the numbers of its points
     parallelism: int | None  # number of points that may run at once; None: no limit
     notes: tuple[str, ...]  # messages for the user
-    # environment variables that must not be written to files
-    secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
-    # plans of the pilots that run the points, by number; empty: each point has a job of its own
-    pilots: Mapping[int, JobPlan] = dataclasses.field(default_factory=dict)
+    secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)  # are not written to files
+    pilots: Mapping[int, JobPlan] = dataclasses.field(default_factory=dict)  # empty: each point has a job of its own
+    # Of a search, whose points are representative ones, and whose manifest has none:
+    settings: SearchSettings | None = None  # what is searched, and how; None: it is no search
+    template: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the records of its points
 
     @property
     def jobs(self) -> dict[int, JobPlan]:
-        """Plans of the jobs that the scheduler gets: of the pilots or, without pilots, of the points; by number."""
         return dict(self.pilots or self.plans)
 
 
@@ -153,11 +151,7 @@ def id_of(command: Sequence[str], name: str) -> str:
 def prepare_sweep(
     points: Sequence[RequestedPoint], command: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> PreparedSweep:
-    """Plans and checks all points of a command line. It writes no file and submits nothing.
-
-    Raises ConfigError: a point cannot run; the message says which one, and how to fix it.
-    Raises RunError: a sweep of the same id exists, and cannot be read.
-    """
+    """Plans and checks all points of a command line, without writing files. Raises ConfigError: it cannot run."""
     first = points[0].config
     _refuse_keys_of_one(points)
     ownership.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
@@ -205,7 +199,7 @@ def prepare_sweep(
     packing = manifest.packing
     for _, members in arrays:
         plan, point = asking[0] if asking else plans[members[0]], by_index[members[0]]
-        with _naming_pilots(packing.slots) if packing else _naming(members[0], point.overrides, keys):
+        with _naming(members[0], point.overrides, keys, packing.slots if packing else 0):
             config = point.config
             held, jobs = held_allocation(config, environ), 0 if existing else 1  # the rest can be submitted later
             notes.update(dict.fromkeys(check_capacity(plan, config, environ, held, jobs)))
@@ -230,7 +224,7 @@ def _pilots(
             "what ranks see may differ (workload, train, seed, ...); make a sweep of each"
         )
     found = {number: plan_of(point, sweep, packing, number) for number in range(packing.pilots)}
-    with _naming_pilots(packing.slots):
+    with _naming(0, (), (), packing.slots):
         limits.check_limits(found[0], config.cluster)
     render.script(found[0], token="")
     return found, dataclasses.replace(manifest, packing=packing)
@@ -292,21 +286,14 @@ def _plans(
 
 
 @contextlib.contextmanager
-def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterator[None]:
+def _naming(index: int, overrides: Sequence[str], keys: Sequence[str], slots: int = 0) -> Iterator[None]:
+    # Names a point in errors, or what its pilots (of so many slots) ask for
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(
-            f"point {index} ({sweep_directory.label(overrides, keys) or 'the only one'}): {error}"
-        ) from None
-
-
-@contextlib.contextmanager
-def _naming_pilots(slots: int) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"sweep.slots={slots}: a pilot asks for {slots} times what a point does: {error}") from None
+        who = f"point {index} ({sweep_directory.label(overrides, keys) or 'the only one'})"
+        who = f"sweep.slots={slots}: a pilot asks for {slots} times what a point does" if slots else who
+        raise ConfigError(f"{who}: {error}") from None
 
 
 # -- The pilots of a packed sweep
@@ -389,15 +376,6 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
 # makes the first point.
 
 
-@dataclass(frozen=True)
-class PreparedSearch:
-    """A search that has passed every check and can be submitted."""
-
-    sweep: PreparedSweep  # the prepared sweep with the representative points; the manifest in it has no points
-    settings: SearchSettings  # what is searched, and how
-    template: Mapping[str, Any]  # template for the records of points; see `launcher.search.points`
-
-
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
     """Returns the overrides of a search's representative points.
 
@@ -441,18 +419,13 @@ def with_search_defaults(config: Config) -> Config:
     return dataclasses.replace(config, sweep=dataclasses.replace(sweep, goal=goal, best_is=best_is, pack=pack))
 
 
-def prepare_search(
-    points: Sequence[RequestedPoint], space: Space, command: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> PreparedSearch:
-    """Plans and checks a search. It writes no file and submits nothing.
+def prepare_search(points: Sequence[RequestedPoint], space: Space, command: Sequence[str]) -> PreparedSweep:
+    """Plans and checks a search, without writing files. Raises ConfigError: it cannot run, would never end, ...
 
     points: those of `representatives`, in its order, with configs from `with_search_defaults`; checked instead of all.
-    Raises ConfigError: a point cannot run, the points cannot share pilots, the search would never end or its budget is
-        spent, or a sweep of the same id exists and is not this search; the message says how to fix it.
-    Raises RunError: a sweep of the same id exists, and cannot be read.
     """
     config = points[0].config
-    prepared = prepare_sweep(points, command, environ)
+    prepared = prepare_sweep(points, command)
     first = prepared.points[prepared.order[0]]
     fixed = tuple(each for each in first.overrides if each.partition("=")[0] not in space)
     settings = _settings(config, prepared.plans[prepared.order[0]], space, fixed)
@@ -465,8 +438,7 @@ def prepare_search(
         )
     _require_room(prepared, settings)
     manifest = dataclasses.replace(prepared.manifest, points=(), search=True)
-    template = _template(prepared, space)
-    return PreparedSearch(dataclasses.replace(prepared, manifest=manifest), settings, template)
+    return dataclasses.replace(prepared, manifest=manifest, settings=settings, template=_template(prepared, space))
 
 
 def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...]) -> SearchSettings:

@@ -25,7 +25,7 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, queries, status_of
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
+from launcher.monitoring.sweep import live_pilots, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan
@@ -53,7 +53,7 @@ from launcher.submission.submit import (
     tried,
 )
 from launcher.sweeps import prepare
-from launcher.sweeps.prepare import PreparedSearch, PreparedSweep
+from launcher.sweeps.prepare import PreparedSweep
 
 ENDS = 20.0  # seconds to wait for the end of a pilot's job after its slot managers have ended
 LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last event is one of these claims no more
@@ -61,13 +61,10 @@ LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last e
 
 @dataclass(frozen=True)
 class SubmittedPilots:
-    """The result of a submission of pilots."""
-
     jobs: Mapping[int, SubmittedRun]  # the pilots that were submitted, by their numbers
     left: int = 0  # number of pilots that the scheduler does not accept now
     words: str = ""  # the message with which the scheduler refused the pilots counted in `left`
-    # how many pilots the points that are left can use, if these are fewer than asked for; None: as many
-    enough: int | None = None
+    enough: int | None = None  # how many the points that are left can use; None: as many as asked for
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ class SubmittedSweep:
     """The result of a submission. Points are given by their numbers."""
 
     sweep: Sweep  # the sweep
-    # id of each job or array that was submitted, and the points of this job or array
-    jobs: tuple[tuple[str, tuple[int, ...]], ...]
+    jobs: tuple[tuple[str, tuple[int, ...]], ...]  # id and points of each job or array that was submitted
     already_submitted: tuple[int, ...]  # points that were submitted by an earlier command
     local: tuple[int, ...]  # points that run on this machine without a scheduler, a few at a time
     not_accepted: tuple[int, ...] = ()  # points that the scheduler does not accept now, because of a limit of jobs
@@ -88,53 +84,71 @@ class SubmittedSweep:
 def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> SubmittedSweep:
     """Makes the sweep's directory, and submits all points that have no job yet.
 
-    Raises ConfigError: the directory cannot be made, or an existing point has another config.
-    Raises SubmissionError: the scheduler refused points or did not respond, or another command has changed the sweep. A
-        second call submits the remaining points.
+    Raises SubmissionError: some were refused, or the scheduler did not respond; a second call submits the rest.
     """
     with secret.exported(prepared.secrets):
-        return _submit_sweep(prepared, by_hand=by_hand)
+        for plan, _ in prepared.groups:
+            require_commands(plan)
+        sweep = Sweep.create(prepared.path)
+        with only_submitter(sweep.path):
+            submit = _submit_points if prepared.settings is None else _submit_search
+            submitted = submit(sweep, prepared, by_hand)
+        with contextlib.suppress(OSError):  # a convenience: commands also take a path
+            Run(sweep.path).link(default_runs_dir())
+        return submitted
 
 
-def _submit_sweep(prepared: PreparedSweep, *, by_hand: bool) -> SubmittedSweep:
-    for plan, _ in prepared.groups:
-        require_commands(plan)
-    sweep = Sweep.create(prepared.path)
-    with only_submitter(sweep.path):
-        now = sweep.manifest() if sweep.recorded() else None
-        if now is not None and now.search:
-            raise ConfigError(f"{sweep.id} is a search (sweep.search): choose another sweep.id for a list of points")
-        if now != prepared.existing:
-            raise SubmissionError(f"{sweep.id} was changed by another command meanwhile: repeat this one")
-        if now != prepared.manifest:
-            sweep.write(prepared.manifest)
-        made = _make_points(sweep, prepared)
-        sweep.mark_cancelled(False)
-        recover(sweep, prepared.plans)
-        done = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
-        done |= {i for i in prepared.plans if i not in made | done and read_history(sweep.run(i)).job_id is not None}
-        clear_marks = clear_marks_of_point if prepared.pilots else Run.clear_marks
-        for index in set(prepared.plans) - done - made:
-            clear_marks(sweep.run(index))  # it may have been cancelled before it was submitted
-        if prepared.pilots:
-            done, point = set(prepared.plans) - made, prepared.order[0]
-            resolved = prepared.points[point].resolved
-            submitted = submit_pilots(sweep, prepared.plans[point], resolved, prepared.order, by_hand=by_hand)
-        else:
-            submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism, by_hand=by_hand)
-            submitted = submitter.submit(set(prepared.plans) - done)
-    with contextlib.suppress(OSError):  # a convenience: commands also take a path
-        Run(sweep.path).link(default_runs_dir())
+def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> SubmittedSweep:
+    now = sweep.manifest() if sweep.recorded() else None
+    if now is not None and now.search:
+        raise ConfigError(f"{sweep.id} is a search (sweep.search): choose another sweep.id for a list of points")
+    if now != prepared.existing:
+        raise _changed(sweep)
+    if now != prepared.manifest:
+        sweep.write(prepared.manifest)
+    made = _make_points(sweep, prepared)
+    sweep.mark_cancelled(False)
+    recover(sweep, prepared.plans)
+    done = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
+    done |= {i for i in prepared.plans if i not in made | done and read_history(sweep.run(i)).job_id is not None}
+    clear_marks = clear_marks_of_point if prepared.pilots else Run.clear_marks
+    for index in set(prepared.plans) - done - made:
+        clear_marks(sweep.run(index))  # it may have been cancelled before it was submitted
+    if prepared.pilots:
+        done = set(prepared.plans) - made
+        submitted = submit_pilots(sweep, prepared.order, by_hand=by_hand)
+    else:
+        submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism, by_hand=by_hand)
+        submitted = submitter.submit(set(prepared.plans) - done)
     return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
+
+
+def _submit_search(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> SubmittedSweep:
+    # Makes the first point, too
+    from launcher.search.search import SearchPoints
+
+    if sweep.recorded() != (prepared.existing is not None):
+        raise _changed(sweep)
+    assert prepared.settings is not None, "it is a search"
+    sweep.write(prepared.manifest)
+    snapshot.take(prepared.plans[prepared.order[0]])
+    SearchRecord(sweep.path).create(prepared.settings, prepared.template)
+    sweep.mark_cancelled(False)
+    points = SearchPoints(sweep)
+    if not points.count():
+        points.more()
+    points.made(0)
+    return submit_pilots(sweep, (0,), by_hand=by_hand)
+
+
+def _changed(sweep: Sweep) -> SubmissionError:
+    return SubmissionError(f"{sweep.id} was changed by another command meanwhile: repeat this one")
 
 
 def resubmit(
     sweep: Sweep, points: Sequence[int], secrets: Callable[[Run], Mapping[str, str]] = lambda _: {}
 ) -> SubmittedSweep:
-    """Submits points that are over, or were never submitted; they continue from checkpoints. SubmissionError.
-
-    secrets: returns the secrets that the config of a point sets; others are in this process's environment.
-    """
+    """Submits points again; secrets: returns those that the config of a point sets, not the environment."""
     plans = {index: sweep.run(index).plan() for index in points}
     groups = prepare.groups(plans, sweep.id, sweep.path)
     found: dict[str, str] = {}
@@ -149,7 +163,7 @@ def resubmit(
             start_again(sweep, points)
         sweep.mark_cancelled(False)
         if packed:
-            return submit_pilots(sweep, plans[points[0]], sweep.run(points[0]).record()["config"], points)
+            return submit_pilots(sweep, points)
         for index in points:
             sweep.run(index).clear_marks()
         submitter = _ArraySubmitter(sweep, groups, plans, sweep.manifest().parallelism, restart=True)
@@ -201,7 +215,7 @@ class _PrecedingJob:
     points: tuple[int, ...]  # numbers of its points
 
     def live(self) -> bool:
-        return not all(each.over for each in point_statuses(self.sweep, SweepMonitor(), self.points))
+        return not all(each.over for each in point_statuses(self.sweep, JobMonitor(), self.points))
 
 
 def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
@@ -213,8 +227,6 @@ def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
 
 
 class _ArraySubmitter:
-    # Array by array
-
     def __init__(
         self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan],
         parallelism: int | None, *, restart: bool = False, by_hand: bool = False,
@@ -233,7 +245,7 @@ class _ArraySubmitter:
             (plan, members[part.start : part.stop])
             for plan, members in queued
             if members
-            for part in parts(len(members), self._largest(plan, len(members)))
+            for part in parts(len(members), queries(plan).max_array_size(plan) if len(members) > 1 else None)
         ]
         if self._by_hand and self._parallelism is not None and self._parallelism < len(arrays):
             raise ConfigError(
@@ -261,9 +273,6 @@ class _ArraySubmitter:
         return SubmittedSweep(
             self._sweep, tuple(self._jobs), (), local, tuple(not_accepted), self._limit, commands=tuple(self._commands)
         )
-
-    def _largest(self, plan: JobPlan, count: int) -> int | None:
-        return queries(plan).max_array_size(plan) if count > 1 else None
 
     def _last_job(self, plan: JobPlan) -> _PrecedingJob:
         return _PrecedingJob(self._sweep, plan.cluster.scheduler, *self._jobs[-1])
@@ -317,9 +326,7 @@ class _ArraySubmitter:
 
     def _submit_single(self, index: int, preceding: _PrecedingJob | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
-        journal = journal_events(run)
-        before = len(every(journal, Submitted))
-        token = token_of(plan.run_dir) + (f"-r{before}" if before else "")
+        token = _next_token(run, plan)
         try:
             submitted = start(
                 run, plan, token, tried(run, token), lambda: _dependencies(plan, preceding), by_hand=self._by_hand
@@ -357,6 +364,11 @@ class _ArraySubmitter:
             self._jobs.append((job_id, members))
 
 
+def _next_token(run: Run, plan: JobPlan) -> str:
+    before = len(every(journal_events(run), Submitted))
+    return token_of(plan.run_dir) + (f"-r{before}" if before else "")
+
+
 def start_local_runner(sweep: Sweep) -> None:
     """Starts a process that runs the sweep's requested points on this machine, in the allocation if there is one."""
     output = os.open(sweep.path / "points.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -370,23 +382,19 @@ def start_local_runner(sweep: Sweep) -> None:
 # -- Pilots of a packed sweep and of a search
 
 
-def submit_pilots(
-    sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int], *, by_hand: bool = False
-) -> SubmittedSweep:
+def submit_pilots(sweep: Sweep, points: Sequence[int], *, by_hand: bool = False) -> SubmittedSweep:
     """Submits pilots until as many are live as the manifest says, or as the remaining points can use.
 
-    The caller holds the sweep's lock (`lease.only_submitter`).
-    A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
-    next.
-    point, config: of any point. points: numbers of the points; the result has them as `local` if there is no scheduler.
-    Raises SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none
-        while no pilot is live, or did not respond.
-    Raises RunError: the sweep is on a file system without hard links.
+    The caller holds the sweep's lock (`lease.only_submitter`). A pilot that failed or was stopped is submitted again;
+    one that is done keeps its number, and a new one gets the next.
+    points: numbers of points that were made, if any; the result has them as `local` if there is no scheduler.
     """
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
     assert packing is not None, "the sweep is packed"
     Claims.create(sweep.path)
+    first = sweep.run(points[0] if points else 0)  # pilots are made from any point
+    point, config = first.plan(), first.record()["config"]
     jobs: dict[int, SubmittedRun] = {}
     living, wanted, limit, live = 0, packing.pilots, "", JobMonitor()
     if not chooses_more(sweep):
@@ -425,8 +433,7 @@ def _submit_pilot(
         facts = facts_of_here(plan.submitted_in)
         run.write_record(plan, config, {**facts, "token": token_of(plan.run_dir), "overrides": []})
     run.clear_marks()
-    before = len(every(journal_events(run), Submitted))
-    token = token_of(plan.run_dir) + (f"-r{before}" if before else "")
+    token = _next_token(run, plan)
     with only_submitter(run.path):
         submitted = start(run, plan, token, resumed=tried(run, token), by_hand=by_hand)
     with contextlib.suppress(OSError):  # a convenience: commands also take a path
@@ -485,7 +492,7 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]
     Returns the submission of further pilots, and the ids of those that stop. Raises SubmissionError, QueryError.
     """
     with only_submitter(sweep.path):
-        manifest, monitor = sweep.manifest(), SweepMonitor()
+        manifest, monitor = sweep.manifest(), JobMonitor()
         assert manifest.packing is not None, "the sweep is packed"
         surplus = [each for each in live_pilots(sweep, monitor) if not is_leaving(each.run)][most:]
         sweep.write(dataclasses.replace(manifest, packing=dataclasses.replace(manifest.packing, pilots=most)))
@@ -494,8 +501,7 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]
                 monitor.cancel(seen.run)
             else:
                 seen.run.mark("stop")
-        point = sweep.run(0)
-        submitted = submit_pilots(sweep, point.plan(), point.record()["config"], ())
+        submitted = submit_pilots(sweep, ())
         assert submitted.pilots is not None
         return submitted.pilots, [seen.run.id for seen in surplus]
 
@@ -503,34 +509,3 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]
 def chooses_more(sweep: Sweep) -> bool:
     """Returns whether a sweep is a search that may choose more points; raises RunError."""
     return sweep.manifest().search and not look(sweep)[1].over
-
-
-def submit_search(prepared: PreparedSearch, *, by_hand: bool = False) -> SubmittedSweep:
-    """Makes the sweep's directory with its first point, and submits pilots until as many are live as needed.
-
-    Raises ConfigError: the directory cannot be made.
-    Raises SubmissionError: the scheduler refused a pilot or did not respond, or another command has changed the sweep.
-        A second call submits the remaining pilots.
-    """
-    from launcher.search.search import SearchPoints
-
-    base = prepared.sweep
-    plan = base.plans[base.order[0]]
-    with secret.exported(base.secrets):
-        require_commands(plan)
-        sweep = Sweep.create(base.path)
-        with only_submitter(sweep.path):
-            if sweep.recorded() != (base.existing is not None):
-                raise SubmissionError(f"{sweep.id} was changed by another command meanwhile: repeat this one")
-            sweep.write(base.manifest)
-            snapshot.take(plan)
-            SearchRecord(sweep.path).create(prepared.settings, prepared.template)
-            sweep.mark_cancelled(False)
-            points = SearchPoints(sweep)
-            if not points.count():
-                points.more()
-            run = points.made(0)
-            submitted = submit_pilots(sweep, run.plan(), run.record()["config"], (0,), by_hand=by_hand)
-        with contextlib.suppress(OSError):  # a convenience: commands also take a path
-            Run(sweep.path).link(default_runs_dir())
-    return submitted

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import errors
 from launcher.formatting import format_time, log_line
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Breakpoint, Continued
 from launcher.runs.time_left import time_left
 from launcher.schedulers.topology import hosts_in

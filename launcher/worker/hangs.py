@@ -17,16 +17,15 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import processes
-from launcher.failures.codes import CollectiveSign, HangSign
 from launcher.files.json_types import from_json
-from launcher.formatting import ranges
-from launcher.runs.events import Accused, BlockedCollective
+from launcher.formatting import name_ranks
+from launcher.runs.events import Accused
 from launcher.worker.heartbeat import Sign
 
 ENTRIES = 2000  # the last collectives that each rank keeps in its recorder; torch's default
@@ -51,8 +50,8 @@ class Recorder:
     groups: tuple[CollectiveGroup, ...]
 
 
-def blame_by_collectives(recorders: Sequence[Recorder]) -> dict[int, BlockedCollective]:
-    """Returns the ranks that block the others, and which collective. In each group the first row that applies decides.
+def blame_by_collectives(recorders: Sequence[Recorder]) -> dict[int, str]:
+    """Returns the ranks that block the others, and how, as text. In each group the first row that applies decides.
 
     C is the first collective of the group that is not finished on every rank:
 
@@ -67,7 +66,7 @@ def blame_by_collectives(recorders: Sequence[Recorder]) -> dict[int, BlockedColl
     A rank to blame in one group is left out if it waits in another group for a rank to blame there; if that leaves out
     all ranks, none is left out.
     """
-    accused: dict[int, BlockedCollective] = {}
+    accused: dict[int, str] = {}
     waiting: set[int] = set()  # ranks that wait in a group for a rank to blame there
     groups: dict[str, dict[int, CollectiveGroup]] = {}  # by name and rank
     for recorder in recorders:
@@ -78,11 +77,11 @@ def blame_by_collectives(recorders: Sequence[Recorder]) -> dict[int, BlockedColl
         accused = found | accused
         if found:
             waiting |= {rank for rank, group in seen.items() if rank not in found and group.pending is not None}
-    causes = {rank: collective for rank, collective in accused.items() if rank not in waiting}
+    causes = {rank: does for rank, does in accused.items() if rank not in waiting}
     return dict(sorted((causes or accused).items()))
 
 
-def _in_group(name: str, seen: Mapping[int, CollectiveGroup]) -> dict[int, BlockedCollective]:
+def _in_group(name: str, seen: Mapping[int, CollectiveGroup]) -> dict[int, str]:
     pending = [group.pending for group in seen.values() if group.pending is not None]
     if not pending:
         return {}
@@ -90,30 +89,26 @@ def _in_group(name: str, seen: Mapping[int, CollectiveGroup]) -> dict[int, Block
     callers = {rank: group for rank, group in seen.items() if group.pending == number}
     operations = Counter(group.operation for group in callers.values()).most_common()
     usual, count = operations[0]
-
-    def blamed(
-        ranks: Iterable[int], sign: CollectiveSign, waiting: Iterable[int] = (), called: str = ""
-    ) -> dict[int, BlockedCollective]:
-        blocked = BlockedCollective(
-            sign=sign, operation=_short(usual), number=number, group=name, waiting=ranges(sorted(waiting)),
-            called=_short(called),
-        )  # fmt: skip
-        return dict.fromkeys(ranks, blocked)
-
+    what = f"{_short(usual)} (number {number} of process group {name})"
     if absent := [rank for rank, group in seen.items() if group.enqueued < number]:
-        return blamed(absent, CollectiveSign.NOT_CALLED, waiting=callers)
+        return dict.fromkeys(absent, f"has not called {what}, in which {_waiting(callers)}")
     if len(operations) > 1:
         called, others = operations[1]
         if count == others:  # no side is in the majority
             return {}
         differ = [rank for rank, group in callers.items() if group.operation != usual]
-        return blamed(differ, CollectiveSign.OTHER_CALLED, called=called)
+        return dict.fromkeys(differ, f"has called {_short(called)} where the others have called {what}")
     if len(callers) < len(seen):
-        return blamed(callers, CollectiveSign.NOT_FINISHED)
+        return dict.fromkeys(callers, f"does not finish {what}, which the others have finished")
     begun = [rank for rank, group in callers.items() if group.started]
     if 0 < len(begun) < len(callers):
-        return blamed(callers.keys() - begun, CollectiveSign.NOT_BEGUN, waiting=begun)
+        does = f"has called {what}, but its GPU does not begin it, and {_waiting(begun)} in it"
+        return dict.fromkeys(callers.keys() - begun, does)
     return {}
+
+
+def _waiting(ranks: Collection[int]) -> str:
+    return f"{name_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''}"
 
 
 def _short(operation: str) -> str:
@@ -229,14 +224,13 @@ class HangReport:
 @dataclass(frozen=True)
 class Blamed:
     ranks: tuple[Accused, ...]  # at most MOST_BLAMED; empty if there were no reports
-    sign: HangSign  # the evidence by which they were found
-    collective: BlockedCollective | None = None  # that they block, if the sign is HangSign.RECORDER
+    does: str  # what they do, as text; empty: they have exited with 0, and all others wait for ranks
     step: int | None = None  # steps of the run that the slowest of them has done; None if there were no reports
     frame: str = ""  # newest frame of the first of them; empty: it has written none
 
 
-def suspects(reports: Sequence[HangReport]) -> tuple[list[HangReport], HangSign, BlockedCollective | None]:
-    """Returns the ranks to blame for a hang, and why.
+def suspects(reports: Sequence[HangReport]) -> tuple[list[HangReport], str]:
+    """Returns the ranks to blame for a hang (all if no row applies), and `Blamed.does`.
 
     The first two rows decide if they apply to any rank; else the first other row that applies to some ranks but not to
     all. Ranks that have ended (with 0, or they would have failed) are left out of the other rows.
@@ -249,27 +243,27 @@ def suspects(reports: Sequence[HangReport]) -> tuple[list[HangReport], HangSign,
     | blocks a collective on the GPUs | the flight recorders; see `blame_by_collectives` |
     | is outside of every collective | its stack; the others wait for it in a collective |
     | has done fewer steps than others | its number of steps |
-
-    Returns the ranks to blame (all if no row applies), the evidence, and the collective that they block, if known.
     """
     ended = [each for each in reports if not each.state]
     reports = [each for each in reports if each.state] or reports
     if len(ended) not in (0, len(reports)) and all(waits(each.stack) for each in reports):
-        return ended, HangSign.ENDED, None
+        return ended, ""
     stopped = [each for each in reports if each.state in ("T", "t", "D")]
     if stopped:
-        return stopped, HangSign.DEVICE if stopped[0].state == "D" else HangSign.STOPPED, None
+        device = stopped[0].state == "D"
+        return stopped, "waits for a device or a file server (state D)" if device else "is stopped (state T)"
     lowest = min((each.step for each in reports), default=0)
     blocks = blame_by_collectives([each.recorder for each in reports if each.recorder])
-    for chosen, sign in (
-        ([each for each in reports if not each.stack], HangSign.NO_STACK),
-        ([each for each in reports if each.rank in blocks], HangSign.RECORDER),
-        ([each for each in reports if not waits(each.stack)], HangSign.OUTSIDE),
-        ([each for each in reports if each.step == lowest], HangSign.BEHIND),
+    outside = "is in no collective, and others wait for it in one"
+    for chosen, does in (
+        ([each for each in reports if not each.stack], "does not even write its stack"),
+        ([each for each in reports if each.rank in blocks], next(iter(blocks.values()), "")),
+        ([each for each in reports if not waits(each.stack)], outside),
+        ([each for each in reports if each.step == lowest], "is behind the others"),
     ):
         if chosen and len(chosen) < len(reports):
-            return chosen, sign, next(iter(blocks.values())) if sign is HangSign.RECORDER else None
-    return list(reports), HangSign.ALL, None
+            return chosen, does
+    return list(reports), "is silent, as are all others"
 
 
 def waits(stack: str) -> bool:
@@ -347,10 +341,10 @@ def family(pid: int) -> Iterator[int]:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    guilty, sign, collective = suspects([from_json(report, HangReport) for report in reports])
+    guilty, does = suspects([from_json(report, HangReport) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
     frame = newest_frame(guilty[0].stack) if guilty else ""
-    return Blamed(ranks, sign, collective, min((each.step for each in guilty), default=None), frame)
+    return Blamed(ranks, does, min((each.step for each in guilty), default=None), frame)
 
 
 class Stacks:

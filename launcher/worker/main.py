@@ -37,8 +37,7 @@ from launcher.own_module import own_module
 from launcher.plan import build
 from launcher.plan.build import words as words_of
 from launcher.plan.plan import JobPlan
-from launcher.runs.directory import require_private
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Events, current_attempt, require_private
 from launcher.runs.events import Stop
 from launcher.worker import debugger, devices, hangs, heartbeat, rank_report, script
 

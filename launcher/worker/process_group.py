@@ -31,7 +31,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files import shared_secret
 from launcher.formatting import name_ranks
 from launcher.rendezvous.rounds import Member, RendezvousError, candidate_ports, join_rendezvous, secret_of
-from launcher.runs.event_writer import current_attempt
+from launcher.runs.directory import current_attempt
 from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology
 from launcher.torch_compat import destroy_without_gil, store_on

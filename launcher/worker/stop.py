@@ -36,7 +36,7 @@ from launcher.failures import text
 from launcher.failures.codes import StopReason
 from launcher.formatting import log_line
 from launcher.plan.plan import Checkpoint, Resume, Train
-from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Stop as StopEvent
 from launcher.runs.history import Experience, experience
 from launcher.runs.time_left import time_left

@@ -25,8 +25,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import read_text, unwrap
 from launcher.formatting import log_line
 from launcher.redaction import public
-from launcher.runs.directory import Attempt
-from launcher.runs.event_writer import Events
+from launcher.runs.directory import Attempt, Events
 from launcher.runs.events import Evaluated, Progress
 from launcher.schedulers.topology import hosts_in
 

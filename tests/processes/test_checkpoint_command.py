@@ -237,31 +237,17 @@ def test_extract_makes_a_file_of_safetensors(call: Call, three: Path, tmp_path: 
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     call("extract a 20 --format safetensors --key model.bias -o part.safetensors")
     assert list(read_safetensors(tmp_path / "part.safetensors")) == ["model.bias"]
-    code, _, error = call("extract a 20 --format safetensors --shard 0")
-    assert code == 2 and "is for the whole state" in error
 
 
-def test_one_shard_of_many_is_extracted_without_a_process_group(call: Call, folder: Path, tmp_path: Path) -> None:
+def test_a_state_of_several_ranks_is_extracted_without_ranks(call: Call, folder: Path, tmp_path: Path) -> None:
     run_ranks(save_large, str(folder), 2)
     assert [line.split()[-1] for line in call("inspect a")[1].splitlines()[-3:]] == ["1", "1", "1"]
-    names = []
-    for rank in (0, 1):
-        assert call(f"extract a --shard {rank} -o shard{rank}.pt")[0] == 0
-        found = torch.load(tmp_path / f"shard{rank}.pt", weights_only=True)
-        assert (found["shard"], found["world_size"], found["step"]) == (rank, 2, 10)
-        assert found["rank_state"] == {"rank": rank}
-        assert all((part["tensor"] == 10).all() for part in found["parts"])
-        names += [part["name"] for part in found["parts"]]
-    assert sorted(names) == ["model.bias", "model.weight", "optimizer.state.0.step"]
     assert call("extract a -o whole.pt")[0] == 0
     found = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert (found["model"]["weight"] == 10).all() and found["optimizer"]["lr"] == 10.0
     flip(folder / "step-000000010" / "__1_0.distcp")
     code, _, error = call("extract a -o again.pt")
     assert code == 1 and "__1_0.distcp has changed" in error and not (tmp_path / "again.pt").exists()
-    assert call("extract a -o again.pt --shard 0")[0] == 0
-    code, _, error = call("extract a --shard 2")
-    assert (code, error) == (1, "step-000000010 has shards 0 to 1, and no shard 2")
 
 
 def test_a_folder_does_as_well_as_a_run(call: Call, three: Path) -> None:
@@ -292,10 +278,9 @@ def test_a_folder_that_others_can_write_to_is_not_looked_into(call: Call, three:
         ("list b", 1, "no run 'b'"),
         ("inspect a x", 2, "'x' is not a step"),
         ("inspect a 21", 1, "no checkpoint of step 21. There are: 30, 20, 10"),
-        ("verify a --shard 1", 2, "--shard goes with checkpoint extract"),
+        ("verify a --key model", 2, "--key goes with checkpoint extract"),
         ("verify a --json", 2, "--json goes with checkpoint list and checkpoint inspect"),
-        ("extract a --shrad 1", 2, "there is no option '--shrad'. Did you mean --shard?"),
-        ("extract a --shard x", 2, "--shard: 'x' is not a whole number from 0 up"),
+        ("extract a --kye model", 2, "there is no option '--kye'. Did you mean --key?"),
         ("extract a --key model.wieght", 1, "has no 'model.wieght'. Did you mean model.weight"),
         ("extract a -o no/x.pt", 2, "there is no folder no"),
     ],

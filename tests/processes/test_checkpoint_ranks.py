@@ -354,8 +354,8 @@ def test_what_several_ranks_have_is_written_once_and_by_all_of_them(tmp_path: Pa
     shards = [shard for entry in entries for shard in entry["shards"]]
     parts = 2 if kind == "parts" else 1
     assert len(entries) == tensors and len(shards) == tensors * parts
-    found = [len(inspection.shard(path, checkpoints.read(path), rank)["parts"]) for rank in range(4)]
-    assert sum(found) == len(shards) and min(found) >= 4
+    written = [shard["rank"] for shard in shards]
+    assert min(map(written.count, range(4))) >= 4
     assert changed(path) == []
 
 

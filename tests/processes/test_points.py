@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.processes import Process
 from launcher.runs import events as kinds
+from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import local_points
@@ -32,11 +34,12 @@ class Starts:
         self.most = 0
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __call__(self, sweep: Sweep, index: int) -> None:
+    def __call__(self, run: Run, *_: Any, resumed: bool) -> None:
+        index = int(run.path.name)
         if index in self.refuse:
             raise RunError("no record")
         self._processes.append(subprocess.Popen(["sleep", self.seconds], start_new_session=True))
-        sweep.run(index).journal(kinds.ProcessStarted(**asdict(Process.of(self._processes[-1].pid))))
+        run.journal(kinds.ProcessStarted(**asdict(Process.of(self._processes[-1].pid))))
         self.started.append(index)
         self.most = max(self.most, sum(process.poll() is None for process in self._processes))
 
@@ -49,7 +52,7 @@ class Starts:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     starts = Starts()
-    monkeypatch.setattr(local_points, "_start", starts)
+    monkeypatch.setattr(local_points, "start", starts)
     monkeypatch.setattr(local_points, "POLL_INTERVAL", 0.01)
     yield starts
     starts.end()
@@ -93,10 +96,10 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
 
 
 def test_the_work_grows_as_the_points_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(sweep: Sweep, index: int) -> None:
-        sweep.run(index).journal(kinds.ProcessStarted(pid=1, start=0, host="elsewhere"))  # it ends at once
+    def start(run: Run, *_: Any, resumed: bool) -> None:
+        run.journal(kinds.ProcessStarted(pid=1, start=0, host="elsewhere"))  # it ends at once
 
-    monkeypatch.setattr(local_points, "_start", start)
+    monkeypatch.setattr(local_points, "start", start)
     monkeypatch.setattr(local_points.time, "sleep", lambda _: None)
     work = []
     for count in (10, 100):

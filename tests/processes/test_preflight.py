@@ -26,7 +26,7 @@ from launcher.agent.control import Control, Signals
 from launcher.agent.node_checks import CheckProblem, check
 from launcher.agent.policy import RoundLimits
 from launcher.agent.preflight import Preflight
-from launcher.failures.codes import CheckCode, HangSign, PreflightThen
+from launcher.failures.codes import CheckCode, PreflightThen
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
@@ -163,7 +163,7 @@ def _control(index: int, members: Sequence[Member], folder: Path, least: int, he
         places=[Place(host=f"node{member.index}", node=member.node_rank) for member in members],
         hosts=["localhost"] * len(members), secret=b"secret",
         key=str(folder), port_range=(20000, 32767), join_timeout=60, signals=Signals(),
-        blame=lambda _: Blamed((), HangSign.ALL),
+        blame=lambda _: Blamed((), ""),
     )  # fmt: skip
 
 

@@ -339,7 +339,7 @@ def test_a_launcher_of_another_protocol_is_named_with_the_fix(laptop: Laptop) ->
     far.write_text(
         laptop.node.command.read_text().replace(
             "-m launcher.cli.far", "-c " + shlex.quote(
-                "import launcher.remote.connection as c; c.PROTOCOL = 7; import launcher.cli.far as f, sys; "
+                "import launcher.remote.command as c; c.PROTOCOL = 7; import launcher.cli.far as f, sys; "
                 "sys.exit(f.main(sys.argv[1:]))"
             )
         )

@@ -70,7 +70,7 @@ HINTS = {
     187: "`pbsnodes -av` shows what the nodes have",
     188: "`qstat -Qf` shows the limits of the queues",
 }
-FEW = 3  # up to this number of ended jobs, each is queried by itself; more with one list
+FEW = 3  # up to this number of ended jobs, each is queried by itself; more, and elements of one array, with one list
 NEWEST = 100  # maximum number of jobs with the same name in which a token is looked for, the newest first
 
 
@@ -97,17 +97,11 @@ class PBS(QsubCommands):
         return None if record is None else parse_record(native_id(job_id), record)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        if len(job_ids) > FEW:
+        if len(job_ids) > FEW or len(set(map(array_of, job_ids))) < len(job_ids):
             history = self.history()
             return {key: history[key] for key in map(short, job_ids) if key in history}
         found = ((short(job_id), self.ended(job_id)) for job_id in job_ids)
         return {key: job for key, job in found if job is not None}
-
-    def family(self, job_id: str) -> str:
-        return ""
-
-    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        return self.history()
 
     def key(self, job_id: str) -> str:
         return short(job_id)

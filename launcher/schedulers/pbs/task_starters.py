@@ -20,7 +20,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.redaction import SECRETS
 from launcher.runs import event_file
-from launcher.runs.event_writer import current_attempt
+from launcher.runs.directory import current_attempt
 from launcher.runs.events import Fault
 from launcher.runs.job_file import exports as all_exports
 from launcher.schedulers import tasks as task_group

@@ -79,22 +79,16 @@ class SGE(QsubCommands):
         return job_id
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        return self.ended_family(array_of(job_id)).get(job_id)
+        return self._accounting("-j", array_of(job_id)).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        families, found = dict.fromkeys(map(array_of, job_ids)), dict[str, SchedulerJob]()
-        if len(families) > FEW:
+        arrays, found = dict.fromkeys(map(array_of, job_ids)), dict[str, SchedulerJob]()
+        if len(arrays) > FEW:
             found = self._accounting("-o", getpass.getuser(), "-j")
         else:
-            for family in families:
-                found |= self.ended_family(family)
+            for array in arrays:
+                found |= self._accounting("-j", array)
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
-
-    def family(self, job_id: str) -> str:
-        return array_of(job_id)
-
-    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        return self._accounting("-j", family)
 
     def _accounting(self, *arguments: str) -> dict[str, SchedulerJob]:
         try:

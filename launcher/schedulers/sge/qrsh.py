@@ -242,7 +242,7 @@ class NodeTasks:
         from launcher.failures import text
         from launcher.failures.codes import FaultCode
         from launcher.runs import event_file
-        from launcher.runs.event_writer import current_attempt
+        from launcher.runs.directory import current_attempt
         from launcher.runs.events import Fault
 
         error = f"qrsh -inherit ended with exit code {code}"

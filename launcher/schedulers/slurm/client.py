@@ -97,14 +97,10 @@ class Slurm(Struct):
         return self.accounting([job_id]).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        parts = [job_ids[start : start + _MOST_IDS] for start in range(0, len(job_ids), _MOST_IDS)]
+        arrays = Counter(map(array_of, job_ids))  # several elements of one are asked for by the array's id
+        ids = list(dict.fromkeys(each if arrays[array_of(each)] == 1 else array_of(each) for each in job_ids))
+        parts = [ids[start : start + _MOST_IDS] for start in range(0, len(ids), _MOST_IDS)]
         return {job_id: job for part in parts for job_id, job in self.accounting(part).items()}
-
-    def family(self, job_id: str) -> str:
-        return array_of(job_id)
-
-    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        return self.accounting([family])
 
     def key(self, job_id: str) -> str:
         return job_id

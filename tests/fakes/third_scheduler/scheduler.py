@@ -44,12 +44,6 @@ class Queries:
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         return {key: job for key, job in self._all().items() if key in job_ids}
 
-    def family(self, job_id: str) -> str:
-        return ""
-
-    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        return self._all()
-
     def find(self, token: str, name: str) -> str | None:
         return next((each["id"] for each in queue.jobs() if each["token"] == token), None)
 

@@ -30,15 +30,10 @@ from launcher.checkpoint.format import CheckpointError
 from launcher.checkpoint.memory import restored
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import (
-    AgentPhase,
     CheckCode,
-    CollectiveSign,
     FaultCode,
-    HangSign,
     NextReason,
-    PreflightReason,
     PreflightThen,
-    SetupPart,
     StopReason,
 )
 from launcher.job import requeue, wait_for_others
@@ -46,19 +41,13 @@ from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Rounds, placements
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
-from launcher.runs.event_writer import Events
+from launcher.runs.directory import Events
 from launcher.runs.events import (
     Accused,
-    AgentCount,
-    BlockedCollective,
     Continues,
     Fault,
-    Hang,
-    HostSignal,
     NodeFinding,
     Observation,
-    PreflightFailure,
-    StartLimit,
     Stays,
     Stop,
 )
@@ -336,51 +325,12 @@ WHOLE = (
         host="node1",
         node=0,
         accused=(Accused(host="node2", node=1),),
-        agents=AgentCount(arrived=1, expected=2),
+        message="node2 (node 1) did not reach node1 (node 0) in time: 1 of 2 arrived",
     ),
-    Fault(code=FaultCode.NOT_STARTED, host="node1", rank=1, error="no", start=StartLimit(errno=11, maximum=512)),
-    Fault(
-        code=FaultCode.NODE_ENDED,
-        host="node1",
-        accused=(Accused(host="node2"),),
-        during=AgentPhase.STARTING,
-        then=HostSignal(host="node1", signal="SIGTERM"),
-        restarts=2,
-        max_restarts=3,
-    ),
-    Fault(
-        code=FaultCode.HANG,
-        host="node1",
-        hang=Hang(
-            sign=HangSign.RECORDER,
-            collective=BlockedCollective(
-                sign=CollectiveSign.NOT_CALLED, operation="all_reduce", number=5, group="0", waiting="0-2"
-            ),
-            slowest=7,
-        ),
-        repeated=True,
-    ),
-    Fault(
-        code=FaultCode.RETURNED_EARLY,
-        host="node2",
-        rank=1,
-        accused=(Accused(host="node2", rank=1, node=1),),
-        needed_by=Accused(host="node1", rank=0),
-    ),
+    Fault(code=FaultCode.NOT_STARTED, host="node1", rank=1, error="no"),
+    Fault(code=FaultCode.RETURNED_EARLY, host="node2", rank=1, accused=(Accused(host="node2", rank=1, node=1),)),
     Fault(code=FaultCode.RAISED, host="node1", rank=0, error="EOFError", reading="/ckpt/model.pt"),
     Fault(code=FaultCode.USAGE, host="node1", rank=0, exit_code=2, error="train.py: error: argument --lr"),
-    Fault(
-        code=FaultCode.PREFLIGHT,
-        host="node1",
-        preflight=PreflightFailure(
-            reason=PreflightReason.TOO_FEW,
-            nodes=2,
-            failed=1,
-            findings=(NodeFinding("node2", "node2", "device", NO_GPU),),
-            exclude="cluster.exclude=node2",
-        ),
-    ),
-    Fault(code=FaultCode.NODE_RETURNED, back=(kinds.Place(host="node2", node=1),)),
     Stop(reason=StopReason.UNREADABLE, error="EIO", killed_on="node1", grace=30.0),
     Stays(what="stays", reason=NextReason.NOT_SUBMITTED, error="invalid account"),
     Stays(what="given_up", reason=NextReason.NO_PROGRESS, limit=60, saves_in="/ckpt"),
@@ -389,7 +339,7 @@ WHOLE = (
     Continues(what="elsewhere", reason=NextReason.REQUEUED, job="7"),
     Stays(what="stays", reason=NextReason.SCHEDULER_ENDS, scheduler="Slurm", state="PREEMPTED"),
     Stays(what="given_up", reason=NextReason.MAX_ATTEMPTS, attempts=3),
-    kinds.SetupFailed(line=3, host="node1", of=SetupPart.MODULES, name="cuda", code=1),
+    kinds.SetupFailed(line=3, host="node1", message="module load cuda (env.modules) failed", code=1),
     kinds.Met(ranks=4, members=2, host="node1", interface="eth0"),
     kinds.Resized(round=2, members=2, world_size=4, size=2, back=(kinds.Place(host="node2", node=1),), spares=1),
     kinds.Pruned(step=600),

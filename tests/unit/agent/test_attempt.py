@@ -203,7 +203,7 @@ def test_where_too_few_files_may_be_open_no_agent_waits_for_the_others(
         assert fault["code"] == "stopped_early"
         return
     assert (failed.value.exit_code, fault["code"], script.calls) == (errors.NO_RETRY, "open_files", [])
-    assert fault["start"] == {"errno": errno.EMFILE, "maximum": needed - 1, "needed": needed}
+    assert f"(`ulimit -Hn`: {needed - 1}, and its agent needs {needed})" in fault["message"]
 
 
 def test_a_working_folder_that_cannot_be_looked_at_now_may_be_there(

@@ -23,7 +23,7 @@ from launcher.agent.policy import RoundEnd
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.rounds import Member
-from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
+from launcher.runs.events import Accused, Fault, Stop
 from launcher.worker.rank_report import WorkerError
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
@@ -80,13 +80,22 @@ def failed(kind: FaultCode, rank: int = 1, **fields: Any) -> Failure:
     return Failure(Fault(code=kind, rank=rank, host="node2"), **fields)
 
 
-def test_a_start_that_fails_names_the_error_and_the_limit() -> None:
-    error = StartError(3, OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.EAGAIN, "no more processes are allowed here: raise `ulimit -u` (now 512)"),
+        (errno.ENOMEM, "there is no memory for one more process"),
+        (errno.EMFILE, "the agent may open no more files: raise `ulimit -n` (now unlimited)"),
+        (errno.ENFILE, "the node has no more files to open"),
+    ],
+)
+def test_a_start_that_fails_names_the_error_the_limit_and_the_fix(number: int, fix: str) -> None:
+    error = StartError(3, OSError(number, os.strerror(number)))
     error.processes, error.files = 512, -1
     fault = fault_of_start(error, "node2")
     assert (fault.code, fault.rank) == (FaultCode.NOT_STARTED, 3)
-    assert fault.start == StartLimit(errno=errno.EAGAIN, maximum=512)
-    assert fault.error == f"[Errno {errno.EAGAIN}] Resource temporarily unavailable"
+    assert fault.error == f"[Errno {number}] {os.strerror(number)}"
+    assert fault.message.startswith(f"rank 3 on node2 cannot be started: {fault.error}; {fix}")
 
 
 def test_a_process_that_still_exists_is_named() -> None:
@@ -183,15 +192,19 @@ def test_why_ranks_have_exited_to_resume_later(
     assert stop_of_exits(exits, asked, "node2", killed_after=killed_after) == stop
 
 
+LOST = "node0 exited without an error report (killed, or lost)"
+
+
 @pytest.mark.parametrize(
     ("stopping", "ended_by", "asked", "values"),
     [
         (False, None, None, {"code": FaultCode.LEADER_LOST, "error": "reset"}),
         (True, None, SCHEDULER, {"code": FaultCode.NODE_ENDED, "error": "reset"}),
-        (True, 15, None, {"code": FaultCode.NODE_ENDED, "signal": "SIGTERM"}),
+        (True, 15, None, {"code": FaultCode.NODE_ENDED, "signal": "SIGTERM", "message": LOST}),
         (
             True, 2, SCHEDULER,
-            {"code": FaultCode.NODE_ENDED, "signal": "SIGINT", "then": HostSignal(host="node1", signal="SIGTERM")},
+            {"code": FaultCode.NODE_ENDED, "signal": "SIGINT",
+             "message": f"{LOST}; then node1 was asked to stop by SIGTERM"},
         ),
     ],
 )  # fmt: skip

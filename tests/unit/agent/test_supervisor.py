@@ -22,14 +22,14 @@ from launcher.agent.rank_status import AgentContext
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach.node_session import RequestHandler
-from launcher.failures.codes import FaultCode, HangSign, StopReason
+from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.runs import directory, event_file
-from launcher.runs.event_writer import Events
-from launcher.runs.events import Accused, Fault, HostSignal, Place, Stop
+from launcher.runs.directory import Events
+from launcher.runs.events import Accused, Fault, Place, Stop
 from launcher.runs.time_left import TimeLeft
 from launcher.worker import hangs
 from launcher.worker.hangs import Blamed
@@ -177,7 +177,7 @@ class Job:
         self.plan: JobPlan = bare_plan(**{**values, **fields})
         self.now = 1000.0
         self.members = [Member(index, index, f"node{index}", ranks) for index in range(agents)]
-        self.blamed = Blamed((Accused(host="node0", rank=1),), HangSign.STOPPED, step=5)
+        self.blamed = Blamed((Accused(host="node0", rank=1),), "is stopped (state T)", step=5)
         self.agents: list[Agent] = []
         plan = self.plan
         limits = RoundLimits(
@@ -424,7 +424,7 @@ def test_a_rank_that_returns_before_another_one_loses_it_has_failed(job: Callabl
     assert one.ended() == [errors.FAILED, errors.FAILED]
     fault = one.fault(1)
     assert (fault.code, fault.rank, fault.host) == (FaultCode.RETURNED_EARLY, 2 * agent + 1, f"node{agent}")
-    assert fault.needed_by == Accused(host="node0", rank=0)
+    assert "exited with code 0 while rank 0 on node0 still needed it" in fault.message
     assert [event["event"] for event in one.agents[0].told()] == ["fault"]
 
 
@@ -846,7 +846,7 @@ def test_a_leader_that_is_lost_while_ranks_end_is_the_cause(job: Callable[..., J
     assert one.ended()[1] == 128 + TERM
     fault = one.fault(1)
     assert (fault.code, fault.accused) == (FaultCode.NODE_ENDED, (Accused(host="node0"),))
-    assert fault.then == HostSignal(host="node1", signal="SIGTERM")
+    assert fault.message.endswith("(killed, or lost); then node1 was asked to stop by SIGTERM")
 
 
 def test_a_leader_that_is_lost_while_ranks_save(job: Callable[..., Job]) -> None:
@@ -896,7 +896,8 @@ def test_ranks_that_do_no_step_are_found_out(job: Callable[..., Job], monkeypatc
     assert one.ended() == ["round 1", "round 1"]
     assert len(taken) == 2
     (event,) = one.agents[0].told()
-    assert (event["code"], event["hang"]["sign"], event["rank"], event["seconds"]) == ("hang", "stopped", 1, 60)
+    assert (event["code"], event["rank"], event["seconds"]) == ("hang", 1, 60)
+    assert event["message"].startswith("rank 1 on node0 is stopped (state T): no step for 60 s")
     stacks = sorted(path.name for path in one.attempt.logs.iterdir() if "stacks" in path.name)
     assert len(stacks) == 4
 

@@ -22,7 +22,7 @@ from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged
 from launcher.checkpoint.loading import read_contents
-from launcher.runs.event_writer import Events
+from launcher.runs.directory import Events
 from tests.fakes.checkpoint_files import changed
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

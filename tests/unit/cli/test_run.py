@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.cli import commands, options, submit
+from launcher.cli import commands, submit
 from launcher.cli.run import as_keys, overrides
 from launcher.errors import ConfigError
 from launcher.plan.build import check_name, command, name_of
@@ -97,7 +97,7 @@ def test_a_command_to_copy_is_what_one_would_type(line: str) -> None:
     name, *words = shlex.split(typed)
     if name == "run":
         parser = commands.Parser("run", None)
-        options.of_run(parser)
+        commands.of_run(parser)
         given = parser.parse(words)
         behind = [] if given.arguments is None else ["--", *given.arguments]
         words = [*overrides(given.script, given.overrides, module=given.module), *behind]
@@ -162,7 +162,7 @@ def test_what_resume_does_not_take(
 def meant(line: str) -> str:
     """The arguments of `run` after its scheduler's options have become keys."""
     parser = commands.Parser("run", None)
-    options.of_run(parser)
+    commands.of_run(parser)
     return " ".join(as_keys(shlex.split(line), parser._option_string_actions))
 
 

@@ -27,7 +27,6 @@ from launcher.monitoring import run_status
 from launcher.monitoring import state as standing
 from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, each_status, status_of
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -492,7 +491,7 @@ def test_a_site_that_wants_time_between_queries_has_it_whatever_changes(
     tmp_path: Path, says: Callable[..., list[str]], clock: Clock
 ) -> None:
     run, asked = make(tmp_path, "a", "1", cluster={"query_interval": 30}), says({"1": RUNNING})
-    follower = SweepMonitor(share=True)
+    follower = JobMonitor(share=True)
     assert status_of(run, follower).state is RunState.RUNNING
     for number in range(29):  # each is news of the run, after which the scheduler would be asked
         clock.now += 1
@@ -533,15 +532,14 @@ def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
     assert len(asked) < 100  # every 2 s would be 150 or more
 
 
-@pytest.mark.parametrize("kind", [JobMonitor, SweepMonitor])
 def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
-    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, kind: type[JobMonitor]
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: float(next(clock)))
     for module in ("launcher.monitoring.run_status", "launcher.schedulers.query_cache", "launcher.monitoring.sweep"):
         monkeypatch.setattr(f"{module}.time", ticking)
-    asked, follower = says({"2": RUNNING}, {"1": FAILED}), kind()
+    asked, follower = says({"2": RUNNING}, {"1": FAILED}), JobMonitor()
     assert {status_of(run, follower).state for _ in range(100)} == {RunState.FAILED}
     assert len([each for each in asked if each.startswith("sacct")]) == 1
     assert len([each for each in asked if each == "squeue"]) < 30  # every 2 s would be 150 or more

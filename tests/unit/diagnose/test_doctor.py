@@ -18,7 +18,6 @@ from packaging.specifiers import SpecifierSet
 from launcher.cli import commands, doctor
 from launcher.cli.doctor import DoctorCheck, line, run_all, start
 from launcher.config.schema import Cluster
-from launcher.diagnose import machine
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.plan.limits import NodeGroup
 from launcher.schedulers import registry
@@ -91,9 +90,9 @@ def test_no_secret_is_shown() -> None:
         "NCCL_DEBUG": "INFO", "LAUNCHER_TOKEN": "hush", "TORCH_API_KEY": "hush", "MLFLOW_PASSWORD": "hush",
         "OMP_NUM_THREADS": "4", "UCX_URL": "http://me:hush@host:1/x", "AWS_SECRET_ACCESS_KEY": "hush",
     }  # fmt: skip
-    told = "".join(each.says for each in machine.environment(environ))
+    told = "".join(each.says for each in doctor.environment(environ))
     proxied = {"https_proxy": "http://me:hush@proxy:3128", "HTTP_PROXY": "me:hush@proxy", "no_proxy": "localhost"}
-    told += machine.proxies(proxied).says
+    told += doctor.proxies(proxied).says
     assert "hush" not in told
     assert "LAUNCHER_TOKEN=(not shown); NCCL_DEBUG=INFO" in told
     assert "proxy:3128" in told
@@ -103,28 +102,28 @@ def test_no_secret_is_shown() -> None:
 @pytest.mark.parametrize(
     ("found", "level"),
     [
-        (machine.locale("utf-8", 0o022), [OK, OK]),
-        (machine.locale("ascii", 0o022), [WARNING, OK]),
-        (machine.locale("UTF-8", 0o722), [OK, PROBLEM]),
-        ([machine.limits({"nofile": 65536, "nproc": None})], [OK]),
-        ([machine.limits({"nofile": 1024, "nproc": None})], [WARNING]),
-        ([machine.limits({"nofile": None, "nproc": 100})], [WARNING]),
-        ([machine.host("login1", ["10.0.0.1"])], [OK]),
-        ([machine.host("login1", "Name or service not known")], [PROBLEM]),
-        ([machine.ports((20000, 32767), (32768, 60999), 16, 16)], [OK]),
-        ([machine.ports((20000, 40000), (32768, 60999), 16, 16)], [WARNING]),
-        ([machine.ports((20000, 32767), None, 3, 16)], [OK]),
-        ([machine.ports((20000, 32767), None, 0, 16)], [PROBLEM]),
-        ([machine.interface(None, ["lo", "eth0"], queued=True)], [OK]),
-        ([machine.interface("ib0", ["lo", "eth0"], queued=True)], [WARNING]),
-        ([machine.interface("ib0", ["lo", "eth0"], queued=False)], [PROBLEM]),
-        ([machine.interface("eth0", ["lo", "eth0"], queued=False)], [OK]),
-        ([machine.temporary("/tmp", 10 * 2**30)], [OK]),
-        ([machine.temporary("/tmp", 10 * 2**20)], [WARNING]),
-        ([machine.temporary("/tmp", "No space left on device")], [PROBLEM]),
-        (machine.environment({}), []),
-        (machine.environment({"SLURM_JOB_ID": "7"}), [OK]),
-        (machine.environment({"LD_PRELOAD": "x.so"}), [OK, WARNING]),
+        (doctor.locale("utf-8", 0o022), [OK, OK]),
+        (doctor.locale("ascii", 0o022), [WARNING, OK]),
+        (doctor.locale("UTF-8", 0o722), [OK, PROBLEM]),
+        ([doctor.limits({"nofile": 65536, "nproc": None})], [OK]),
+        ([doctor.limits({"nofile": 1024, "nproc": None})], [WARNING]),
+        ([doctor.limits({"nofile": None, "nproc": 100})], [WARNING]),
+        ([doctor.host("login1", ["10.0.0.1"])], [OK]),
+        ([doctor.host("login1", "Name or service not known")], [PROBLEM]),
+        ([doctor.ports((20000, 32767), (32768, 60999), 16, 16)], [OK]),
+        ([doctor.ports((20000, 40000), (32768, 60999), 16, 16)], [WARNING]),
+        ([doctor.ports((20000, 32767), None, 3, 16)], [OK]),
+        ([doctor.ports((20000, 32767), None, 0, 16)], [PROBLEM]),
+        ([doctor.interface(None, ["lo", "eth0"], queued=True)], [OK]),
+        ([doctor.interface("ib0", ["lo", "eth0"], queued=True)], [WARNING]),
+        ([doctor.interface("ib0", ["lo", "eth0"], queued=False)], [PROBLEM]),
+        ([doctor.interface("eth0", ["lo", "eth0"], queued=False)], [OK]),
+        ([doctor.temporary("/tmp", 10 * 2**30)], [OK]),
+        ([doctor.temporary("/tmp", 10 * 2**20)], [WARNING]),
+        ([doctor.temporary("/tmp", "No space left on device")], [PROBLEM]),
+        (doctor.environment({}), []),
+        (doctor.environment({"SLURM_JOB_ID": "7"}), [OK]),
+        (doctor.environment({"LD_PRELOAD": "x.so"}), [OK, WARNING]),
     ],
 )
 def test_facts_of_this_machine_are_judged(found: Iterable[Finding], level: list[Level]) -> None:
@@ -140,15 +139,15 @@ def test_facts_of_this_machine_are_judged(found: Iterable[Finding], level: list[
     ("version", "level"), [((3, 9, 1), PROBLEM), ((3, 10, 0), OK), ((3, 13, 2), OK), ((3, 14, 0), PROBLEM)]
 )
 def test_pythons_that_work_are_known(version: tuple[int, ...], level: Level) -> None:
-    assert machine.python(version, "/usr/bin/python3").level is level
+    assert doctor.python(version, "/usr/bin/python3").level is level
 
 
 def test_missing_and_wrong_packages_come_with_the_command() -> None:
-    versions: dict[str, str | None] = dict.fromkeys(machine.NEEDED, "99")
+    versions: dict[str, str | None] = dict.fromkeys(doctor.NEEDED, "99")
     versions |= {"hydra-core": "1.3.8", "omegaconf": "2.3.1", "submitit": "1.5.4", "tensorboard": "2.2"}
-    first, extras = machine.packages(versions.get)
+    first, extras = doctor.packages(versions.get)
     assert (first.level, extras.says) == (OK, "tensorboard 2.2")
-    first, _ = machine.packages({**versions, "hydra-core": "1.4.0", "rich": None}.get)
+    first, _ = doctor.packages({**versions, "hydra-core": "1.4.0", "rich": None}.get)
     assert first.level is PROBLEM
     assert first.do == "pip install 'hydra-core>=1.3.4,<1.4'; pip install rich"
 
@@ -180,7 +179,7 @@ TORCH = {
     ],
 )
 def test_torch_is_judged(changes: dict[str, object], level: Level, words: str) -> None:
-    found = machine.torch({**TORCH, **changes})
+    found = doctor.torch({**TORCH, **changes})
     assert (found.level, words in found.says) == (level, True)
 
 
@@ -192,12 +191,12 @@ def test_the_package_asks_for_the_same_torch_as_the_doctor(version: str, enough:
     """Pre-releases that are installed count for pip."""
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     (asked,) = re.findall(r'^  "torch(.*)",$', project, re.MULTILINE)
-    assert f"torch{asked}" == machine.TORCH
+    assert f"torch{asked}" == doctor.TORCH
     assert SpecifierSet(asked).contains(version, prereleases=True) is enough
 
 
 def test_a_torch_that_is_not_there_is_a_problem() -> None:
-    assert machine.torch("No module named 'torch'").level is PROBLEM
+    assert doctor.torch("No module named 'torch'").level is PROBLEM
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_a_torch_that_is_not_there_is_a_problem() -> None:
     ],
 )
 def test_gpus_are_counted_by_kind(answer: str | None, level: Level, words: str) -> None:
-    found = machine.driver(answer)
+    found = doctor.driver(answer)
     assert (found.level, words in found.says) == (level, True)
 
 
@@ -218,7 +217,7 @@ def test_an_nvidia_smi_that_may_not_be_run_is_none(tmp_path: Path, monkeypatch: 
     """Starting it fails as where a folder of PATH may not be searched."""
     (tmp_path / "nvidia-smi").touch(0o600)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no nvidia-smi" in machine.probe_nvidia().says
+    assert "no nvidia-smi" in doctor.probe_nvidia().says
 
 
 # -- the folder of runs
@@ -238,7 +237,7 @@ GIB = 2**30
     ],
 )
 def test_space_is_judged(space: tuple[str, int, int | None], queued: bool, level: Level) -> None:
-    assert machine.space("/runs", *space, queued=queued).level is level
+    assert doctor.space("/runs", *space, queued=queued).level is level
 
 
 @pytest.mark.parametrize(
@@ -251,15 +250,15 @@ def test_space_is_judged(space: tuple[str, int, int | None], queued: bool, level
     ],
 )
 def test_what_a_folder_does_is_judged(tried: tuple[Any, float, float], level: Level) -> None:
-    assert machine.file_operations("/runs", *tried).level is level
+    assert doctor.file_operations("/runs", *tried).level is level
 
 
 def test_a_folder_is_tried_out_and_left_as_it_was(tmp_path: Path) -> None:
-    found = list(machine.probe_folder(tmp_path / "not/there", queued=False))
+    found = list(doctor.probe_folder(tmp_path / "not/there", queued=False))
     assert [each.level for each in found] == [OK, OK]
     assert f"{tmp_path} (for {tmp_path}/not/there" in found[0].says
     assert list(tmp_path.iterdir()) == []
-    assert machine.try_out(tmp_path)[0] == []
+    assert doctor.try_out(tmp_path)[0] == []
 
 
 def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +266,9 @@ def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert machine.try_out(tmp_path)[0] == [("links", "Operation not supported")]
+    assert doctor.try_out(tmp_path)[0] == [("links", "Operation not supported")]
     tmp_path.chmod(0o777)
-    assert any("others can write" in each.says for each in machine.probe_folder(tmp_path, queued=False))
+    assert any("others can write" in each.says for each in doctor.probe_folder(tmp_path, queued=False))
 
 
 def test_the_longest_mount_point_tells_the_file_system() -> None:
@@ -277,7 +276,7 @@ def test_the_longest_mount_point_tells_the_file_system() -> None:
         "/dev/a / ext4 rw 0 0\nsrv:/x /home nfs4 rw 0 0\nl@tcp:/s /home/big lustre rw 0 0\nx /my\\040disk xfs rw 0 0\n"
     )
     for path, kind in (("/home/me", "nfs4"), ("/home/big/runs", "lustre"), ("/homes", "ext4"), ("/my disk/x", "xfs")):
-        assert machine.kind_of(Path(path), mounts) == kind
+        assert doctor.kind_of(Path(path), mounts) == kind
 
 
 # -- the scheduler
@@ -354,7 +353,7 @@ def test_the_scheduler_of_the_profile_must_be_there(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without torch, whose import takes long, and with a folder and a PATH of its own."""
-    monkeypatch.setattr(machine, "LOOK_AT_TORCH", f"print({json.dumps(json.dumps(TORCH))})")
+    monkeypatch.setattr(doctor, "LOOK_AT_TORCH", f"print({json.dumps(json.dumps(TORCH))})")
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -409,5 +408,5 @@ def test_a_profile_with_a_mistake_is_a_problem_that_names_it(
 
 
 def test_what_takes_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "LOOK_AT_TORCH", "import time; time.sleep(600)")
-    assert machine.probe_torch(0.2).level is PROBLEM
+    monkeypatch.setattr(doctor, "LOOK_AT_TORCH", "import time; time.sleep(600)")
+    assert doctor.probe_torch(0.2).level is PROBLEM

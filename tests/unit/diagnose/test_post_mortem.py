@@ -26,7 +26,7 @@ from launcher.diagnose.verdict import (
     own_frames,
 )
 from launcher.failures import symptoms, text
-from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
+from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.symptoms import EndKind
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
@@ -642,8 +642,8 @@ def test_a_run_that_was_given_up(reason: NextReason) -> None:
 
 
 def test_a_set_up_line_that_failed() -> None:
-    told = SetupFailed(line=2, host="node1", of=SetupPart.CLUSTER, number=2, code=1)
-    verdict = classify(Evidence(RunState.FAILED, fault=told, cluster="mine", setup="module load cuda"))
+    told = SetupFailed(line=2, host="node1", message="set-up line 2 of cluster=mine failed", code=1)
+    verdict = classify(Evidence(RunState.FAILED, fault=told, setup="module load cuda"))
     assert verdict == Verdict(EndKind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
 
 

@@ -89,7 +89,7 @@ def test_the_order_is_the_clusters_lines_modules_environment_own_lines() -> None
     env = Env(modules=["cuda/12", "a b"], activate="/env", setup=["export X=1"])
     plan = make_plan(make_config(env=env, cluster={"setup": ["true"]}), SITE)
     assert [each.words for each in setup_lines(plan)] == [
-        "set-up line 1 of the cluster's profile", "finding the command `module` (env.modules)",
+        "set-up line 1 of cluster=here", "finding the command `module` (env.modules)",
         "module load cuda/12 (env.modules)", "module load a b (env.modules)", "activating /env (env.activate)",
         "line 1 of env.setup",
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def test_modules_are_loaded_where_a_batch_shell_does_not_know_the_command(sandbo
     outcome = sandbox.execute(sandbox.plan(env={"modules": ("bad",)}), LMOD_PKG=str(sandbox.folder / "lmod"))
     assert outcome.code == 93
     assert "launcher: module load bad (env.modules) failed on" in outcome.stderr
-    assert (outcome.events()[1]["of"], outcome.events()[1]["name"]) == ("modules", "bad")
+    assert outcome.events()[1]["message"] == "module load bad (env.modules) failed"
     outcome = sandbox.execute(sandbox.plan(env={"modules": ("cuda/12", "a b")}), LMOD_PKG=str(sandbox.folder / "lmod"))
     assert (outcome.code, outcome.environment["LOADED"]) == (0, "load cuda/12;load a b;")
 

@@ -19,8 +19,7 @@ from launcher.job import requeue
 from launcher.job.requeue import What, counted, decide
 from launcher.monitoring.state import RunState
 from launcher.runs import saves
-from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import Events
+from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Continues, Started, Stays, Stopped
 from launcher.runs.job_file import NAME
 from launcher.schedulers.base import Ending

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.monitoring.sweep import DAMAGED, SweepMonitor, counts, not_begun, point_statuses, summary
+from launcher.monitoring.run_status import JobMonitor
+from launcher.monitoring.sweep import DAMAGED, counts, not_begun, point_statuses, summary
 from launcher.processes import Process
 from launcher.runs import events as kinds
 from launcher.runs.history import read_history
@@ -98,7 +99,7 @@ def test_pbs_is_asked_for_its_history_once(tmp_path: Path, monkeypatch: pytest.M
 def test_the_end_of_a_job_counts_though_it_ran_when_others_were_asked_for(
     tmp_path: Path, says: Says, clock: Clock
 ) -> None:
-    sweep, same = make_sweep(tmp_path, 2), SweepMonitor()
+    sweep, same = make_sweep(tmp_path, 2), JobMonitor()
     says({"100_0": JobState.RUNNING}, {"100_0": JobState.RUNNING, "100_1": JobState.FAILED})
     assert [each.state for each in point_statuses(sweep, same)] == ["running", "failed"]
     says({}, {"100_0": JobState.CANCELLED, "100_1": JobState.FAILED})
@@ -148,7 +149,7 @@ def test_a_point_is_what_its_last_job_is(tmp_path: Path, says: Says) -> None:
 
 
 def test_points_that_are_done_are_not_looked_at_again(tmp_path: Path, says: Says) -> None:
-    sweep, same = make_sweep(tmp_path, 2), SweepMonitor()
+    sweep, same = make_sweep(tmp_path, 2), JobMonitor()
     says({})
     end(sweep.run(0), 0)
     assert [each.state for each in point_statuses(sweep, same)] == ["done", "lost"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,5 +92,5 @@ def slot_manager(
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     manifest = sweep.manifest()
-    found = SlotManager(sweep, manifest, each, mine, manager.hosts_of({})[0], {}, signals or Signals(), points)
+    found = SlotManager(sweep, manifest, each, mine, socket.gethostname(), {}, signals or Signals(), points)
     return Managed(found, packing_of(manifest).slots)

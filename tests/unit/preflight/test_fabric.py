@@ -10,7 +10,7 @@ from launcher.agent import node_checks as checks
 from launcher.agent import preflight as attempt
 from launcher.agent.node_checks import CheckLevel, NodeCheck, check
 from launcher.agent.preflight import CheckedNode
-from launcher.failures.codes import PreflightReason, PreflightThen
+from launcher.failures.codes import PreflightThen
 from launcher.worker import devices
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"
@@ -56,6 +56,5 @@ def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:
     nodes = [CheckedNode(f"node{index}", f"node{index}", (index,), (index,)) for index in range(2)]
     verdict = attempt.decide(nodes, {0: [found], 1: [found]}, least=2, scheduler="slurm", settings={}, timeout=40)
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 93)
-    assert verdict.failure is not None
-    assert verdict.failure.reason is PreflightReason.ALL_NODES
-    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in verdict.failure.findings[0].found.words
+    assert verdict.failure.startswith("preflight: all 2 nodes fail: ")
+    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in verdict.failure

@@ -21,12 +21,11 @@ from launcher import errors
 from launcher.agent import node_checks as checks
 from launcher.agent.node_checks import MIB, CheckLevel, CheckProblem, NodeCheck, check
 from launcher.agent.preflight import CheckedNode, PreflightVerdict, decide, nodes_of
-from launcher.failures import text
-from launcher.failures.codes import CheckCode, FaultCode, PreflightReason, PreflightThen
+from launcher.failures.codes import CheckCode, PreflightThen
 from launcher.files.json_types import from_json
 from launcher.rendezvous import rounds
 from launcher.rendezvous.rounds import Member
-from launcher.runs.events import Fault, NodeFinding, Observation, PreflightFailure
+from launcher.runs.events import NodeFinding, Observation
 from tests.unit.plans import bare_plan
 
 pytestmark = pytest.mark.root
@@ -106,7 +105,8 @@ def shown(verdict: PreflightVerdict) -> str:
     """The text about a verdict, as another agent shows it."""
     received = from_json(json.loads(json.dumps(asdict(verdict))), PreflightVerdict)
     assert received == verdict
-    return text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=received.failure))
+    failure: str = received.failure
+    return failure
 
 
 @pytest.mark.parametrize(
@@ -171,16 +171,8 @@ MISMATCH = Observation(CheckCode.OTHER_NETWORK, "NCCL uses sockets")
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
-    failure = PreflightFailure(
-        reason=PreflightReason.TOO_FEW,
-        nodes=2,
-        failed=1,
-        findings=(NodeFinding("a", "b", "c", MISMATCH),),
-        exclude="x=a",
-    )
-    verdict = PreflightVerdict(
-        PreflightThen.FAIL, failure.findings, (3,), (NodeFinding("e", "f", "g", ODD.found),), failure, 93
-    )
+    bad, warnings = (NodeFinding("a", "b", "c", MISMATCH),), (NodeFinding("e", "f", "g", ODD.found),)
+    verdict = PreflightVerdict(PreflightThen.FAIL, bad, (3,), warnings, "all nodes fail", 93)
     assert from_json(json.loads(json.dumps(asdict(verdict))), PreflightVerdict) == verdict
 
 

@@ -1,8 +1,7 @@
-"""The page of a sweep: which point is the best, where values are on their axes, what is drawn."""
+"""The page of a sweep: which point is the best, and what is drawn."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from typing import Any
@@ -13,7 +12,7 @@ from launcher.config.search_space import Dimension, Goal, Method
 from launcher.reports import page
 from launcher.reports.collect import Curve, RunData
 from launcher.reports.page import Page
-from launcher.reports.sections import SweepPoint, axis_of, by_objective, parallel_coordinates, sweep_page
+from launcher.reports.sections import SweepPoint, by_objective, sweep_page
 from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import progress_of
 
@@ -45,26 +44,6 @@ def test_the_best_is_first_and_those_without_a_number_last(goal: str | None, bes
     assert numbers(by_objective(some(), goal, best_is)) == list(order)
 
 
-@pytest.mark.parametrize(
-    ("values", "places"),
-    [
-        (["1", "2", "5"], {"1": 0.0, "2": 0.25, "5": 1.0}),
-        (["0.001", "0.1", "0.01"], {"0.001": 0.0, "0.01": 0.5, "0.1": 1.0}),
-        (["relu", "gelu", "tanh"], {"gelu": 0.0, "relu": 0.5, "tanh": 1.0}),
-        (["0.1", "default"], {"0.1": 0.0, "default": 1.0}),
-        (["3"], {"3": 0.5}),
-        (["nan", "1"], {"1": 0.0, "nan": 1.0}),
-        (["0", "1e9"], {"0": 0.0, "1e9": 1.0}),
-    ],
-)
-def test_places_on_an_axis(values: list[str], places: dict[str, float]) -> None:
-    assert axis_of("lr", values).places == pytest.approx(places)
-
-
-def test_an_axis_of_many_numbers_has_two_ticks() -> None:
-    assert [text for _, text in axis_of("lr", [str(value) for value in range(100)]).ticks] == ["0", "99"]
-
-
 def shown(points: list[SweepPoint], objective: tuple[str, ...] = ("accuracy",)) -> Page:
     return sweep_page("lr-3f9c", points, objective, "max", "/runs/lr-3f9c", 1795282000.0)
 
@@ -86,23 +65,12 @@ def test_without_an_objective_nothing_is_the_best() -> None:
     assert "sweep.objective=METRIC" in told.sections[0].note
 
 
-def test_each_point_that_is_done_is_a_line() -> None:
-    points = [point(number, str(0.01 * (number + 1)), 0.5 + number / 100, width="64") for number in range(40)]
-    figure = parallel_coordinates(by_objective(points, "accuracy", "max"), ["workload.lr"], "accuracy")
-    assert figure is not None
-    assert sum(trace["x"].count(0) for trace in figure.traces) == 40
-    best = figure.traces[-1]
-    assert best["line"]["color"] == "--good"
-    assert best["customdata"][0] == "lr 0.4, accuracy 0.89"
-    assert parallel_coordinates(points[:1], ["workload.lr"], "accuracy") is None
-
-
 def test_its_figures_are_what_plotly_knows_and_its_texts_are_escaped() -> None:
     objects = pytest.importorskip("plotly.graph_objects")
     told = shown([*some(), point(4, "0.3", 0.8, note=HOSTILE), point(5, "0.3", 0.8, note="x")])
     assert HOSTILE not in page.render(told)
     figures = [figure for section in told.sections for figure in section.figures]
-    assert len(figures) == 2
+    assert len(figures) == 1
     for figure in figures:
         traces, layout = json.loads(re.sub(r'"--[a-z0-9-]+"', '"#123456"', json.dumps([figure.traces, figure.layout])))
         objects.Figure(data=traces, layout=layout)
@@ -120,8 +88,7 @@ def test_all_figures_of_a_sweep_have_one_legend() -> None:
                for colour, name in training.legend)  # fmt: skip
 
 
-def test_a_search_has_its_rungs_and_lines_for_points_that_were_pruned() -> None:
-    pruned = dataclasses.replace(point(2, "0.3", None, "pruned"), reported=0.2)
+def test_a_search_has_its_rungs() -> None:
     settings = SearchSettings(
         Method.asha, "accuracy", Goal.maximize, {"workload.lr": Dimension(low=0, high=1)}, points=9
     )
@@ -131,17 +98,12 @@ def test_a_search_has_its_rungs_and_lines_for_points_that_were_pruned() -> None:
         TrialRecord(2, state=TrialState.PRUNED, rungs={0: 0.2}, pruned_at=3),
     ]
     found = progress_of(settings, Journal(trials, min_steps=3), {})
-    points = [point(0, "0.01", 0.7), point(1, "0.1", 0.9), pruned]
+    points = [point(0, "0.01", 0.7), point(1, "0.1", 0.9), point(2, "0.3", None, "pruned")]
     page = sweep_page("lr", points, ("accuracy",), "max", search=(settings, found))
     first = page.sections[0]
     assert first.title == "Search"
     assert "Search asha, maximize accuracy: 3 chosen of at most 9" in first.note
     assert first.tables[0].rows == [("3", "3", "1", "0.6")]
-    lines = page.sections[1].figures[0]
-    assert "a pruned point has the last value it reported" in lines.caption
-    assert any("lr 0.3, accuracy 0.2" in str(trace["customdata"]) for trace in lines.traces)
-    best = [trace for trace in lines.traces if trace["line"]["color"] == "--good"]
-    assert "accuracy 0.9" in str(best[0]["customdata"])
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
 from launcher.cli import commands, multirun, submit
-from launcher.cli.commands import COMMANDS, function
+from launcher.cli.commands import ACTIONS, COMMANDS, function, require_action
 from launcher.cli.multirun import Multirun
-from launcher.cli.options import ACTIONS, require_action
 from launcher.submission import resume
 from tests.launch import ROOT
 

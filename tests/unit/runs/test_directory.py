@@ -22,8 +22,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.paths import new_id
 from launcher.runs import event_file
 from launcher.runs import events as kinds
-from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import current_attempt
+from launcher.runs.directory import Attempt, Run, current_attempt
 from launcher.runs.history import journal_events
 from launcher.runs.lease import only_submitter
 from launcher.runs.lookup import all_runs, find

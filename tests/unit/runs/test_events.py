@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher.failures.codes import FaultCode, HangSign, SetupPart
+from launcher.failures.codes import FaultCode
 from launcher.runs import event_file, events
-from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import Events
-from launcher.runs.events import Accused, Event, Fault, Hang, HostSignal, Place, Restart, SetupFailed
+from launcher.runs.directory import Attempt, Events, Run
+from launcher.runs.events import Accused, Event, Fault, Place, Resized, Restart, SetupFailed
 
 FAULT = Fault(
     code=FaultCode.RAISED, host="node2", node=1, rank=3, exit_code=1,
@@ -26,17 +25,10 @@ FAULT = Fault(
     "event",
     [
         FAULT,
-        Fault(code=FaultCode.NODE_ENDED, then=HostSignal(host="n", signal="SIGTERM"), back=(Place(host="n", node=1),)),
-        Fault(
-            code=FaultCode.HANG,
-            hang=Hang(sign=HangSign.BEHIND, stacks="/logs"),
-            seconds=3.0,
-            rank=1,
-            limit="launch.hang_timeout",
-            step=5,
-        ),
+        Resized(round=1, members=1, world_size=2, size=2, without=(Place(host="n", node=1),)),
+        Fault(code=FaultCode.HANG, message="no step", seconds=3.0, rank=1, limit="launch.hang_timeout", step=5),
         Restart(code=FaultCode.SIGNALLED, signal="SIGKILL", round=2, world_size=4),
-        SetupFailed(line=2, host="node1", of=SetupPart.ENV, number=1, code=127),
+        SetupFailed(line=2, host="node1", message="line 1 of env.setup failed", code=127),
     ],
 )
 def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
@@ -54,7 +46,6 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
     ("changes", "why"),
     [
         ({"host": None}, "host is not text"),
-        ({"then": {"host": "n"}}, "then.signal is missing"),
         ({"code": 3}, "code is not text"),
         ({"rank": "3"}, "rank is not a whole number"),
         ({"accused": [{"rank": 3}]}, r"accused[0].host is missing"),
@@ -72,9 +63,8 @@ def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, change
 
 def test_fields_and_codes_of_a_newer_version_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "node-0.jsonl"
-    newer = {"code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}], "hang": {"sign": "asleep"}}
+    newer = {"code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}]}
     path.write_text(json.dumps({"time": 1.0, "event": "fault", **newer}) + "\n")
     assert event_file.problems(path) == []
     (found,) = events.every(event_file.read(path), Fault)
     assert (found.code, found.accused) == (FaultCode.UNKNOWN, (Accused("n"),))
-    assert found.hang == Hang()

@@ -25,12 +25,11 @@ from launcher.job.requeue import What
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import directory, lease, live_index, saves
 from launcher.runs import events as kinds
-from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import report_start_failure
+from launcher.runs.directory import Attempt, Run, report_start_failure
 from launcher.runs.events import Stopped
 from launcher.runs.history import journal_events
 from launcher.runs.lookup import all_runs, find
-from launcher.runs.sweep_directory import Sweep, SweepManifest
+from launcher.runs.sweep_directory import SweepManifest
 from launcher.schedulers import executor as executor_module
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher, RunExecutor
@@ -289,11 +288,11 @@ def test_points_are_started_when_their_sweep_can_be_read_and_not_if_they_were_ca
     sweep.request_local([1], restart=False)
     started: list[int] = []
 
-    def start(sweep: Sweep, index: int) -> None:
-        started.append(index)
-        sweep.run(index).journal(kinds.ProcessStarted(pid=1, start=0, host="node1"))
+    def start(run: Run, *_: Any, resumed: bool) -> None:
+        started.append(int(run.path.name))
+        run.journal(kinds.ProcessStarted(pid=1, start=0, host="node1"))
 
-    monkeypatch.setattr(local_points, "_start", start)
+    monkeypatch.setattr(local_points, "start", start)
     monkeypatch.setattr(local_points.time, "sleep", lambda _: server.recover())
     server.fail(part)
     assert local_points.main(str(sweep.path)) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
-from launcher.search.progress import Rung, described, last_value, progress_of, rung_lines
+from launcher.search.progress import Rung, described, progress_of, rung_lines
 
 SPACE = {"lr": Dimension(low=0, high=1)}
 
@@ -84,7 +84,3 @@ def test_whether_more_points_are_chosen(
 def test_rungs_are_a_table() -> None:
     assert rung_lines([Rung(3, 4, 1, 0.6)])[1:] == [("3", "4", "1", "0.6")]
     assert rung_lines([]) == []
-
-
-def test_the_last_value_of_a_point() -> None:
-    assert [last_value(each) for each in JOURNAL.trials] == [0.8, 0.2, 0.9, None, 0.4]

@@ -136,12 +136,12 @@ def test_a_set_up_line_that_fails_ends_the_attempt_for_good(
     assert outcome.events() == [
         {"event": "started", "job": "7", "host": HOST},
         {
-            "event": "setup_failed", "line": line, "of": "cluster", "number": line,
+            "event": "setup_failed", "line": line, "message": f"set-up line {line} of cluster=here failed",
             "code": code, "host": HOST,
         },
         {"event": "ended", "code": 93},
     ]  # fmt: skip
-    assert f"launcher: set-up line {line} of the cluster's profile failed on {HOST} (exit {code})" in outcome.stderr
+    assert f"launcher: set-up line {line} of cluster=here failed on {HOST} (exit {code})" in outcome.stderr
     assert not outcome.started
     assert not (sandbox.work / "reached").exists()
 

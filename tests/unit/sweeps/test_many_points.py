@@ -10,7 +10,8 @@ import pytest
 from launcher.cli.multirun import Multirun
 from launcher.cli.sweep import show_results, show_status
 from launcher.errors import ConfigError
-from launcher.monitoring.sweep import SweepMonitor, point_statuses
+from launcher.monitoring.run_status import JobMonitor
+from launcher.monitoring.sweep import point_statuses
 from launcher.runs.claims import Claims, EntryKind, Manager, left_out
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import control
@@ -95,7 +96,7 @@ def every(sweep: Sweep) -> list[int]:
         (queued, show_results),
         (queued, control.cancel),
         (queued, lambda sweep: control.cancel(sweep, every(sweep))),
-        (queued, lambda sweep: point_statuses(sweep, SweepMonitor(), every(sweep))),
+        (queued, lambda sweep: point_statuses(sweep, JobMonitor(), every(sweep))),
         (queued, lambda sweep: control.throttle(sweep, 2)),
         (failed, lambda sweep: show_status(sweep, everything=True)),
         (failed, show_results),

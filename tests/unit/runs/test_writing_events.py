@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher import bounds
-from launcher.runs import event_file, event_writer
-from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import Events
+from launcher.runs import directory, event_file
+from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Event, Finished, Met, Resized, Restart
 from launcher.search.progress import PointReports
 from launcher.worker.tracking import FIRST, INTERVAL, Reporter
@@ -34,7 +33,7 @@ def test_the_first_are_all_kept_and_then_two_a_second(
     attempt: Attempt, event: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(event_writer.time, "monotonic", lambda: now)
+    monkeypatch.setattr(directory.time, "monotonic", lambda: now)
     reporter = Reporter(attempt, 0)
 
     def tell(step: int) -> None:
@@ -54,7 +53,7 @@ def test_the_first_are_all_kept_and_then_two_a_second(
 
 def test_steps_without_values_are_in_no_way_of_values(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(event_writer.time, "monotonic", lambda: now)
+    monkeypatch.setattr(directory.time, "monotonic", lambda: now)
     reporter = Reporter(attempt, 0)
     for step in range(1, FIRST + 10):
         reporter.progress(step, 10_000)
@@ -131,7 +130,7 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
         append(path, event)
 
     monkeypatch.setattr(event_file, "append", failing)
-    monkeypatch.setattr(event_writer.time, "time", lambda: now)
+    monkeypatch.setattr(directory.time, "time", lambda: now)
     tell = Events(attempt, "rank-0")
     tell(Restart(error="a rank is gone", rank=1))
     now += 1
