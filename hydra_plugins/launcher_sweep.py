@@ -48,6 +48,9 @@ class PointSweeper(BasicSweeper):
             return self.launcher.search([*self._parse_config(), *arguments])  # type: ignore[attr-defined]
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        if wrong := next((each for each in overrides if each.is_interval_sweep()), None):
+            word = str(wrong.input_line).lstrip("+")
+            raise ConfigError(f"{word}: only a search takes an interval: add sweep.search=random, tpe or asha")
         (points,) = self.split_arguments(overrides, None)
         if not points:
             empty = [str(each.input_line) for each in overrides if each.is_sweep_override() and not _has_values(each)]

@@ -318,6 +318,19 @@ class Orphans:
         return found
 
 
+def short_job(job_id: str) -> str:
+    """Shortens a job id to 10 characters. PBS's server name and the prefix of local jobs are removed first."""
+    return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
+
+
+def run_of_job(job_id: str, runs_dir: Path) -> Run | None:
+    """Returns the run whose newest job this is, in full or as `status` shows it; only of runs that may be live."""
+    live = live_index.possibly_live(runs_dir)
+    runs = (Run((runs_dir / name).resolve()) for name in (lookup.names(runs_dir) if live is None else sorted(live)))
+    jobs = ((run, read_history(run).job_id or "") for run in runs if run.recorded())
+    return next((run for run, job in jobs if job_id in (job, short_job(job)) and job), None)
+
+
 def look_for(job_id: str) -> Orphan | Path | None:
     """Returns a job if it is an orphan, else the directory of its run or sweep, or None; raises QueryError."""
     number = family(job_id)

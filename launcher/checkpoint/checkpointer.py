@@ -377,7 +377,7 @@ class Checkpointer:
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
         line = f"{path.name}: {'; '.join(problems)}"
         done = self._folder.quarantine(path, problems, manifest)
-        log_line(f"a checkpoint is passed over: {line}; {done}", sys.stdout)
+        log_line(f"a checkpoint cannot be used: {line}; {done}", sys.stdout)
         step = manifest.step if manifest else checkpoints.step_of(path.name)
         self._events(events.PassedOver(checkpoint=path.name, step=step, problems=tuple(problems)))
         return line
@@ -389,7 +389,7 @@ class Checkpointer:
         raise CheckpointError(
             f"no checkpoint in {self.folder} is sound:\n"
             + "".join(f"  {line}\n" for line in wanted.passed_over)
-            + "".join(f"  kept: {name}\n" for name in aside)
+            + "".join(f"  quarantined: {name}\n" for name in aside)
             + "`checkpoint verify` shows what is wrong with each. To start from the beginning nevertheless set "
             "checkpoint.start_over=true, or another checkpoint.dir"
         )

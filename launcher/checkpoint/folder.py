@@ -136,13 +136,13 @@ class CheckpointFolder:
         aside = self.path / checkpoints.temporary(checkpoints.step_of(path.name) or 0, self.attempt, "aside")
         try:
             if judged is not None and checkpoints.read(path, self._timeout) != judged:
-                return "another one has taken its place"
+                return "another one has replaced it"
             path.rename(aside)
         except (OSError, CheckpointError) as error:  # for example, the folder is read-only
-            return f"it stays where it is ({error})"
+            return f"it could not be quarantined ({error})"
         with contextlib.suppress(OSError):
             (aside / checkpoints.WHY).write_text("".join(f"{line}\n" for line in why))
-        return f"kept as {aside.name}"
+        return f"quarantined as {aside.name}"
 
     # -- publishing
 

@@ -61,7 +61,7 @@ def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
 
 def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> None:
     if not members or not node_session.is_listening(seen.run.attempts()[-1]):
-        raise RunError(f"the agents of {seen.run.id} have not met yet: try again in a moment")
+        raise RunError(f"{seen.run.id} has not finished its rendezvous yet: try again in a moment")
     ranks = members[0].ranks
     if rank is not None and rank >= ranks:
         raise RunError(f"{seen.run.id} has no rank {rank}: its ranks are 0 to {ranks - 1}")
@@ -128,7 +128,7 @@ def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int 
 def _choose(seen: RunStatus, at: Mapping[int, Breakpoint], rank: int | None) -> Breakpoint:
     id, waits = seen.run.id, "; ".join(f"rank {each} in {event.where}" for each, event in sorted(at.items()))
     if not seen.plan.debugs:
-        raise RunError(f"{id} passes over breakpoint(): submit it with debug.rank=0 (a list of ranks, or all)")
+        raise RunError(f"{id} ignores breakpoint(): submit it with debug.rank=0 (or a list of ranks, or all)")
     if rank is not None and rank in at:
         return at[rank]
     if rank is None and len(at) == 1:

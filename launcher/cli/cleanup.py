@@ -68,6 +68,8 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
     try:
         return find_either(name, runs_dir)
     except RunError as error:
+        if (run := maintenance.run_of_job(name, runs_dir or default_runs_dir())) is not None:
+            return run
         try:
             found = maintenance.look_for(name)
         except QueryError as problem:

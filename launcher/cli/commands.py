@@ -206,7 +206,7 @@ def parser_of(name: str) -> Parser:
     about(parser)
     if name not in WITHOUT_RUNS:
         parser.add(
-            "--runs-dir", type=folder, metavar="DIR",
+            "--runs-dir", type=existing_folder, metavar="DIR",
             help="folder of run directories (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)",
         )  # fmt: skip
     return parser
@@ -248,6 +248,12 @@ def folder(text: str) -> Path:
     from pathlib import Path
 
     return Path(text)
+
+
+def existing_folder(text: str) -> Path:
+    if not os.path.isdir(text):
+        raise ArgumentTypeError(f"there is no folder {text!r}")
+    return folder(text)
 
 
 def whole_number(text: str, least: int = 0) -> int:
@@ -341,7 +347,7 @@ def of_logs(parser: Parser) -> None:
 def of_cancel(parser: Parser) -> None:
     """Cancel the RUNs; of a sweep, all points. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A RUN can
     also be named by the id of its job, even if the run's directory was deleted (`status` calls that job orphaned)."""
-    parser.add("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of a job in the queue")
+    parser.add("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of its job")
 
 
 def of_resume(parser: Parser) -> None:

@@ -16,7 +16,7 @@ from launcher.diagnose.findings import restarts
 from launcher.errors import DONE, FAILED, RunError
 from launcher.failures.symptoms import EndKind
 from launcher.failures.text import of_unused_gpus
-from launcher.formatting import clean, format_time, name_ranks, plural, rough_size
+from launcher.formatting import clean, format_time, name_ranks, plural, ranges, rough_size
 from launcher.monitoring.run_status import Boards, DamagedRun, JobMonitor, or_damaged, rerun, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
@@ -338,8 +338,8 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
     if arguments.attempt is not None:
         chosen = next((each for each in attempts if each.number == arguments.attempt), None)
         if chosen is None:
-            there = f"its attempts are 0 to {attempts[-1].number}" if attempts else "it has had none yet"
-            raise RunError(f"{found.id} has no attempt {arguments.attempt}: {there}")
+            there = f", only {ranges(each.number for each in attempts)}" if attempts else ": it has had none yet"
+            raise RunError(f"{found.id} has no attempt {arguments.attempt}{there}")
         following = dict(findings.ended(seen))
         over = chosen in following
         if over:

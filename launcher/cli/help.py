@@ -204,8 +204,7 @@ def of_key(name: str) -> Iterator[str]:
         yield from row(key)
     if name == "workload":
         yield f"\n`{program()} help workload=NAME` has the keys of one."
-    elif found and not below:
-        key = found[0][1]
+    elif found and not below and not (key := found[0][1]).name.startswith("workload."):  # else it is of one workload
         yield f"\n{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in"
         yield str(user_config_dir() / "user.yaml")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.progress import RunBars
 from launcher.errors import RunError
-from launcher.formatting import plural, write_output
+from launcher.formatting import plural, ranges, write_output
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find_either
 from launcher.runs.output import Part, Stream
@@ -105,7 +105,7 @@ def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
     if not attempts:
         raise RunError(f"{run.id} has not started yet")
     if attempt is not None and attempt not in attempts:
-        raise RunError(f"{run.id} has no attempt {attempt}: its attempts are 0 to {max(attempts)}")
+        raise RunError(f"{run.id} has no attempt {attempt}, only {ranges(attempts)}")
     for rank in ranks:
         if not any(files_of(each, rank) for number, each in attempts.items() if attempt in (None, number)):
             number = max(attempts) if attempt is None else attempt

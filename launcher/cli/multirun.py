@@ -74,7 +74,8 @@ class Multirun:
 
     def _submit(self, prepared: PreparedSweep, config: Config, first: int = 0) -> None:
         # first: number of the batch's first point; what concerns all batches is done with the first one
-        for note in prepared.notes if not first else ():
+        alone = ("the sweep has one point: several come from KEY=A,B",) if len(prepared.manifest.points) == 1 else ()
+        for note in (*alone, *prepared.notes) if not first else ():
             print(f"note: {note}", file=sys.stderr)
         if config.dry_run:
             show(prepared)

@@ -76,6 +76,8 @@ def _show(name: str) -> int:
 
 
 def _init(arguments: Namespace) -> int:
+    if arguments.name is not None and not arguments.only_print:  # before the scheduler is asked
+        profiles.require_free(arguments.name, force=arguments.force)
     scheduler, site = survey(arguments.scheduler)
     wanted = {key: getattr(arguments, key) for key in POOLS if getattr(arguments, key) is not None}
     if wanted.keys() - {site.pool}:

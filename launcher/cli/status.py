@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.commands import remote_profiles
 from launcher.errors import ConfigError
-from launcher.files.shared_files import exists, unwrap
 from launcher.paths import default_runs_dir
 from launcher.runs import lookup
 from launcher.schedulers.registry import queues_here
@@ -19,8 +18,6 @@ def run(arguments: Namespace) -> int:
     folder = arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
-    if arguments.runs_dir is not None and not unwrap(exists(folder)):
-        raise ConfigError(f"--runs-dir {folder}: there is no such folder")
     apart = not arguments.names and arguments.runs_dir is None and bool(remote_profiles())
     if not arguments.names and not apart and lookup.is_empty(folder) and not queues_here():
         print("[]" if arguments.as_json else f"no runs in {folder}")

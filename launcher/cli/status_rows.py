@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from launcher.cli.text import WIDTH, ending, program, table
 from launcher.errors import ConfigError
 from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
-from launcher.maintenance import Orphan, Orphans
+from launcher.maintenance import Orphan, Orphans, short_job
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunStatus, each_status, or_damaged
 from launcher.monitoring.state import RunState, progress_of, saved_before
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses
@@ -72,11 +71,6 @@ def _step(row: Row) -> str:
 
 def _saved(row: Row) -> str:
     return "-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}"
-
-
-def short_job(job_id: str) -> str:
-    """Shortens a job id to 10 characters. PBS's server name and the prefix of local jobs are removed first."""
-    return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
 
 
 COLUMNS: Mapping[str, Callable[[Row], str]] = {

@@ -17,6 +17,7 @@ from launcher.cli.progress import on_terminal, still
 from launcher.cli.text import WIDTH, cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import brief, format_time, one_line, raw
+from launcher.maintenance import short_job
 from launcher.monitoring.run_status import JobMonitor
 from launcher.monitoring.sweep import summary
 from launcher.runs.events import Ended, Met, Progress, Started, last
@@ -138,7 +139,7 @@ def _remark(seen: RunStatus) -> str | None:
         if silent is None or silent < SILENCE:
             return None
         return (
-            f"its job shows no sign of life for {format_time(int(silent))}, although the scheduler says that it runs: "
+            f"no heartbeat of its job for {format_time(int(silent))}, although the scheduler says that it runs: "
             "has it lost its first node? Cancel it, then resume it"
         )
     if seen.state.value == "done":
@@ -183,7 +184,7 @@ def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
             words += f" {end.kind.value}: {end.cause}"
         met, started = last(events, Met), last(events, Started)
         lines.append((
-            str(attempt.number), status_rows.short_job(started.job if started else "-"), str(met.ranks if met else "-"),
+            str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),
             str(progress.step if progress else "-"), format_time(int(elapsed)), words,
         ))  # fmt: skip
     return lines

@@ -169,9 +169,9 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
     wanted = composed.config
     ready = ready_run(composed, overrides)
     prepared = ready.prepared
-    if wanted.dry_run or not registry.scheduler(prepared.plan.cluster.scheduler).on_this_machine:
-        for note in prepared.notes:
-            print(f"note: {note}", file=sys.stderr)
+    here = registry.scheduler(prepared.plan.cluster.scheduler).on_this_machine
+    for note in limits.crowded(prepared.plan) if here and not wanted.dry_run else prepared.notes:
+        print(f"note: {note}", file=sys.stderr)
     if wanted.dry_run:
         return show(prepared)
     ask(ready, yes=yes)

@@ -52,7 +52,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         key = match[1].lstrip("+")
         return of_other_schedulers(key, kind) or _unknown_key(key, arguments)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
-        key, value = match.groups()
+        key, value = match[1].lstrip("+"), match[2]
         as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
         return f"{key}={value}: write {as_list} for a list, {as_text} for a text, or add -m for a sweep"
     if hint := _unreadable(arguments):
@@ -98,7 +98,7 @@ def _unreadable(arguments: Sequence[str]) -> str | None:
             continue
         if equals and key:
             readable = _readable(key, value)
-            hint = f"{word}: the value has characters that Hydra reads in its own way; quote it: {readable}"
+            hint = f"{word}: the value is not valid in Hydra's grammar: correct it, or quote it as a text: {readable}"
             alternative = "; or, without quotes, after `--` (run SCRIPT -- ARGUMENTS)"
             return hint + (alternative if key_of(word) == "workload.args" else "")
         if not (number and arguments[number - 1].startswith("-")):  # else it is an option's value

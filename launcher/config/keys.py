@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
-from launcher.config.hydra_text import quoted
+from launcher.config.hydra_text import key_of, quoted
 from launcher.config.scheduler_table import OURS, cluster_class, names, scheduler_of, schedulers_with, settings_class
+from launcher.errors import ConfigError
 from launcher.structs import Struct
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
@@ -184,6 +185,20 @@ def of_other_schedulers(key: str, kind: type | None) -> str | None:
     settings = settings_class(scheduler)
     instead = settings.INSTEAD.get(name, "leave it out") if settings else ""
     return f"cluster.{name} is a key for {' and '.join(owners)}, and the cluster is {scheduler}: {instead}"
+
+
+def require_cluster(words: Sequence[str], scheduler: str) -> None:
+    """Raises ConfigError if a key of another scheduler was typed without `cluster=`, and would be ignored (local)."""
+    settings = settings_class(scheduler)
+    if settings is None or not settings.IGNORES_OTHERS or any(key_of(word) == "cluster" for word in words):
+        return
+    for word in words:
+        section, own, *_ = (*key_of(word).split("."), "")
+        if section == "cluster" and own not in settings.__dataclass_fields__ and (owners := schedulers_with(own)):
+            raise ConfigError(
+                f"{as_typed(word)}: without cluster= this runs on {scheduler}, which ignores it: add "
+                f"cluster={owners[0]}, or cluster={scheduler} if you mean that"
+            )
 
 
 def opened(words: Iterable[str]) -> list[str]:

@@ -14,9 +14,9 @@ from launcher.paths import choices, resource, user_config_dir
 IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
 WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")
 NO_CHOICE = re.compile(r"Invalid value '(.*?)', expected one of \[(.*)\]")
-SHAPE = re.compile(r"Invalid value assigned: \w+ is not a (ListConfig|DictConfig)")
-NULL = re.compile(r"Invalid type assigned: NoneType is not a subclass of (str|int|float|bool)\b")
-SHAPES = {"ListConfig": "a list ([one, two])", "DictConfig": "a section of its own ({NAME: VALUE})"}
+LIST = re.compile(r"Invalid value assigned: \w+ is not a ListConfig")
+SECTION = re.compile(r"is not a DictConfig|Cannot assign \w+ to Dict|Invalid type assigned: \w+ is not a subclass of")
+NULL = re.compile(r"NoneType is not a subclass of (str|int|float|bool)\b|field '[^']*' is not Optional")
 KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
 
 
@@ -34,7 +34,7 @@ def explain(text: str, kind: type | None) -> str | None:
         wanted = missing[1].rpartition("/")[2]
         known = [each for each in choices(group) if each != name.rpartition("/")[2]]
         return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
-    key = next(iter(re.findall(r"full_key: (\S+)", message)), "")
+    key = next(iter(re.findall(r"full_key: (.+)", message)), "")
     if re.search(r"Key '[^']+' (is )?not in", message):
         if kind is schema.Cluster:
             return no_scheduler(name.rpartition("/")[2])
@@ -43,14 +43,14 @@ def explain(text: str, kind: type | None) -> str | None:
         return (
             f"{where}: there is no key {_short(key, group)!r}.{_near(key, group, kind)} `launcher help --all` lists all"
         )
-    if why := wrong_value(message):
+    if key and (why := wrong_value(message)):
         value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
         return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
     if "Cannot merge" in message:
         at = f"{_short(key, group)}: " if key else ""
         return f"{where}: {at}a list is given where a section ({{NAME: VALUE}}) is needed, or vice versa"
     if "is not a subclass of" in message:
-        return f"{where}: {f'{_short(key, group)}: it' if key else 'it'} must have lines of the form KEY: VALUE"
+        return f"{where}: it must have lines of the form KEY: VALUE"
     lines = [line.strip() for line in message.splitlines()[1:] if line.strip()]
     first = next(
         (line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), message
@@ -72,8 +72,9 @@ def wrong_value(message: str) -> str | None:
         return f"it must be {KINDS.get(value[2], value[2])}"
     if NULL.search(message):
         return "null cannot be one of its values: leave it out, or quote the word ('null')"
-    shape = SHAPE.search(message)
-    return f"it must be {SHAPES[shape[1]]}" if shape else None
+    if LIST.search(message):
+        return "it must be a list ([one, two])"
+    return "it must be a section of its own ({NAME: VALUE})" if SECTION.search(message) else None
 
 
 def in_yaml(error: Exception) -> str:
@@ -83,8 +84,8 @@ def in_yaml(error: Exception) -> str:
     if why.startswith("found duplicate key"):
         why += ". Next to `cluster: NAME`, give the keys of a section as separate lines (`cluster.account: me`)"
     if mark is None:
-        return f"a file of the configuration is no YAML: {why}"
-    return f"{mark.name}, line {mark.line + 1}: this is no YAML: {why}"
+        return f"a file of the configuration is not valid YAML: {why}"
+    return f"{mark.name}, line {mark.line + 1}: this is not valid YAML: {why}"
 
 
 def place_of(key: str) -> str:

@@ -314,7 +314,7 @@ class Sweep:
 
     id: str | None = None  # id of the sweep; empty: made from the command, so that repeating it continues the sweep
     after: Any = None  # dependencies of all points; see the key after
-    parallelism: int | None = None  # points that may run at once; empty: no limit, on this machine one
+    parallelism: Nat | None = None  # points that may run at once; empty: no limit, on this machine one
     objective: Any = None  # metric (or a list) by which points are compared and searches are guided
     best_is: BestIs = BestIs.max  # which value of the (first) metric is the best: max or min
     search: Method | None = None  # choose points while the pilots run: grid, random, tpe, or asha, which prunes

@@ -161,7 +161,7 @@ def classify(seen: Evidence) -> Verdict:
 
 def _classify(seen: Evidence) -> Verdict:
     if seen.stays is not None and seen.stays.reason in GIVEN_UP:
-        return Verdict(EndKind.NO_PROGRESS, f"given up: {text.of_next(seen.stays)}")
+        return Verdict(EndKind.NO_PROGRESS, text.of_next(seen.stays))
     if seen.state is RunState.DONE:
         return Verdict(EndKind.DONE, None)
     if seen.pruned is not None:

@@ -296,8 +296,8 @@ def _arguments(program: Program) -> list[str]:
         given = words(program.args)
     except ValueError as error:
         raise ConfigError(
-            f"workload.args: {error}. Write a list (workload.args='[--lr,0.1]') or a text "
-            "(\"workload.args='--lr 0.1'\"); what follows `--` needs no quotes: launcher run train.py -- --lr 0.1"
+            f"workload.args: {error}. Write `launcher run train.py -- --lr 0.1`, a list (workload.args='[--lr,0.1]'), "
+            "or a text (\"workload.args='--lr 0.1'\")"
         ) from None
     try:
         flags = options(program.flags)
@@ -324,9 +324,9 @@ def _parsed(path: Path, key: str) -> ast.Module:
         raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
     except SyntaxError as error:
         line = f" {error.text.strip()!r}" if error.text else ""
-        raise ConfigError(f"{key} is no Python: {path}, line {error.lineno}:{line}: {error.msg}") from None
+        raise ConfigError(f"{key} is not valid Python: {path}, line {error.lineno}:{line}: {error.msg}") from None
     except ValueError as error:  # a zero byte
-        raise ConfigError(f"{key} is no Python: {path}: {error}") from None
+        raise ConfigError(f"{key} is not valid Python: {path}: {error}") from None
 
 
 def _split(target: str) -> tuple[str, str]:

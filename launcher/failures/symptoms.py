@@ -68,7 +68,6 @@ _LABELS = {
     EndKind.DAMAGED_CHECKPOINT: "a checkpoint is damaged",
     EndKind.EXCEPTION: "an error in the code",
     EndKind.SETUP_FAILED: "a set-up line failed",
-    EndKind.NO_PROGRESS: "given up: no progress",
     EndKind.LOST: "lost: its job is gone, and nothing says why",
     EndKind.UNKNOWN: "unknown",
 }

@@ -59,5 +59,5 @@ def of_user() -> bytes:
     except OSError as error:
         raise SecretError(
             f"{path} can neither be read nor made ({error.strerror or error}): set {VARIABLE} to the same random text "
-            "in all processes that are to meet"
+            "in all processes of the job"
         ) from None

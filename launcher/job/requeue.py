@@ -133,7 +133,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
     what, why = What[found.what.upper()], text.of_next(found)
     lines = {
         What.ELSEWHERE: f"continues: {why}", What.HERE: "continues", What.STAYS: f"is stopped: {why}",
-        What.GIVEN_UP: f"is given up: {why}",
+        What.GIVEN_UP: f"has failed: {why}",
     }  # fmt: skip
     print(f"launcher: {run.id} {lines[what]}", file=sys.stderr)
     if found.reason in (NextReason.UNREADABLE, NextReason.NOT_SUBMITTED):

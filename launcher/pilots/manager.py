@@ -260,7 +260,7 @@ class SlotManager:
         )  # fmt: skip
         self._tell_search(each, kind)
         if not self._retried(lambda: self._claims.add(each.point, each.entry, kind, self._mine)):
-            log_line(f"point {each.point} was taken over by another slot manager: its end here does not count")
+            log_line(f"another pilot or node has taken over point {each.point}: its end here does not count")
         self._free.append(each.slot)
         self._board.changed()
         self._outcomes.append((each.point, kind))
@@ -269,7 +269,9 @@ class SlotManager:
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is EntryKind.FAILED)
             self._journal.note(kinds.NodeLeftOut(points=failed[-claims.SEVERAL :]))
-            log_line(f"{self._host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not")
+            log_line(
+                f"{self._host} runs no more points: {failed[-claims.SEVERAL :]} failed here, others elsewhere did not"
+            )
 
     def _tell_search(self, each: Running, kind: EntryKind) -> None:
         # Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
@@ -305,7 +307,7 @@ class SlotManager:
 
     def _beat(self, now: float) -> None:
         if self._journal.beat(now) and self._running:
-            log_line("no heartbeat could be written for too long: points are killed, for others may take them over")
+            log_line("no heartbeat could be written for too long: points are killed, as other nodes may run them now")
             for pid, each in self._running.items():
                 each.stopping = True
                 os.kill(pid, signal.SIGKILL)
@@ -421,7 +423,7 @@ class JournalWriter:
         if self._pulse is not None:
             self._pulse.listen()
         if why := unsafe_to_fork():
-            log_line(f"this slot manager {why}: points may take long to start")
+            log_line(f"this pilot {why}: points may take long to start")
         process, job = Process.of(os.getpid()), os.environ.get("LAUNCHER_JOB_ID", "")
         self._claims.note(self._mine, kinds.ManagerBegan(
             host=host, job=job, slots=slots, pid=process.pid, start=process.start, namespace=namespace()

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
-from launcher import redaction
+from launcher import bounds, redaction
 from launcher.binding import hardware
 from launcher.binding import masks as binding
 from launcher.config import schema
@@ -35,6 +35,8 @@ def words(given: str | Sequence[Any]) -> list[str]:
     """Returns a program's arguments as strings, from values or a shell-like string; ValueError: null, lists, quotes."""
     if isinstance(given, str):
         return shlex.split(given)
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(f"{given!r} is neither a list nor a text")
     found = []
     for number, each in enumerate(given, 1):
         if each is None:
@@ -185,8 +187,6 @@ def _converted(form: Form | None, key: str, value: Any) -> Any:
             return parse_time(value) if form is Form.time else parse_memory(value)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
-    if form is Form.natural and value < 1:
-        raise ConfigError(f"{key}={value}: it must be 1 or more")
     if form is Form.above_one and not 1 < value < float("inf"):
         raise ConfigError(f"{key}={value:g}: it must be more than 1")
     if form is Form.steps:
@@ -208,13 +208,12 @@ def _converted(form: Form | None, key: str, value: Any) -> Any:
 
 def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
     """Makes the plan of a config, but for its limits; ConfigError names the key, the value and the fix."""
+    refuse_unusable("", config)
     cluster, launch, workload = config.cluster, config.launch, config.workload
     nodes = resolved_value(config, "nodes")
     min_nodes = resolved_value(config, "min_nodes") or nodes
     if min_nodes > nodes:
         raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
-    if config.spares < 0:
-        raise ConfigError(f"spares={config.spares}: it is a number of nodes; 0: none")
     if config.spares and launch.mode is LaunchMode.tasks:
         raise ConfigError(
             f"spares={config.spares}: with launch=tasks the scheduler starts the ranks, and none can wait"
@@ -274,7 +273,6 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
         raise ConfigError("workload.backend=mpi: with MPI the scheduler must start every rank: add launch=tasks")
     _require(cluster)
-    _refuse_negative("", config)
     for key, text in texts_in(keys_of(plan)):
         # Only set-up lines may have line breaks
         if match := CONTROL.search(text.replace("\n", "") if key in ("cluster.setup", "env.setup") else text):
@@ -363,13 +361,20 @@ def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
     return tuple(sorted(set(ranks)))
 
 
-def _refuse_negative(prefix: str, section: Any) -> None:
+def refuse_unusable(prefix: str, section: Any) -> None:
+    """Raises ConfigError for an empty text and for a number out of range in a section (`prefix`: `sweep.`)."""
+    forms = _forms(section.__class__)
     for each in dataclasses.fields(section):
         key, value = f"{prefix}{each.name}", getattr(section, each.name)
         if dataclasses.is_dataclass(value):
-            _refuse_negative(f"{key}.", value)
-        elif isinstance(value, (int, float)) and not value >= 0:  # nan is refused too
-            raise ConfigError(f"{key}={value:g}: it must be 0 or more")
+            refuse_unusable(f"{key}.", value)
+        elif isinstance(value, (int, float)) and (form := forms.get(each.name)) is not Form.above_one:
+            if not value >= (least := 1 if form is Form.natural else 0):  # nan is refused too
+                raise ConfigError(f"{key}={value:g}: it must be {least} or more")
+            if isinstance(value, int) and value >= bounds.FIELD_INTEGERS:
+                raise ConfigError(f"{key}={value}: it is too large")
+        elif value == "" != each.default and str(each.type).startswith("str"):
+            raise ConfigError(f"{key} is empty: give it a value, or leave it out")
 
 
 def check_name(key: str, value: str) -> str:

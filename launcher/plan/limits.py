@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -70,6 +71,13 @@ def limited_jobs(cluster: Cluster) -> dict[str, int]:
     """Returns the most jobs that a user may have, by partition, queue or QOS; the key "" is for all together."""
     found = {name: pool.limits.jobs for name, pool in pools_of(cluster).items()}
     return {name: most for name, most in {"": cluster.limits.jobs, **found}.items() if most is not None}
+
+
+def crowded(plan: JobPlan) -> tuple[str, ...]:
+    """Returns a note if a run on this machine would have more than eight ranks on each CPU."""
+    cpus = len(os.sched_getaffinity(0))
+    note = f"{plan.world_size} ranks share the {plural(cpus, 'CPU')} and the memory of this machine"
+    return (note,) if plan.world_size > 8 * cpus else ()
 
 
 def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:

@@ -63,7 +63,7 @@ def named(name: str) -> RemoteCluster:
     """Returns a cluster behind ssh by the name of its profile; raises ConfigError: there is none."""
     known = remote_clusters()
     if name not in known:
-        raise ConfigError(f"{name!r} is no cluster behind ssh.{near(name, known)} Known: {', '.join(known) or 'none'}")
+        raise ConfigError(f"{name!r} is no cluster behind ssh.{near(name, known)} `site init NAME --ssh HOST` adds one")
     return known[name]
 
 
@@ -74,7 +74,7 @@ def parsed(path: Path, text: str) -> RemoteCluster:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: this is no YAML: {error}") from None
+        raise ConfigError(f"{path}: this is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: it must have lines of the form KEY: VALUE")
     if wrong := next((key for key in values if key not in TYPES), None):

@@ -234,9 +234,9 @@ def _mark(event: kinds.Event) -> tuple[str, str] | None:
     if isinstance(event, kinds.Fault):
         cause = texts.of_fault(event)
         host = f" ({event.host})" if event.host not in cause else ""
-        return "fault", f"fault{_at(event.step)}: {cause}{host}"
+        return "fault", f"failure{_at(event.step)}: {cause}{host}"
     if isinstance(event, kinds.SetupFailed):
-        return "fault", f"fault: {event.message} ({event.host})"
+        return "fault", f"failure: {event.message} ({event.host})"
     if isinstance(event, kinds.Stop):
         return "stop", f"stop{_at(event.step)}: {texts.of_stop(event)}"
     if isinstance(event, kinds.Resized):
@@ -244,7 +244,7 @@ def _mark(event: kinds.Event) -> tuple[str, str] | None:
     if isinstance(event, kinds.SaveFailure):
         return "warning", f"the checkpoint of step {event.step} was not saved: {event.error}"
     if isinstance(event, kinds.PassedOver):
-        return "warning", f"a checkpoint is passed over: {event.checkpoint}: {'; '.join(event.problems)}"
+        return "warning", f"a checkpoint cannot be used: {event.checkpoint}: {'; '.join(event.problems)}"
     if isinstance(event, kinds.Restored):
         return "restart", texts.of_restored(event)
     if isinstance(event, kinds.Continues):

@@ -124,7 +124,8 @@ def find_folder(name: str, runs_dir: Path | None, what: str) -> Path:
         if _has(path, record):
             return path
         if "/" in name[:-1] or not name.strip("./"):
-            raise RunError(f"{path} is not a {what}: it has no {record}")
+            why = f"is not a {what}: it has no {record}" if path.is_dir() else "does not exist"
+            raise RunError(f"{path} {why}")
         name = name[:-1]  # shells complete a sweep to `SWEEP/`
     if name == "latest":
         link = runs_dir / "latest"

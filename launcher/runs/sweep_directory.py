@@ -319,7 +319,7 @@ def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
     """Checks that a sweep has points with these numbers. Raises RunError: a number is not between 0 and `count - 1`."""
     for index in points:
         if not 0 <= index < count:
-            raise RunError(f"sweep {sweep.id} has points 0 to {count - 1}, and no {index}")
+            raise RunError(f"sweep {sweep.id} has no point {index}, only {ranges(range(count))}")
 
 
 def sweep_of(run: Run) -> Sweep | None:

@@ -226,7 +226,7 @@ class AllocationScheduler(LocalScheduler):
             ways = ", ".join(f"{each.interactive} ({' and '.join(each.allocation_variables)})" for each in known())
             raise ConfigError(
                 "cluster=allocation: this shell is in no allocation. Commands that get one, with the variables that "
-                f"it sets: {ways}. Or use a cluster that is submitted to"
+                f"it sets: {ways}. Or choose another cluster"
             )
         return found
 

@@ -21,7 +21,7 @@ from launcher.files import ownership
 from launcher.own_module import program
 from launcher.paths import code_root, new_id
 from launcher.plan import limits, workload_hook
-from launcher.plan.build import PlanFacts, build, check_name
+from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable
 from launcher.plan.plan import JobPlan, keys_of
 from launcher.runs.directory import Run, token_of
 from launcher.runs.lookup import find
@@ -182,6 +182,7 @@ def planned(
     config: Config, site: PlanFacts, inputs: Inputs, *, new_snapshot: bool = False
 ) -> tuple[JobPlan, tuple[str, ...]]:
     """Makes a plan, checks it without the scheduler, and returns it with notes; raises ConfigError."""
+    refuse_unusable("", config)  # before files are looked for
     run = None if new_snapshot else Run(Path(site.run_dir))
     config = dataclasses.replace(config, cluster=limits.with_pool(config.cluster))
     config, notes = inputs.with_workload(_with_baseline(config), run)
@@ -211,7 +212,7 @@ def check_capacity(
         return _check_live(plan, config, environ, jobs) + notes + waits
     if held:
         require_room(held, plan)
-    return waits
+    return waits if held else waits + limits.crowded(plan)
 
 
 def _require_by_hand(plan: JobPlan, config: Config) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.config import compose, hydra_setup
 from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.hydra_text import key_of, quoted
-from launcher.config.keys import opened
+from launcher.config.keys import opened, require_cluster
 from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError
@@ -147,6 +147,7 @@ class Ready(Struct):
 def ready_run(composed: Composed, overrides: Sequence[str]) -> Ready:
     if word := next((each for each in overrides if key_of(each).startswith("sweep.")), None):
         raise ConfigError(f"{word} is for a sweep, and this is a single run: add -m, or leave it out")
+    require_cluster(overrides, composed.config.cluster.scheduler)
     return Ready(*_prepared(composed, overrides), tuple(overrides))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import redaction
+from launcher.config.keys import require_cluster
 from launcher.config.schema import BestIs, Config, LaunchMode, ResumeHow
 from launcher.config.search_space import Goal, Method, Space, size
 from launcher.config.search_space import overrides as overrides_of
@@ -26,7 +27,7 @@ from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
 from launcher.files import ownership
 from launcher.plan import limits
-from launcher.plan.build import check_name
+from launcher.plan.build import check_name, refuse_unusable
 from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, keys_of
 from launcher.runs import claims, directory, sweep_directory
 from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
@@ -153,6 +154,8 @@ def prepare_sweep(
 ) -> PreparedSweep:
     """Plans and checks all points of a command line, without writing files. Raises ConfigError: it cannot run."""
     first = points[0].config
+    require_cluster(command, first.cluster.scheduler)
+    refuse_unusable("sweep.", first.sweep)
     _refuse_keys_of_one(points)
     ownership.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
     secrets, names = _secrets(points), redaction.all_patterns(first.env.secrets)
@@ -189,7 +192,7 @@ def prepare_sweep(
         points=tuple(recorded),
         objective=tuple([objective] if isinstance(objective, str) else objective or ()),
         best_is=first.sweep.best_is.value,
-        parallelism=_parallelism(first),
+        parallelism=first.sweep.parallelism,
     )
     sweep_directory.text_of(manifest)  # refused here, before anything is written
     plans, notes = _plans(by_index, manifest, sweep_id, environ)
@@ -239,12 +242,6 @@ def _secrets(points: Sequence[RequestedPoint]) -> dict[str, str]:
                     f"cluster.environment.{name} is a secret (env.secrets): it must be the same everywhere"
                 )
     return found
-
-
-def _parallelism(config: Config) -> int | None:
-    if config.sweep.parallelism is not None and config.sweep.parallelism < 1:
-        raise ConfigError(f"sweep.parallelism={config.sweep.parallelism}: it must be 1 or more")
-    return config.sweep.parallelism
 
 
 def _refuse_keys_of_one(points: Sequence[RequestedPoint]) -> None:
@@ -311,11 +308,8 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     if sweep.slots is None and sweep.pack is None:
         if sweep.nodes is not None or sweep.gpus is not None:
             key = "sweep.gpus" if sweep.gpus is not None else "sweep.nodes"
-            raise ConfigError(f"{key} is of pilots, and this sweep has none: add sweep.slots or sweep.pack")
+            raise ConfigError(f"{key} is for pilots, and this sweep has none: add sweep.slots or sweep.pack")
         return None
-    for key, value in (("slots", sweep.slots), ("pack", sweep.pack), ("nodes", sweep.nodes)):
-        if value is not None and value < 1:
-            raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
     if sweep.parallelism is not None:
         raise ConfigError(
             "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes x "
@@ -410,9 +404,6 @@ def with_search_defaults(config: Config) -> Config:
         raise ConfigError(f"sweep.asha.reduction_factor={sweep.asha.reduction_factor}: it must be 2 or more")
     if sweep.budget.gpu_hours is not None and sweep.budget.gpu_hours <= 0:
         raise ConfigError(f"sweep.budget.gpu_hours={sweep.budget.gpu_hours}: it must be more than 0")
-    for key, value in (("budget.points", sweep.budget.points), ("asha.min_steps", sweep.asha.min_steps)):
-        if value is not None and value < 1:
-            raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
     goal = sweep.goal or (Goal.maximize if sweep.best_is is BestIs.max else Goal.minimize)
     best_is = BestIs.max if goal is Goal.maximize else BestIs.min
     pack = 1 if sweep.slots is None and sweep.pack is None else sweep.pack

@@ -410,7 +410,7 @@ def _log_once(frame: FrameType) -> None:
     if here not in _logged:
         _logged.add(here)
         chosen = f"debug.rank={','.join(map(str, _ranks))}" if _ranks else "add debug.rank=0 to stop"
-        log_line(f"rank {os.environ['RANK']} passes over breakpoint() in {_place(frame, None)} ({chosen})")
+        log_line(f"rank {os.environ['RANK']} ignores breakpoint() in {_place(frame, None)} ({chosen})")
 
 
 def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:

@@ -297,7 +297,7 @@ class _Feed:
                 log_line(f"{self._name} failed, the run continues: {words}")
             if self._failures >= FAILURES or isinstance(error, ImportError):
                 self._given_up = True
-                log_line(f"{self._name} is given up: no more is tracked there")
+                log_line(f"{self._name} is disabled: nothing more is tracked there")
             return False
 
 

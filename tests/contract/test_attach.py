@@ -43,7 +43,7 @@ def test_a_rank_is_debugged_while_the_others_wait(launcher: Launcher) -> None:
     )  # fmt: skip
     assert submitted.returncode == 0, submitted.stderr
     waits(launcher, 0)
-    passed = "rank 1 passes over breakpoint() in tests/chaos/breakpoints.py:14 (debug.rank=0)"
+    passed = "rank 1 ignores breakpoint() in tests/chaos/breakpoints.py:14 (debug.rank=0)"
     launcher.until(lambda: passed in launcher.printed(), "rank 1 goes on")
 
     stacks = launcher("attach", "latest", "--stack")

@@ -358,8 +358,8 @@ def test_where_none_is_sound_it_says_so(make: Any, tmp_path: Path, capsys: pytes
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound:\n  step-000000001") as caught:
         checkpointer.load(state(0))
     assert "checkpoint.start_over=true" in str(caught.value)
-    assert "passed over: step-000000001: state.pt has changed" in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match=r"is sound:\n  kept: \.aside-step-000000001"):
+    assert "cannot be used: step-000000001: state.pt has changed" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match=r"is sound:\n  quarantined: \.aside-step-000000001"):
         make().load(state(0))  # nor does the next attempt begin anew
     (left,) = names(tmp_path)
     anew = make(start_over=True)

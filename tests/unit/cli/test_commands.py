@@ -18,9 +18,9 @@ import pytest
 
 from launcher.cli import commands, status_view
 from launcher.cli.commands import ACTIONS
-from launcher.cli.status_rows import short_job
 from launcher.errors import ConfigError, LauncherError
 from launcher.failures.codes import StopReason
+from launcher.maintenance import short_job
 from launcher.monitoring import run_status
 from launcher.monitoring.state import RunState
 from launcher.paths import PACKAGE
@@ -130,6 +130,8 @@ def test_a_command_loads_only_what_it_needs() -> None:
         ("status --al", "there is no option '--al'. Did you mean --all"),
         ("status --all=3", "--all: ignored explicit argument '3'"),
         ("status --runs-dir", "--runs-dir: expected one argument"),
+        ("status --runs-dir ''", "--runs-dir: there is no folder ''"),
+        ("prune --older-than 1d --runs-dir /nowhere", "--runs-dir: there is no folder '/nowhere'"),
         ("status -x", "unexpected argument '-x'; see `python -m launcher status --help`"),
         ("logs", "required: RUN"),
         ("logs --folow", "there is no option '--folow'. Did you mean --follow?"),
@@ -211,7 +213,7 @@ def test_status_of_no_runs(call: Call, tmp_path: Path) -> None:
     assert call("status").out == f"no runs in {tmp_path / 'runs'}\n"
     assert json.loads(call("status", "--json").out) == []
     answer = call("status", "--runs-dir", str(tmp_path / "misspelt"))
-    assert answer.error == f"--runs-dir {tmp_path / 'misspelt'}: there is no such folder"
+    assert f"--runs-dir: there is no folder '{tmp_path / 'misspelt'}'" in answer.error
 
 
 def test_status_as_json(call: Call, tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_logs_of_one_rank(call: Call, tmp_path: Path) -> None:
     ("made", "line", "words"),
     [
         ({"ranks": 2}, "--rank 2", "a has no rank 2 in attempt 0: it has 2 ranks"),
-        ({"ranks": 2}, "--rank 0 --attempt 3", "a has no attempt 3: its attempts are 0 to 0"),
+        ({"ranks": 2}, "--rank 0 --attempt 3", "a has no attempt 3, only 0"),
         ({}, "--rank 0", "a has not started yet"),
     ],
 )
@@ -382,7 +384,7 @@ def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> Non
     lease.touch()
     assert status_view._remark(seen) is None
     os.utime(lease, (time.time() - 400,) * 2)
-    assert "no sign of life for 00:06:4" in str(status_view._remark(seen))
+    assert "no heartbeat of its job for 00:06:4" in str(status_view._remark(seen))
 
 
 def test_a_command_that_is_gone_names_what_does_it() -> None:

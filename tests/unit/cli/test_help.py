@@ -68,7 +68,11 @@ def test_all_has_every_key_with_its_default(say: Say) -> None:
         ("help nodes", ["  nodes=1 ", "nodes=VALUE, or for all your runs"], ["gpus_per_node"]),
         ("help time=2h", ["  time=1h "], []),
         ("help nodes mem", ["  nodes=1 ", "  mem=null "], []),
-        ("help lr", ["with workload=ddp_mnist:\n  workload.lr=0.1 ", "fsdp_lm:\n  workload.lr=0.003 "], []),
+        (
+            "help lr",
+            ["with workload=ddp_mnist:\n  workload.lr=0.1 ", "fsdp_lm:\n  workload.lr=0.003 "],
+            ["for all your runs"],
+        ),
         ("help workload.backend", ["of every workload:\n  workload.backend=auto "], ["ddp_mnist"]),
         ("help launch", ["launch=NAME: agent, tasks", "  launch.mode=agent "], ["nodes="]),
         ("help cluster.limits", ["  cluster.limits.nodes=null"], ["cluster.queue"]),
@@ -101,7 +105,7 @@ def test_one_thing_is_told_and_nothing_else(say: Say, line: str, shown: list[str
         ("help stauts", "Did you mean status?"),
         ("help workload=programm", "there is no workload=programm. Did you mean program? Known: collective, "),
         ("workload=ddp_mnits --help", "there is no workload=ddp_mnits. Did you mean ddp_mnist"),
-        ("help cluster=mine", "config/cluster/mine.yaml, line 2: this is no YAML"),
+        ("help cluster=mine", "config/cluster/mine.yaml, line 2: this is not valid YAML"),
         ("help cluster=child", "there is no cluster=slrum. Did you mean slurm?"),
     ],
 )

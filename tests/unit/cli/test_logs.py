@@ -66,7 +66,7 @@ def test_ranks_and_attempts(run: Run, shown: Callable[..., str]) -> None:
     ("words", "problem"),
     [
         (["--rank", "0-2"], "a has no rank 2 in attempt 0: it has 2 ranks"),
-        (["--attempt", "1"], "a has no attempt 1: its attempts are 0 to 0"),
+        (["--attempt", "1"], "a has no attempt 1, only 0"),
     ],
 )
 def test_what_is_not_there(run: Run, words: list[str], problem: str) -> None:

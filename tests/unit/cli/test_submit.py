@@ -70,7 +70,11 @@ def explained(*typed: str) -> str:
         (["workload=ddp_mnist", "workload.batchsize=8"], "Did you mean workload.batch_size"),
         (["workload=p2p", "zzz=2"], "there is no key 'zzz'. `python -m launcher help --all` lists all"),
         (["workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),
-        (["workload=p2p", "cluster.exclude=node[3,7]"], "quote it: 'cluster.exclude=\"node[3,7]\"'"),
+        (["workload=p2p", "cluster.exclude=node[3,7]"], "quote it as a text: 'cluster.exclude=\"node[3,7]\"'"),
+        (["workload=program", "workload.flags.lr=1,2"], "workload.flags.lr=1,2: write 'workload.flags.lr=[1,2]'"),
+        (["workload=program", "workload.flags=3"], "workload.flags=3: it must be a section of its own ({NAME: VALUE})"),
+        (["workload=p2p", "cluster.limits=3"], "cluster.limits=3: it must be a section of its own ({NAME: VALUE})"),
+        (["workload=p2p", "cluster.setup=null"], "cluster.setup=null: null cannot be one of its values: leave it out"),
         (["workload=p2p", "name=a,b"], "'name=[a,b]' for a list, 'name=\"a,b\"' for a text, or add -m for a sweep"),
         (["workload=p2p", "nodes=two"], "nodes=two: it must be a whole number"),
         (["workload=p2p", "launch.mode=both"], "launch.mode=both: it is one of agent, tasks"),
@@ -80,8 +84,14 @@ def explained(*typed: str) -> str:
         (["workload=p2p", "workload.size=1M"], "Did you mean workload.sizes or workload.seed"),  # and each once
         (["workload=p2p", "workload.lr=1"], "There is one with workload=ddp_mnist or fsdp_lm."),
         (["workload=program", "workload.script=a.py", "lr=1"], "Arguments of your own program follow `--`"),
-        (["workload=p2p", "cluster.directives.l=a=1"], "cluster.directives.l=a=1: the value has characters"),
-        (["workload=p2p", "name=my run!"], "name=my run!: the value has characters that Hydra reads in its own way"),
+        (
+            ["workload=p2p", "cluster.directives.l=a=1"],
+            "cluster.directives.l=a=1: the value is not valid in Hydra's grammar",
+        ),
+        (
+            ["workload=p2p", "name=my run!"],
+            "name=my run!: the value is not valid in Hydra's grammar: correct it, or quote",
+        ),
     ],
 )
 def test_the_error_names_what_was_typed_and_what_was_meant(arguments: list[str], words: str) -> None:
@@ -99,7 +109,7 @@ def test_the_error_names_what_was_typed_and_what_was_meant(arguments: list[str],
 )
 def test_what_is_to_be_quoted_means_what_was_meant_when_it_is(value: str, means: object) -> None:
     told = explained("workload=program", f"workload.args={value}")
-    (word,) = shlex.split(told.partition("quote it: ")[2].partition("; or, without quotes, after `--`")[0])
+    (word,) = shlex.split(told.partition("as a text: ")[2].partition("; or, without quotes, after `--`")[0])
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         assert compose("config", ["workload=program", word]).workload.args == means
 
@@ -149,6 +159,23 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
             ["workload=p2p", "nodes=2", "sweep.slots=2", "dry_run=true"],
             "sweep.slots=2 is for a sweep, and this is a single run: add -m, or leave it out",
         ),
+        (
+            ["workload=p2p", "cluster.queue=q", "dry_run=true"],
+            "cluster.queue=q: without cluster= this runs on local, which ignores it: add cluster=pbs, or cluster=local",
+        ),
+        (
+            ["-m", "workload=p2p", "++cluster.chunk.a=1", "nodes=1,2", "dry_run=true"],
+            "cluster.chunk.a=1: without cluster= this runs on local, which ignores it: add cluster=pbs, or",
+        ),
+        (["workload=p2p", "runs_dir=", "dry_run=true"], "runs_dir is empty: give it a value, or leave it out"),
+        (
+            ["-m", "workload=p2p", "workload.seed=interval(0,1)", "dry_run=true"],
+            "workload.seed=interval(0,1): only a search takes an interval: add sweep.search=random, tpe or asha",
+        ),
+        (
+            ["workload=p2p", "cluster=slurm", "cluster.partition=''", "dry_run=true"],
+            "cluster.partition is empty: give it",
+        ),
         (["--partition=x"], "there is no option '--partition'. Did you mean cluster.partition?"),
         (["--nodes", "2"], "there is no option '--nodes'. Keys have no dashes: nodes=VALUE"),
         (["workload=p2p", "--mulitrun"], "there is no option '--mulitrun'. Did you mean --multirun"),
@@ -157,6 +184,17 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
 def test_a_command_line_that_cannot_be_meant(words: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         submit.main(words)
+
+
+@pytest.mark.parametrize(("seeds", "told"), [("1", True), ("1,1", True), ("1,2", False)])
+def test_a_sweep_of_one_point_says_so(seeds: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main(["-m", "workload=p2p", f"seed={seeds}", "dry_run=true"]) == 0
+    assert ("note: the sweep has one point: several come from KEY=A,B" in capsys.readouterr().err) is told
+
+
+def test_more_ranks_than_a_machine_can_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main(["workload=p2p", "procs_per_node=100000", "dry_run=true"]) == 0
+    assert "note: 100000 ranks share the " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("section", ["chunk", "directives", "environment", "expects", "rank_environment", "resources"])

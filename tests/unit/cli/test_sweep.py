@@ -116,10 +116,10 @@ def test_bad_input_is_told_with_what_was_meant(call: Call, sweep: Sweep, line: s
     ("line", "words"),
     [
         ("sweep status lr-2", "no sweep 'lr-2' in "),
-        ("sweep cancel lr-1 6", "sweep lr-1 has points 0 to 5, and no 6"),
+        ("sweep cancel lr-1 6", "sweep lr-1 has no point 6, only 0-5"),
         ("sweep rerun lr-1 0 3 5", "only points that are over and not done can be restarted (0 done, 3 running)"),
         ("status lr-2", "and no sweep. Did you mean lr-1"),
-        ("status lr-1/6", "sweep lr-1 has points 0 to 5, and no 6"),
+        ("status lr-1/6", "sweep lr-1 has no point 6, only 0-5"),
         ("logs lr-1", "lr-1 is a sweep: name one of its points (lr-1/0)"),
         ("status l", "'l' fits 2 runs and sweeps: lr, lr-1"),
     ],

@@ -27,7 +27,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         ("defaults: [slurmm, _self_]\n", "mine.yaml: there is no cluster/slurmm to start from. Did you mean slurm"),
         ("name: mine\npartition: gpu\n", "the profile of cluster=mine names no scheduler: begin its file with"),
         ("- slurm\n", "mine.yaml: it must have lines of the form KEY: VALUE"),
-        (BASE + "x: [\n", "mine.yaml, line 4: this is no YAML:"),
+        (BASE + "x: [\n", "mine.yaml, line 4: this is not valid YAML:"),
         (BASE + "required: [account]\n", "cluster.account is not set, and cluster=mine wants it: add cluster.account="),
         (BASE + "required: ['directives.W=[\"group_list=ME\"]']\n",
          "wants it: add 'cluster.directives.W=[\"group_list=ME\"]', or set"),
@@ -63,7 +63,7 @@ def refused(arguments: list[str], told: str) -> None:
         ("cluster.acount: me\n", "user.yaml: there is no key 'cluster.acount'. Did you mean cluster.account"),
         (
             "cluster: slurm\ncluster: {account: me}\n",
-            "line 2: this is no YAML: found duplicate key cluster. Next to",
+            "line 2: this is not valid YAML: found duplicate key cluster. Next to",
         ),
         ("nodes: two\n", "user.yaml: nodes=two: it must be a whole number"),
         ("launch.mode: both\n", "user.yaml: launch.mode=both: it is one of agent, tasks"),

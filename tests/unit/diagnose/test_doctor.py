@@ -388,7 +388,7 @@ def test_a_profile_that_is_not_there_is_a_problem_with_near_ones(quick: None) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("defaults: [slurm, _self_]\nname: x\npartition: [\n", "no YAML"),
+        ("defaults: [slurm, _self_]\nname: x\npartition: [\n", "not valid YAML"),
         ("defaults: [local, _self_]\nname: x\nport_range: abc\n", "is not LOW-HIGH"),
         (
             "defaults: [local, _self_]\nname: x\npartitoin: abc\n",

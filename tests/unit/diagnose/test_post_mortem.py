@@ -638,7 +638,7 @@ def test_a_reason_is_not_told_twice() -> None:
 def test_a_run_that_was_given_up(reason: NextReason) -> None:
     event = stays(reason, "given_up", attempts=3, step=7)
     verdict = classify(Evidence(RunState.FAILED, ended=93, stays=event))
-    assert verdict == Verdict(EndKind.NO_PROGRESS, f"given up: {text.of_next(event)}")
+    assert verdict == Verdict(EndKind.NO_PROGRESS, text.of_next(event))
 
 
 def test_a_set_up_line_that_failed() -> None:

@@ -98,9 +98,12 @@ def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[s
         ({"script": "trian.py"}, "there is no file trian.py in {dir}. Did you mean train.py?"),
         ({"script": "code/train.py"}, "there is no folder {dir}/code (paths are relative to {dir})"),
         ({"script": "pkg"}, "workload.script=pkg is a folder"),
-        ({"script": "broken.py"}, "workload.script=broken.py is no Python: {dir}/broken.py, line 2: 'def f(:': "),
-        ({"script": "zero.py"}, "is no Python: {dir}/zero.py"),
-        ({"script": "words"}, "workload.script=words is no Python: {dir}/words, line 1: 'just some words'"),
+        (
+            {"script": "broken.py"},
+            "workload.script=broken.py is not valid Python: {dir}/broken.py, line 2: 'def f(:': ",
+        ),
+        ({"script": "zero.py"}, "is not valid Python: {dir}/zero.py"),
+        ({"script": "words"}, "workload.script=words is not valid Python: {dir}/words, line 1: 'just some words'"),
         ({"script": "binary"}, "is neither a Python file nor executable: chmod u+x {dir}/binary"),
         ({"script": "odd"}, "neither a program nor a script whose first line names its interpreter"),
         ({"script": "run.sh", "fork": True}, "workload.fork is for Python files"),
@@ -216,7 +219,7 @@ def test_a_function_is_found_without_importing_it(
             "workload.target=pkg.mod is a module: name a function in it, as in workload.target=pkg.mod:main",
         ),
         ("both.mod", {}, "workload.target=both.mod is a module"),
-        ("pkg.broken:main", {}, "is no Python: {dir}/pkg/broken.py, line 1"),
+        ("pkg.broken:main", {}, "is not valid Python: {dir}/pkg/broken.py, line 1"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_with_the_fix(

@@ -17,9 +17,11 @@ from launcher.maintenance import (
 )
 from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.directory import Run, token_of
+from launcher.runs.events import Submitted
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import parse_origins
+from tests.unit.plans import plan_of
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,19 @@ def test_a_job_is_orphaned_when_its_run_is_gone_and_is_asked_about_once(queue: Q
     assert len(orphans.look(["1"])) == 1
     queue.problem = "squeue failed"
     assert orphans.look(["1"]) == []
+
+
+def test_the_run_of_a_job_by_its_record(tmp_path: Path) -> None:
+    """Also on this machine, where no scheduler knows the job."""
+    jobs_of = {"twice": ["0a1b", "0a1c"], "other": ["0a1d"], "here": ["local-launcher-e81f4eadc6d74107c554"]}
+    for name, jobs in jobs_of.items():
+        run = Run.create(tmp_path / name)
+        run.write_record(plan_of(), {}, {"token": "t"})
+        for job in jobs:
+            run.journal(Submitted(job=job))
+    found = {job: maintenance.run_of_job(job, tmp_path) for job in ("0a1b", "0a1c", "0a1d")}
+    assert found == {"0a1b": None, "0a1c": Run(tmp_path / "twice"), "0a1d": Run(tmp_path / "other")}
+    assert maintenance.run_of_job("e81f4eadc6", tmp_path) == Run(tmp_path / "here")
 
 
 def test_a_job_by_its_id(queue: Queue, tmp_path: Path) -> None:

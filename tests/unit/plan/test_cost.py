@@ -55,6 +55,13 @@ def test_points_of_a_sweep() -> None:
     assert limits.lines_of_all([small, large]) == ["2 points = 9 node-hours, 18 GPU-hours"]
 
 
+def test_a_note_says_that_a_machine_is_too_small_for_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert limits.crowded(plan_of(procs_per_node=16)) == ()
+    note = "17 ranks share the 2 CPUs and the memory of this machine"
+    assert limits.crowded(plan_of(procs_per_node=17)) == (note,)
+
+
 @pytest.mark.parametrize(
     ("asked", "counted"),
     [

@@ -15,7 +15,9 @@ from launcher.schedulers.pbs import settings as pbs
 from launcher.schedulers.slurm import settings as slurm
 from tests.unit.plans import plan_of
 
-words = st.text(st.characters(exclude_categories=["Cs"]), max_size=10).filter(lambda text: not CONTROL.search(text))
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10).filter(
+    lambda text: not CONTROL.search(text)
+)
 plain = (
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | words
 )

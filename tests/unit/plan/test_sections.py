@@ -71,7 +71,6 @@ def test_every_section_of_the_config_is_one_of_the_plan() -> None:
         ("time", "90m", 5400),
         ("mem", "2K", 2048),
         ("mem", None, None),
-        ("nodes", 0, "x.nodes=0: it must be 1 or more"),
         ("time", "soon", "x.time: 'soon' is not a time"),
     ],
 )

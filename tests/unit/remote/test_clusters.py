@@ -42,7 +42,7 @@ def test_a_profile_says_how_to_get_there() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("ssh: [", "this is no YAML"),
+        ("ssh: [", "this is not valid YAML"),
         ("ssh: me@login\npartition: gpu\n", "has no key 'partition'"),
         ("ssh: me@login\nexcludes: []\n", "Did you mean exclude?"),
         ("ssh: 5\n", "ssh"),

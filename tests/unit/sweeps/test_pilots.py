@@ -50,12 +50,9 @@ def test_the_keys_of_pilots(sweep: dict[str, Any], keys: dict[str, Any], expecte
 @pytest.mark.parametrize(
     ("sweep", "keys", "words"),
     [
-        ({"slots": 0}, {}, "sweep.slots=0"),
-        ({"pack": 0}, {}, "sweep.pack=0"),
-        ({"slots": 2, "nodes": 0}, {}, "sweep.nodes=0"),
         ({"slots": 2, "parallelism": 4}, {}, "sweep.parallelism"),
-        ({"nodes": 2}, {}, "sweep.nodes is of pilots"),
-        ({"gpus": 2}, {"gpus_per_node": 2}, "sweep.gpus is of pilots"),
+        ({"nodes": 2}, {}, "sweep.nodes is for pilots"),
+        ({"gpus": 2}, {"gpus_per_node": 2}, "sweep.gpus is for pilots"),
         ({"slots": 1}, {"nodes": 2}, r"nodes=2: a point in a pilot .* Leave sweep.slots"),
         (
             {"pack": 1, "search": Method.tpe},

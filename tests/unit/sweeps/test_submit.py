@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Limits, ResumeHow
+from launcher.config.schema import Limits, ResumeHow, SearchBudget
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
@@ -330,6 +330,10 @@ def test_what_cannot_be_a_script_is_refused_with_its_point(site: Site) -> None:
         (["seed=1 wait=true", "seed=1 wait=false"], {}, "wait is for the whole sweep"),
         (["seed=1 runs_dir=/a", "seed=1 runs_dir=/b"], {}, "runs_dir is for the whole sweep"),
         (["seed=1"], {"sweep": _sweep(parallelism=0)}, "sweep.parallelism=0: it must be 1 or more"),
+        (["seed=1"], {"sweep": _sweep(slots=0)}, "sweep.slots=0: it must be 1 or more"),
+        (["seed=1"], {"sweep": _sweep(pack=-1)}, "sweep.pack=-1: it must be 1 or more"),
+        (["seed=1"], {"sweep": _sweep(budget=SearchBudget(points=0))}, "sweep.budget.points=0: it must be 1 or more"),
+        (["seed=1"], {"sweep": _sweep(id="")}, "sweep.id is empty: give it a value, or leave it out"),
         (["seed=1"], {"sweep": _sweep(id="a/b")}, "sweep.id='a/b'"),
         (["seed=1"], {"sweep": _sweep(id="a b")}, "letters, digits"),
         (["seed=1 name=a/b"], {}, "name='a/b'"),

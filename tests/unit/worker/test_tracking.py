@@ -141,7 +141,7 @@ def test_a_tracker_that_keeps_failing_is_given_up(capfd: pytest.CaptureFixture[s
     both.close()
     assert 1000 - fake._fails == tracking.FAILURES and fake.done is None
     assert capfd.readouterr().err.splitlines()[1:] == [
-        "launcher: mlflow is given up: no more is tracked there",
+        "launcher: mlflow is disabled: nothing more is tracked there",
         "launcher: 10 entries did not reach mlflow: it takes them more slowly than they come, or hangs",
     ]
 
@@ -195,7 +195,7 @@ def test_a_missing_package_is_told_once_in_the_job(capfd: pytest.CaptureFixture[
     told = capfd.readouterr().err.splitlines()
     assert told[:2] == [
         "launcher: mlflow failed, the run continues: ModuleNotFoundError: No module named 'mlflow'",
-        "launcher: mlflow is given up: no more is tracked there",
+        "launcher: mlflow is disabled: nothing more is tracked there",
     ]
     assert told[2].startswith("launcher: 3 entries did not reach mlflow")
 
