@@ -69,7 +69,8 @@ def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str
 def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
     """Raises ConfigError if values have a secret (by name) of at least MIN_LENGTH characters in them."""
     # A variable may have the path of a file with the secret: this path itself is no secret.
-    wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and not _is_path(text)}
+    paths = {text for text in secrets.values() if text.startswith("/") and os.path.exists(text)}
+    wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and text not in paths}
     for key, text in texts_in(values):
         for name, value in wanted.items():
             if value in text:
@@ -77,10 +78,6 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
                     f"{key or 'the config'} has the value of {name}, a secret (env.secrets), and would be written to "
                     f"the run's record: leave it out, and read {name} from the environment where it is needed"
                 )
-
-
-def _is_path(text: str) -> bool:
-    return text.startswith("/") and os.path.exists(text)
 
 
 # -- Passes secret environment variables to jobs without writing their values into scripts
@@ -97,16 +94,14 @@ FOLDER = "LAUNCHER_SECRETS_DIR"  # variable of the user: the folder of such file
 @contextlib.contextmanager
 def exported(secrets: Mapping[str, str]) -> Iterator[None]:
     """Adds secrets of the config to this process's environment inside the `with` block, so that jobs inherit them."""
-    before = {name: os.environ.get(name) for name in secrets}
+    before = {name: os.environ[name] for name in secrets if name in os.environ}
     os.environ.update(secrets)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in secrets:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def require(names: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -162,13 +162,6 @@ def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
     return None if value is None else _converted(_forms(section).get(name), f"{prefix}{name}", value)
 
 
-def plain(value: Any) -> Any:
-    """Converts an enum to its string and a list to a tuple; other values are returned unchanged."""
-    if isinstance(value, Enum):
-        return value.value
-    return tuple(value) if isinstance(value, list) else value
-
-
 @cache
 def _forms(kind: Any) -> dict[str, Form]:
     found: dict[str, Form] = {}
@@ -180,8 +173,10 @@ def _forms(kind: Any) -> dict[str, Form]:
 
 
 def _converted(form: Form | None, key: str, value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
     if form is None:
-        return plain(value)
+        return tuple(value) if isinstance(value, list) else value
     if form in (Form.time, Form.memory):
         try:
             return parse_time(value) if form is Form.time else parse_memory(value)

@@ -188,8 +188,7 @@ class RunExecutor(OwnSubmission):
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
-        self._scripts = scripts
-        self._elements = elements
+        self._scripts, self._elements = scripts, elements
         self._handed: Sequence[Run] = ()  # the elements of the array that is being submitted
         self._submitting = submitting or (lambda: run.journal(Submitting(token=token, by_hand=by_hand)))
         self._blocking_jobs, self._by_hand = blocking_jobs, by_hand
@@ -239,7 +238,8 @@ class RunExecutor(OwnSubmission):
 
         def look() -> str | None:
             try:
-                return self._known() or self._commands.find(token, self.plan.name)
+                known = begun_job(self.run) if self._elements is None else begun(self._elements)
+                return known or self._commands.find(token, self.plan.name)
             except UnavailableError as error:  # a job may exist, so submit nothing until the files are readable
                 raise QueryError(str(error)) from None
 
@@ -257,9 +257,6 @@ class RunExecutor(OwnSubmission):
         raise SubmissionError(
             f"{queue.title} has deleted job {job}, because a job that it waits for had just ended: repeat the command"
         )
-
-    def _known(self) -> str | None:
-        return begun_job(self.run) if self._elements is None else begun(self._elements)
 
     def _largest_array(self) -> int | None:
         return self._commands.max_array_size(self.plan)

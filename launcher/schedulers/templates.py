@@ -53,11 +53,7 @@ def shell_text(variables: JobVariables) -> dict[str, Raw]:
 
 
 def template(name: str) -> jinja2.Template:
-    return _environment(resource("templates")).get_template(name)
-
-
-def environment() -> jinja2.Environment:
-    return _environment(resource("templates"))
+    return environment().get_template(name)
 
 
 def raw(value: Any) -> Raw:
@@ -68,7 +64,7 @@ def raw(value: Any) -> Raw:
 
 
 @functools.cache
-def _environment(folder: Path) -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     import jinja2
 
     class Environment(jinja2.Environment):
@@ -77,7 +73,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
     def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
         own = Path(name)
-        path = own if own.is_absolute() else folder / name
+        path = own if own.is_absolute() else resource("templates") / name
         try:
             return path.read_text(), str(path), lambda: not own.is_absolute()
         except OSError:

@@ -29,19 +29,9 @@ from launcher.schedulers import registry
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.structs import Struct
 from launcher.submission import race
+from launcher.submission import submit as submission
 from launcher.submission.prepare import Prepared, check_capacity, prepare
-from launcher.submission.submit import (
-    SubmittedRun,
-    different_keys,
-    interrupted,
-    redacted_record,
-    refusals_of_the_system,
-    require_commands,
-    start,
-    submit,
-    tried,
-    write_record,
-)
+from launcher.submission.submit import SubmittedRun, require_commands, start, submit
 
 # -- Configs with the number of nodes of the allocation that this process is in (`${launcher.held_nodes:}`)
 
@@ -74,7 +64,7 @@ def resume(
     Raises RunError: the run is done, is not over, or runs in pilots. Raises SubmissionError: refused, or no answer.
     """
     with secrets.exported(prepared.secrets):
-        return _resume(run, prepared, *redacted_record(prepared, config, overrides), by_hand=by_hand)
+        return _resume(run, prepared, *submission.redacted_record(prepared, config, overrides), by_hand=by_hand)
 
 
 def _resume(
@@ -86,7 +76,7 @@ def _resume(
     require_commands(plan)
     with only_submitter(run.path):
         before = run.plan()
-        if {"workload.entry", "workload.kind"} & {*different_keys(plan, before)}:
+        if {"workload.entry", "workload.kind"} & {*submission.different_keys(plan, before)}:
             raise ConfigError(
                 f"{run.id} is a run of workload={before.workload.name}: for workload={plan.workload.name} "
                 "start another run"
@@ -95,18 +85,18 @@ def _resume(
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
         journal = journal_events(run)
         token = f"{prepared.token}-r{len(every(journal, JobSubmitted))}"
-        tried_before = tried(run, token)
+        tried_before = submission.tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)
         snapshot.take(plan)
-        with refusals_of_the_system(run, plan, token):
+        with submission.refusals_of_the_system(run, plan, token):
             run.clear_for_resume()
         try:
-            with interrupted(run), refusals_of_the_system(run, plan, token):
-                write_record(run, prepared, config, overrides)
+            with submission.interrupted(run), submission.refusals_of_the_system(run, plan, token):
+                submission.write_record(run, prepared, config, overrides)
                 return start(run, plan, token, resumed=tried_before, by_hand=by_hand)
         except (SubmissionRefused, ConfigError) as error:  # the run is unchanged
             # What fails before the scheduler is asked says nothing of an earlier try, which may have made a job.
-            if tried(run, token) and (isinstance(error, SubmissionRefused) or not tried_before):
+            if submission.tried(run, token) and (isinstance(error, SubmissionRefused) or not tried_before):
                 with contextlib.suppress(OSError):  # a full disk: the run then counts as unconfirmed
                     run.journal(Refused(token=token, error=str(error)))
             run.restore_record()

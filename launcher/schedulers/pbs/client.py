@@ -80,14 +80,11 @@ class PBS(QsubCommands):
     unanswered = NO_ANSWER
     job_limit = JOB_LIMIT
 
-    def jobs(self) -> dict[str, SchedulerJob]:
-        return self._listed()
+    def jobs(self, *also_over: str) -> dict[str, SchedulerJob]:
+        return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def history(self) -> dict[str, SchedulerJob]:
-        return self._listed("-x")
-
-    def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
-        return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
+        return self.jobs("-x")
 
     def count_jobs(self) -> Counter[str]:
         return parse_counts(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))

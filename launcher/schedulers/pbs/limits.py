@@ -132,11 +132,8 @@ def _refusals(plan: JobPlan, queue: PBSQueue, where: str) -> list[str]:
         if wanted < least:
             found.append(f"{what}: {where} wants {plural(least, unit)} at least: ask for more")
     if queue.mem is not None and plan.mem is not None and plan.mem * plan.nodes > queue.mem:
-        most = format_size(queue.mem)
-        found.append(
-            f"mem={format_size(plan.mem)} on {plan.nodes_key}={plan.nodes}: {where} gives a job at most {most}: "
-            "ask for less"
-        )
+        asked, most = f"mem={format_size(plan.mem)} on {plan.nodes_key}={plan.nodes}", format_size(queue.mem)
+        found.append(f"{asked}: {where} gives a job at most {most}: ask for less")
     return found
 
 

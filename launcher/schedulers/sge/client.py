@@ -92,14 +92,11 @@ class SGE(QsubCommands):
 
     def _accounting(self, *arguments: str) -> dict[str, SchedulerJob]:
         try:
-            return {job_id: last_of(each) for job_id, each in records(self.accounting(*arguments)).items()}
+            return {job_id: last_of(each) for job_id, each in records(self.run("qacct", *arguments)).items()}
         except AnswerLost:
             raise
         except QueryError:  # no accounting file, or no such job in it
             return {}
-
-    def accounting(self, *arguments: str) -> str:
-        return self.run("qacct", *arguments)
 
     def details(self, job: str) -> Element | None:
         """Returns qstat's XML with all attributes of live jobs (numbers with commas, or a name), or None."""
@@ -502,7 +499,7 @@ def parse_complexes(text: str) -> list[Complex]:
 
 def history(job_id: str, sge: SGE) -> list[JobExecution]:
     try:
-        return of_records(records(sge.accounting("-j", array_of(job_id))).get(job_id, []))
+        return of_records(records(sge.run("qacct", "-j", array_of(job_id))).get(job_id, []))
     except QueryError:
         return []
 

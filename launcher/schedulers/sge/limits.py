@@ -160,13 +160,13 @@ def check(cluster: Cluster, sge: SGE) -> Iterator[Finding]:
     yield from compared(cluster, queues)
     yield from environment(cluster, environments)
     yield from resources(cluster, complexes)
+    text = "qacct has records of jobs that are over"
     try:
-        sge.accounting("-j", "1")
-        yield ok("history", "qacct has records of jobs that are over")
+        sge.run("qacct", "-j", "1")
     except QueryError as error:
-        known = "not found" in str(error)
-        text = "qacct answers" if known else "no accounting can be read here, which the launcher does without"
-        yield ok("history", text)
+        unread = "no accounting can be read here, which the launcher does without"
+        text = "qacct answers" if "not found" in str(error) else unread
+    yield ok("history", text)
 
 
 def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:

@@ -28,6 +28,7 @@ from launcher.structs import Struct
 
 
 _HELD = "`scontrol release {job}` lets it go on"
+_ASSOC = "`sacctmgr show assoc user=$USER format=account,partition,qos` lists yours"
 _LOOK = "the end of its log may tell why (launcher logs RUN); "
 TABLE: tuple[tuple[str, Reason], ...] = (
     (r"None|", Reason(Why.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
@@ -89,11 +90,10 @@ TABLE: tuple[tuple[str, Reason], ...] = (
      "its account may not use this partition", "set cluster.account, or use another partition")),
     (r"Job's QOS not permitted to use this partition.*|QOSNotAllowed", Reason(Why.PARTITION,
      "its QOS is not allowed for this account or partition",
-     "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+     "set cluster.qos: " + _ASSOC)),
     (r"InvalidAccount", Reason(Why.HELD, "its account does not exist, or is not yours",
-     "set cluster.account: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
-    (r"InvalidQOS", Reason(Why.HELD, "its QOS does not exist, or is not yours",
-     "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+     "set cluster.account: " + _ASSOC)),
+    (r"InvalidQOS", Reason(Why.HELD, "its QOS does not exist, or is not yours", "set cluster.qos: " + _ASSOC)),
     (r"Licenses", Reason(Why.WAITS, "it waits for a licence", "`scontrol show licenses` shows how many are free")),
     (r"MaxMemPerLimit", Reason(Why.HELD, "it asks for more memory per CPU or node than the site allows",
      "cancel it, and resume it with less mem")),

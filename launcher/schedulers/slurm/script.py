@@ -89,15 +89,11 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
     """Returns sbatch's options in the order of the script; True: no value; raises ConfigError."""
     pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
     settings = settings_of(plan, SlurmSettings)
+    own = {**vars(settings), "account": plan.cluster.account}
     ours: dict[str, Any] = {
         "job-name": plan.name,
         "comment": token,
-        "partition": settings.partition,
-        "account": plan.cluster.account,
-        "qos": settings.qos,
-        "constraint": settings.constraint,
-        "reservation": settings.reservation,
-        "exclude": settings.exclude,
+        **{key: own[key] for key in OWN_KEYS},
         # Not MIN-MAX: with --ntasks-per-node, Slurm 22.05 then allocates the minimum, however many nodes are idle.
         "nodes": plan.nodes,
         "ntasks-per-node": plan.tasks_per_node,

@@ -215,12 +215,12 @@ def test_a_variable_of_a_template_that_does_not_exist_is_an_error(tmp_path: Path
 
     (tmp_path / "t.j2").write_text("{{ plan.no_such_thing }}")
     with pytest.raises(UndefinedError):
-        templates._environment(tmp_path).get_template("t.j2").render(plan=bare_plan())
+        templates.template(str(tmp_path / "t.j2")).render(plan=bare_plan())
 
 
 def test_templates_quote_by_default_and_no_filter_turns_it_off(tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("{{ a }}|{{ a | safe }}|{{ a | upper }}|{{ [a][0] }}|{{ a ~ '' }}")
-    text = templates._environment(tmp_path).get_template("t.j2").render(a="$(x)")
+    text = templates.template(str(tmp_path / "t.j2")).render(a="$(x)")
     assert text == "'$(x)'|'$(x)'|'$(X)'|'$(x)'|'$(x)'"
 
 
