@@ -9,8 +9,8 @@ ranks of the node, but by none of the modules in which ranks are started, watche
   and reports the end
 - `preflight`: the round before the first, whose ranks check the nodes: runs it, and decides which nodes are bad
 - `node_checks`: the checks of a node, alone (devices, space, folders) and with others (clocks, network)
-- `supervisor`: the event loop of a round: watches this agent's ranks, passes on stop requests (also when the time is
-  up), reports failures
+- `supervisor`: the event loop of a round: watches this agent's ranks and the leader, passes on stop requests (also when
+  the time is up), reports failures
 - `workers`: starts the ranks of one agent as processes, polls, signals and kills them; whether a fork is safe
 - `control`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for messages and
   signals

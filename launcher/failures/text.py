@@ -1,4 +1,4 @@
-"""The words for each event: one line about a fault, a stop, what follows it, and others. Only this module has them."""
+"""The words for an event without a message of its writer: a fault by its code, a stop, what follows it, and others."""
 
 from __future__ import annotations
 
