@@ -437,7 +437,7 @@ def free_memory(root: Path = ROOT) -> int | None:
     folders, names = _cgroups(files)
     for folder in folders:
         limit, used = files.number(f"{folder}/{names['limit']}"), files.number(f"{folder}/{names['usage']}")
-        if limit is not None and used is not None:
+        if limit is not None and limit >= 0 and used is not None:
             found.append(max(0, limit - used + (files.value(f"{folder}/memory.stat", names["cache"]) or 0)))
     if (available := files.value("/proc/meminfo", "MemAvailable:")) is not None:
         found.append(available * 1024)

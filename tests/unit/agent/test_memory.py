@@ -40,6 +40,15 @@ V1 = "/sys/fs/cgroup/memory"
             },
             0,
         ),
+        (  # as the memory of a container may be told that has no limit
+            {
+                "/proc/meminfo": MEMINFO,
+                "/proc/self/cgroup": "4:memory:/\n",
+                f"{V1}/memory.limit_in_bytes": "-1\n",
+                f"{V1}/memory.usage_in_bytes": "8000\n",
+            },
+            400 * 1024,
+        ),
     ],
 )
 def test_the_least_of_all_limits_counts(files: dict[str, str], free: int | None, tmp_path: Path) -> None:
