@@ -87,12 +87,10 @@ def simulate(options: Sequence[str], run_dir: str) -> int:
             workers.preload(plan.workload.entry, plan.launch.rendezvous_timeout)
     os.environ["LAUNCHER_JOB"] = os.environ.get("LAUNCHER_JOB_ID", "")
     places = tasks.environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
-    started: list[tasks.Task]
-    if workers.unsafe_to_fork():
-        command = [sys.executable, "-u", *own_module("launcher.agent"), run_dir]
-        started = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
-    else:
-        started = [_Fork(place, run_dir) for place in places]
+    command, forks = [sys.executable, "-u", *own_module("launcher.agent"), run_dir], not workers.unsafe_to_fork()
+    started: list[tasks.Task] = [
+        _Fork(place, run_dir) if forks else subprocess.Popen(command, env={**os.environ, **place}) for place in places
+    ]
     return tasks.watch(started, signals, float(grace), pause=0.02, keep_going="--go-on" in flags)
 
 
@@ -107,6 +105,7 @@ class _Fork:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(number, signal.SIG_DFL)
                 os.environ.update(place)
+                sys.argv[1:] = [run_dir]  # as of any other agent: functions in its ranks may look at it
                 leave(main(run_dir))
             except BaseException:
                 traceback.print_exc()
