@@ -295,8 +295,8 @@ def _mpi(
     # names: variables with the rank, the local rank and the world size; job, local_size: the first that is set counts
 
     def read(place: _Place) -> Topology | None:
-        local_world = place.first(*local_size)
-        if local_world is None or not place.has(*names, *([node] if node else [])):
+        complete = place.has(*names, *([node] if node else []))
+        if not complete or (local_world := place.first(*local_size)) is None:
             return None
         rank, local_rank, world = map(place.number, names)
         found = next(filter(None, map(place.environ.get, job)), "")

@@ -214,7 +214,7 @@ def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
         windows = queries.get(slurm.reservations, windows)
     wanted = job.time if job.time is not None else plan.time
     mine = [each for each in partitions if each.name in job.partition.split(",")]
-    if job.qos and not all(each.takes(job.nodes, wanted) for each in mine):
+    if job.qos and not all(each.takes(max(job.nodes, each.min_nodes), wanted) for each in mine):  # but for MinNodes
         for qos in queries.get(lambda: qos_of(slurm, job.qos, job.account), list[Qos]()):
             partitions = [qos.within(each) for each in partitions]
         mine = [each for each in partitions if each.name in job.partition.split(",")]

@@ -138,6 +138,10 @@ def test_a_source_that_lacks_a_variable_gives_way_or_is_still_right(source: str,
     assert topology.source == "plain" or same
 
 
+def test_a_source_that_lacks_a_variable_gives_way_whatever_the_others_are() -> None:
+    assert place({"MPI_LOCALNRANKS": "auto"}, "n1").source == "plain"
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import ConfigError
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs import limits
@@ -23,6 +24,7 @@ from launcher.schedulers.pbs.client import (
     LETTERS,
     NEWEST,
     PBS,
+    PBSNode,
     PBSQueue,
     array_of,
     native_id,
@@ -996,6 +998,15 @@ def test_totals_do_not_say_on_how_many_nodes(
     monkeypatch.setattr(limits, "notes_on_folder", lambda *_: ())
     plan = bare_plan(cluster={"scheduler": "pbs", "totals": totals, "queue": "workq"}, nodes=nodes)
     assert any("the attempt ends with 93" in note for note in limits.compare(plan, {})) is told
+
+
+def test_what_no_node_could_ever_hold_is_refused_before_it_is_submitted(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PBS, "nodes", lambda _: [PBSNode("n1", "free", {"ncpus": 8}, {"ncpus": 8})])
+    plan = bare_plan(cluster={"scheduler": "pbs", "queue": "workq"}, cpus_per_proc=9)
+    with pytest.raises(ConfigError, match="the nodes of queue workq have at most 8"):
+        limits.compare(plan, {})
 
 
 def test_queues_are_read(site: Path) -> None:

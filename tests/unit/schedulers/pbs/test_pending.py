@@ -11,7 +11,7 @@ import pytest
 
 from launcher.plan.plan import JobPlan
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import client, limits, pending
+from launcher.schedulers.pbs import client, pending
 from launcher.schedulers.pbs.client import PBS, PBSNode
 from launcher.schedulers.pbs.pending import in_words
 from launcher.schedulers.pbs.settings import GpuDirective
@@ -149,12 +149,18 @@ def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind
          "CPUs in all"),
     ],
 )  # fmt: skip
-def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[str, Any], words: str) -> None:
+def test_what_no_node_has_never_starts_whatever_pbs_says(
+    monkeypatch: pytest.MonkeyPatch, text: str, keys: dict[str, Any], words: str
+) -> None:
     """PBS compares with all nodes together, and calls the rest `Not Running` for ever."""
     nodes = client.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
+    monkeypatch.setattr(Recorded, "nodes", lambda _: nodes)
     plan = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus}, **keys)
-    problem = limits.never(plan, limits.hosts_of(nodes, plan, "workq"))
-    assert (f"it can never start: {problem}" if problem else in_words(text).words) == words
+    record = {"job_state": "Q", "comment": text, "queue": "workq"}
+    found = pending.explain(Waiting("run-1", "7.pbs-srv", plan, "launcher"), Recorded(record))
+    never = words.startswith("it can never start")
+    assert found.facts.meaning == words
+    assert (found.do == pending.CHANGE, bool(found.limits)) == (never, never)
 
 
 @pytest.mark.parametrize(

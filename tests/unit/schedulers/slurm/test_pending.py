@@ -409,6 +409,12 @@ def test_a_limit_that_the_jobs_qos_lifts_is_not_named() -> None:
     assert "partition gpu: MaxTime=00:45:00, and it asks for 01:00:00" in found.limits
 
 
+def test_no_qos_is_asked_for_a_minimum_that_none_lifts() -> None:
+    found, _ = explained(**{"show partition": PARTITIONS.replace("MinNodes=0", "MinNodes=5")})
+    assert "partition gpu: MinNodes=5, and it asks for 4" in found.limits
+    assert not [note for note in found.notes if "not answered" in note]
+
+
 def test_what_never_starts_is_not_said_to_start() -> None:
     """A trial accepts a time that is more than the partition allows."""
     found, _ = explained(**{"show job": SHOWN.replace("Reason=Resources", "Reason=PartitionTimeLimit")})
