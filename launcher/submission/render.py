@@ -282,11 +282,10 @@ def _values(
 
 def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, after: bool) -> JobFile:
     here, shell = scheduler.on_this_machine, scheduler.shell
-    start, node = _agents(plan)
     return JobFile(
         run_dir=plan.run_dir,
-        start=tuple(map(str, start)),
-        node=tuple(node),
+        start=tuple(map(str, _start(plan))),
+        node=tuple(container_command.node_command(plan)),
         requeue=(plan.python, *own_module("launcher.job.requeue")),
         wait=(plan.python, *own_module("launcher.job.wait_for_others")) if plan.after else (),
         signals=tuple(shell.signals.split()),
@@ -316,16 +315,6 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         path=plan.code.path,
         code_root=plan.code_root,
     )
-
-
-def _agents(plan: JobPlan) -> tuple[list[str], list[str]]:
-    # The command that starts a program on all nodes of the job, and the program, without the run directory
-    node = container_command.node_command(plan)
-    if plan.starter is None and plan.nodes > 1 and plan.env.archive is None and plan.env.container is None:
-        flags = ["--go-on"] if plan.min_nodes < plan.nodes else []
-        counts = (plan.nodes, plan.tasks_per_node, plan.launch.grace + 5)
-        return [], [*node, "--simulate", *flags, *map(str, counts)]
-    return _start(plan), node
 
 
 def _start(plan: JobPlan) -> list[str]:

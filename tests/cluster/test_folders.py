@@ -19,9 +19,7 @@ TEMPLATE = """{{% extends "local.sh.j2" %}}
 python3 - "$LAUNCHER_RUN_DIR/job.json" <<'END'
 import json, sys
 job = json.load(open(sys.argv[1]))
-node, simulated = job["node"], job["node"].index("--simulate")
-job["start"] = [node[0], "-m", "launcher.schedulers.tasks", *node[simulated + 1 :]]
-job["node"] = ["unshare", "--mount", "sh", "-c", {hides!r}, "sh", *node[:simulated]]
+job["node"] = ["unshare", "--mount", "sh", "-c", {hides!r}, "sh", *job["node"]]
 json.dump(job, open(sys.argv[1], "w"))
 END
 {{{{ super() }}}}

@@ -18,7 +18,6 @@ python3 - "$LAUNCHER_RUN_DIR/job.json" <<'END'
 import json, sys
 job = json.load(open(sys.argv[1]))
 job["start"] = ["{python}", "-m", "tests.cluster.namespaces", "{prefix}"]
-job["node"] = job["node"][: job["node"].index("--simulate")]
 json.dump(job, open(sys.argv[1], "w"))
 END
 {{{{ super() }}}}

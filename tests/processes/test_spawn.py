@@ -123,17 +123,3 @@ def test_an_agent_that_is_done_leaves_with_all_that_it_printed_and_does_not_wait
     )
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (75, "early", "also")
-
-
-def test_the_agent_of_a_simulated_node_has_the_arguments_of_any_other_agent() -> None:
-    lines = (
-        "import os, sys, time; from launcher.agent import __main__ as agent",
-        "agent.main = lambda run_dir: print(run_dir, sys.argv[1:], os.environ['LAUNCHER_TASK'], end='') or 75",
-        "fork = agent._Fork({'LAUNCHER_TASK': '1'}, 'RUN')",
-        "while fork.poll() is None: time.sleep(0.01)",
-        "print('', fork.poll(), len(sys.argv), 'LAUNCHER_TASK' in os.environ)",
-    )
-    command = [sys.executable, "-uc", "\n".join(lines), "--simulate", "2", "1", "35", "RUN"]
-    environ = {name: value for name, value in os.environ.items() if name != "LAUNCHER_TASK"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    assert (done.stdout, done.stderr) == ("RUN ['RUN'] 1 75 6 False\n", "")

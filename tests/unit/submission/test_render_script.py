@@ -45,6 +45,7 @@ def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, s
         ("allocation", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
                         "--kill-on-bad-exit=1", "--overlap"]),
         ("pbs", ["py thon", *own_module("launcher.schedulers.tasks"), "--pbsdsh", "2", "1", "35"]),
+        ("local", ["py thon", *own_module("launcher.schedulers.tasks"), "2", "1", "35"]),
     ],
 )  # fmt: skip
 def test_the_ranks_are_started_as_the_plan_says(sandbox: Sandbox, scheduler: str, started: list[str]) -> None:
@@ -53,13 +54,6 @@ def test_the_ranks_are_started_as_the_plan_says(sandbox: Sandbox, scheduler: str
     node = [str(sandbox.python), "-u", *own_module("launcher.agent"), str(sandbox.run_dir)]
     assert outcome.arguments == [*started, *node]
     assert outcome.cwd == str(sandbox.work)
-
-
-@pytest.mark.parametrize(("least", "flags"), [(2, []), (1, ["--go-on"])])
-def test_one_process_starts_the_agents_of_simulated_nodes(sandbox: Sandbox, least: int, flags: list[str]) -> None:
-    outcome = sandbox.execute(sandbox.plan(cluster={"scheduler": "local"}, nodes=2, min_nodes=least))
-    words = ["--simulate", *flags, "2", "1", "35", str(sandbox.run_dir)]
-    assert outcome.arguments == ["py thon", "-u", *own_module("launcher.agent"), *words]
 
 
 def test_each_start_is_the_next_attempt(sandbox: Sandbox) -> None:
