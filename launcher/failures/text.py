@@ -46,7 +46,8 @@ def _error(fault: events.Fault) -> str:
     if fault.reading and fault.reading not in (fault.error or ""):
         who += f", loading {fault.reading}"
     what = fault.code.value.replace("_", " ") if fault.error is None else fault.error
-    return ": ".join(part for part in (who, what) if part)
+    others = agents(fault.accused) if fault.error is None and fault.rank is None else ""  # an older version wrote it
+    return ": ".join(part for part in (who, what, others) if part)
 
 
 def _rank(fault: events.Fault) -> str:
@@ -127,7 +128,10 @@ _FAULTS: dict[FaultCode, Callable[[events.Fault], str]] = {
         f"on {fault.host} ranks of the round before still exist after SIGKILL: {fault.error}; what they hold (GPUs, "
         "memory, ports) is not free. Look for a file server or a driver that hangs on this node"
     ),
-    FaultCode.HANG: lambda fault: f"{_rank(fault)} hangs{_seconds(fault, 'for')}",
+    FaultCode.HANG: lambda fault: (
+        f"{agents(fault.accused) or _rank(fault)} hangs{_seconds(fault, 'for')}"
+        + (f" ({fault.limit})" if fault.limit else "")
+    ),
     FaultCode.NOT_JOINED: _not_joined,
     FaultCode.NODE_ENDED: lambda fault: node_ended(_hosts(fault)),
     FaultCode.NODE_SILENT: lambda fault: (

@@ -59,7 +59,13 @@ RANK1, RANK2 = Accused(host="node1", rank=1), Accused(host="node2", rank=2)
         ({"error": "a code of a newer version"}, "node1: a code of a newer version"),
         ({"code": FaultCode.TOO_FEW, "message": "all that its writer knew"}, "all that its writer knew"),
         ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0}, "node1: rendezvous timeout"),
+        ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "accused": (NODE2,)}, "node1: rendezvous timeout: node2 (node 1)"),
+        ({"code": FaultCode.PREFLIGHT, "accused": (NODE2, NODE3)},
+         "node1: preflight: node2 (node 1), node3 (node 2)"),
         ({"code": FaultCode.HANG, "rank": 1, "seconds": 30.0}, "rank 1 on node1 hangs for 30 s"),
+        ({"code": FaultCode.HANG, "rank": 1, "accused": (RANK1, RANK2), "seconds": 30.0,
+          "limit": "launch.hang_timeout"},
+         "rank 1 on node1, rank 2 on node2 hangs for 30 s (launch.hang_timeout)"),
     ],
 )  # fmt: skip
 def test_a_fault(fields: dict[str, Any], shown: str) -> None:
