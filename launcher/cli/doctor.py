@@ -586,17 +586,15 @@ def which(wanted: Scheduler, known: Sequence[Scheduler]) -> Iterator[Finding]:
 def rest(config: Config, *, compares: bool = False) -> list[DoctorCheck]:
     """compares: the profile with what the site's scheduler reports."""
     cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
-
-    devices = [name for _, name in socket.if_nameindex()]
-    folder = Path(config.runs_dir).expanduser().absolute()
+    folder, devices = Path(config.runs_dir), socket.if_nameindex  # used in checks, so that an error fails only one
     return [
         DoctorCheck("profile", lambda: _profile(cluster)),
         DoctorCheck("scheduler", lambda: probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
         *([DoctorCheck("site", lambda: compared_with_site(cluster), 2 * SURVEY)] if compares else []),
         DoctorCheck("host", lambda: [probe_host()]),
         DoctorCheck("ports", lambda: [probe_ports(cluster.port_range)]),
-        DoctorCheck("interface", lambda: [interface(cluster.interface, devices, queued=queued)]),
-        DoctorCheck("runs_dir", lambda: probe_folder(folder, queued=queued), 15.0),
+        DoctorCheck("interface", lambda: [interface(cluster.interface, dict(devices()).values(), queued=queued)]),
+        DoctorCheck("runs_dir", lambda: probe_folder(folder.expanduser().absolute(), queued=queued), 15.0),
         DoctorCheck("tmp", lambda: [probe_temporary()]),
         DoctorCheck("data", _data),
         DoctorCheck("gpus", lambda: [probe_nvidia()]),

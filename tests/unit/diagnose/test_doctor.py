@@ -279,6 +279,18 @@ def test_the_longest_mount_point_tells_the_file_system() -> None:
         assert doctor.kind_of(Path(path), mounts) == kind
 
 
+@pytest.mark.parametrize("runs_dir", ["~no-such-user-here/runs", "/tmp"])
+def test_what_this_machine_does_not_tell_fails_one_check_only(monkeypatch: pytest.MonkeyPatch, runs_dir: str) -> None:
+    def refused() -> list[tuple[int, str]]:
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(doctor.socket, "if_nameindex", refused)
+    checks = {each.about: each for each in doctor.rest(make_config(runs_dir=runs_dir))}
+    (found,) = run_all([checks["interface"]])
+    assert (found.level, "not permitted" in found.says) == (PROBLEM, True)
+    assert any(each.level is PROBLEM for each in run_all([checks["runs_dir"]])) is runs_dir.startswith("~")
+
+
 # -- the scheduler
 
 
