@@ -138,8 +138,8 @@ class OneRank(Stream):
         found = []
         for attempt in self._run.attempts():
             self._headed.add(attempt.number)
-            start = self._start(attempt)
             for path in files_of(attempt, self._rank) if self._attempt in (None, attempt.number) else ():
+                start = self._start(attempt)
                 began = start.time if start else path.stat().st_mtime
                 found.append(Part(path, attempt=attempt.number, job=start.job if start else None, began=began))
         return found

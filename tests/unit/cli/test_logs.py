@@ -62,6 +62,15 @@ def test_ranks_and_attempts(run: Run, shown: Callable[..., str]) -> None:
     assert shown("a", "--tail", "1") == "[1] d\n"
 
 
+def test_a_rank_can_be_read_though_the_events_of_another_attempt_cannot(run: Run, shown: Callable[..., str]) -> None:
+    attempt(run, 0, "7", out_0="a\n")
+    attempt(run, 1, "8", out_0="c\n")
+    damaged = run.path / "attempts" / "0" / "events" / "script.jsonl"
+    damaged.unlink()
+    damaged.mkdir()
+    assert shown("a", "--rank", "0", "--attempt", "1") == "c\n"
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
