@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count
+from itertools import count, takewhile
 
-from launcher.errors import DONE
+from launcher.errors import DONE, RunError, UnavailableError
 from launcher.monitoring.run_status import (
     DAMAGE,
     ClaimsBoard,
@@ -131,11 +131,10 @@ def _of_record(run: Run, live: JobMonitor) -> RunStatus | None:
 def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
     """Returns the pilots of a packed sweep that are not over, by number; raises RunError."""
     found: list[RunStatus] = []
-    for number in count():
-        run = sweep.pilot(number)
-        if not run.recorded():
-            break
-        if not (seen := status_of(run, live)).state.over:
+    for seen in each_status(takewhile(Run.recorded, map(sweep.pilot, count())), live):
+        if isinstance(seen, DamagedRun):
+            raise (UnavailableError if seen.is_transient else RunError)(seen.message)
+        if not seen.state.over:
             found.append(seen)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.monitoring.run_status import JobMonitor
-from launcher.monitoring.sweep import DAMAGED, counts, not_begun, point_statuses, summary
+from launcher.monitoring.sweep import DAMAGED, counts, live_pilots, not_begun, point_statuses, summary
 from launcher.processes import Process
 from launcher.runs import events as kinds
+from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
@@ -94,6 +96,24 @@ def test_pbs_is_asked_for_its_history_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(PBS, "jobs", lambda *_: {"150[0]": SchedulerJob("150[0]", JobState.RUNNING, "R")})
     monkeypatch.setattr(PBS, "history", history)
     assert (states(sweep), len(asked)) == (["running", "cancelled", "lost", "lost"], 1)
+
+
+def test_pbs_is_asked_once_how_its_pilots_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, plan, asked = make_sweep(tmp_path, 1, array=None), plan_of(cluster={"scheduler": "pbs"}), []
+    for number in range(5):
+        pilot = Run.create(sweep.pilot(number).path)
+        own = dataclasses.replace(plan, run_id=pilot.id, run_dir=str(pilot.path))
+        pilot.write_record(own, {}, {"launcher": "1", "token": "t"})
+        pilot.journal(kinds.Submitted(job=f"{number}.pbs-srv"))
+
+    def history(*_: object) -> dict[str, SchedulerJob]:
+        asked.append(1)
+        return {str(number): SchedulerJob(str(number), JobState.CANCELLED, "CANCELLED") for number in range(4)}
+
+    monkeypatch.setattr(PBS, "jobs", lambda *_: {"4": SchedulerJob("4", JobState.RUNNING, "R")})
+    monkeypatch.setattr(PBS, "history", history)
+    assert [each.run.path.name for each in live_pilots(sweep, JobMonitor())] == [sweep.pilot(4).path.name]
+    assert len(asked) == 1
 
 
 def test_the_end_of_a_job_counts_though_it_ran_when_others_were_asked_for(
