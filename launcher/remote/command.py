@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher import __version__
 from launcher.config.hydra_text import key_of
@@ -41,7 +41,6 @@ from launcher.environment.repository import Tree, check, commit_of, tree
 from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
 from launcher.files import run_files
 from launcher.formatting import clean, plural, rough_size
-from launcher.monitoring.state import RunState, wait_until_over
 from launcher.paths import default_runs_dir, new_id, user_cache_dir
 from launcher.redaction import secrets_in
 from launcher.remote import clusters
@@ -49,6 +48,9 @@ from launcher.remote import code as files_of_code
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.code import CodeFile
 from launcher.units import parse_size
+
+if TYPE_CHECKING:
+    from launcher.monitoring.state import RunState
 
 PROTOCOL = 1  # of requests and frames; a launcher there of another one refuses by name
 HELLO = b"\x1eLAUNCHER\n"
@@ -517,6 +519,8 @@ class RemoteRun:
 
     def state(self) -> RunState:
         """Returns the run's current state; raises RunError: there is no such run."""
+        from launcher.monitoring.state import RunState  # here, since commands there start without it
+
         state = self._row()["state"]
         return RunState(state) if state in {each.value for each in RunState} else RunState.UNKNOWN
 
@@ -529,6 +533,8 @@ class RemoteRun:
 
         A cluster that does not answer is asked again.
         """
+        from launcher.monitoring.state import wait_until_over
+
         return wait_until_over(self.state, timeout, first=FIRST, slowest=SLOWEST, unavailable=Unreachable)
 
     def cancel(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,11 @@ from launcher.errors import ConfigError
 from launcher.remote import clusters
 from launcher.remote.clusters import RemoteCluster, chosen, last_seen, locate, note, noted, parsed, save_seen
 from launcher.remote.command import _paths, keys_of
+
+
+def test_a_command_there_starts_without_what_reads_runs() -> None:
+    code = "import sys, launcher.cli.far, launcher.cli.remote; print('launcher.runs.directory' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 @pytest.fixture
