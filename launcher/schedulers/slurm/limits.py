@@ -408,7 +408,7 @@ class SlurmSite(site.Site):
             yield f"# constraint: {site.scalar(features[0])}  # sinfo: features are {', '.join(features)}"
 
     def limits(self, chosen: Partition | None) -> Iterator[tuple[str, object, str]]:
-        if chosen is None:
+        if chosen is None or not chosen.groups:  # a partition without nodes has no limits to tell
             return
         total = sum(group.nodes for group in chosen.groups)
         where = "its nodes" if chosen.max_nodes is None or chosen.max_nodes > total else "its MaxNodes"

@@ -120,6 +120,7 @@ def partition(name: str, default: bool, gpus: int, nodes: int = 4) -> Partition:
         ([partition("a", True, 0), partition("b", False, 2), partition("c", False, 2, 9)], "c"),
         ([partition("a", True, 0), partition("b", False, 0)], "a"),
         ([partition("a", False, 0), partition("b", False, 0)], None),
+        ([Partition("empty", True, None, None, ())], "empty"),
     ],
 )
 def test_the_partition_of_a_profile_is_the_default_one_or_has_gpus(
