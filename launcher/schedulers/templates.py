@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, near
 from launcher.paths import resource
-from launcher.plan.plan import CONTROL
+from launcher.plan.plan import CONTROL, JobPlan
 
 if TYPE_CHECKING:
     import jinja2
@@ -56,6 +57,13 @@ def template(name: str) -> jinja2.Template:
     return environment().get_template(name)
 
 
+def _no_field(part: object, name: object) -> str | None:
+    # Why an expression of a template is undefined, if it looks for a field of the plan or of a section of it
+    parts = {"a plan": JobPlan, **{f"a plan's {section}": kind for section, kind in get_type_hints(JobPlan).items()}}
+    what = next((what for what, kind in parts.items() if is_dataclass(kind) and kind is type(part)), None)
+    return what and f"{what} has no {name}.{near(str(name), list(vars(part)))}"
+
+
 def raw(value: Any) -> Raw:
     """The filter `raw` of templates: returns shell code unchanged; raises ValueError for any other value."""
     if isinstance(value, Raw):
@@ -71,6 +79,10 @@ def environment() -> jinja2.Environment:
         # jinja2 passes the text of a block to `finalize` again if another template prints it (`{{ super() }}`).
         concat = staticmethod(lambda parts: Rendered("".join(parts)))
 
+    class Undefined(jinja2.StrictUndefined):
+        def __init__(self, hint: str | None = None, **details: Any) -> None:
+            super().__init__(hint or _no_field(details.get("obj"), details.get("name")), **details)
+
     def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
         own = Path(name)
         path = own if own.is_absolute() else resource("templates") / name
@@ -82,7 +94,7 @@ def environment() -> jinja2.Environment:
     environment = Environment(
         loader=jinja2.FunctionLoader(load),
         finalize=quote,
-        undefined=jinja2.StrictUndefined,
+        undefined=Undefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -8,12 +8,10 @@ exported variables (LAUNCHER_NAME, ...; docs/job-script.md).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import __version__, paths
 from launcher.config.schema import ResumeHow
@@ -161,16 +159,7 @@ def _custom(template: str, render: Callable[[jinja2.Template], T]) -> T:
         raise ConfigError(f"cluster.template: {path}:{line}: it extends or calls itself") from None
     except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         path, line = _place(error.__traceback__, template)
-        raise ConfigError(f"cluster.template: {path}:{line}: {_explain(str(error))}") from None
-
-
-def _explain(message: str) -> str:
-    match = re.search(r"'launcher\.[\w.]+\.(\w+) object' has no attribute '(\w+)'", message)
-    kinds = {"a plan": JobPlan, **{f"a plan's {name}": kind for name, kind in get_type_hints(JobPlan).items()}}
-    for name, kind in kinds.items() if match else ():
-        if match and is_dataclass(kind) and getattr(kind, "__name__", "") == match[1]:
-            return f"{name} has no {match[2]}.{near(match[2], [each.name for each in fields(kind)])}"
-    return message
+        raise ConfigError(f"cluster.template: {path}:{line}: {error}") from None
 
 
 def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
