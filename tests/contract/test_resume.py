@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.schedulers import detached, local
+from tests.contract.schedulers import detached, local, on
 from tests.launch import PYTHON, ROOT, Launcher
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -38,7 +38,7 @@ def is_over(launcher: Launcher) -> None:
 
 
 # A held allocation ends with its own time: test_allocation.py tests that.
-@pytest.mark.parametrize("launcher", [slow("local"), "slurm", slow("pbs"), slow("sge")], indirect=True)
+@on("slurm", never=("third", "allocation"))
 def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> None:
     """100 steps take 30 s, and an attempt has 25 s with its start (Slurm counts whole minutes)."""
     result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")
