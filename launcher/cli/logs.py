@@ -18,7 +18,7 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from launcher.runs.directory import Attempt
@@ -143,12 +143,3 @@ class OneRank(Stream):
                 began = start.time if start else path.stat().st_mtime
                 found.append(Part(path, attempt=attempt.number, job=start.job if start else None, began=began))
         return found
-
-    def _heading(self, part: Part) -> Iterator[bytes]:
-        before = self._shown
-        if before is not None and before.attempt == part.attempt:
-            self._shown = part
-            if before.path != part.path and (lines := self._lines.end()):
-                yield lines
-        else:
-            yield from super()._heading(part)

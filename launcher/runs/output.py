@@ -336,7 +336,11 @@ class Stream:
                     yield lines + b"\n" if later and not lines.endswith(b"\n") else lines
 
     def _heading(self, part: Part) -> Iterator[bytes]:
+        # Files of one attempt, if there are several, share a heading
         before, self._shown = self._shown, part
         self._headed.add(part.attempt)
-        if before is not None and (before.path, before.attempt) != (part.path, part.attempt):
-            yield self._lines.end() + part.heading.encode() + b"\n"
+        if before is None or (before.path, before.attempt) == (part.path, part.attempt):
+            return
+        heading = f"{part.heading}\n" if part.attempt is None or before.attempt != part.attempt else ""
+        if lines := self._lines.end() + heading.encode():
+            yield lines
