@@ -70,11 +70,12 @@ def find(
     same, followed, others, log = list[int](), list[int](), dict[int, str](), list[str]()
     stacks: list[dict[str, Any]] = []
     if attempt is not None and rank is not None:
+        errors = _errors(attempt, rank)
         if not trace and fault.code in known.LEFT:  # a program of the user
-            trace = known.last_traceback(_errors(attempt, rank))
+            trace = known.last_traceback(errors)
         same, followed, others = _others(attempt, rank, trace)
         log = _log(attempt, rank, trace)
-        frames = known.crash_lines(_errors(attempt, rank))
+        frames = known.crash_lines(errors)
         stacks = [{"ranks": [rank], "frames": frames}] if frames else []
     if attempt is not None and (fault.code is FaultCode.HANG or fault.limit):
         stacks = _stacks(attempt)
