@@ -36,7 +36,7 @@ from typing import TypeVar
 
 from launcher import errors
 from launcher.environment import secrets
-from launcher.errors import LauncherError, RunError
+from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.files import ownership
 from launcher.files.locks import is_dead
 from launcher.files.shared_files import exists, is_transient, retry_read, unwrap
@@ -456,11 +456,12 @@ def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damag
         ]
 
 
-def all_statuses(runs: Iterable[Run]) -> list[RunStatus]:
-    seen = each_status(runs, JobMonitor(share=True))
+def all_statuses(runs: Iterable[Run], live: JobMonitor | None = None) -> list[RunStatus]:
+    """Returns the states of many runs as `each_status`, but raises RunError if one of them cannot be read."""
+    seen = each_status(runs, live or JobMonitor(share=True))
     for each in seen:
         if isinstance(each, DamagedRun):
-            raise RunError(each.message)
+            raise (UnavailableError if each.is_transient else RunError)(each.message)
     return [each for each in seen if isinstance(each, RunStatus)]
 
 

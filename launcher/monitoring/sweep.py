@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, takewhile
 
-from launcher.errors import DONE, RunError, UnavailableError
+from launcher.errors import DONE
 from launcher.monitoring.run_status import (
     DAMAGE,
     ClaimsBoard,
     DamagedRun,
     JobMonitor,
     RunStatus,
+    all_statuses,
     each_status,
     or_damaged,
     status_of,
@@ -130,13 +131,8 @@ def _of_record(run: Run, live: JobMonitor) -> RunStatus | None:
 
 def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
     """Returns the pilots of a packed sweep that are not over, by number; raises RunError."""
-    found: list[RunStatus] = []
-    for seen in each_status(takewhile(Run.recorded, map(sweep.pilot, count())), live):
-        if isinstance(seen, DamagedRun):
-            raise (UnavailableError if seen.is_transient else RunError)(seen.message)
-        if not seen.state.over:
-            found.append(seen)
-    return found
+    pilots = takewhile(Run.recorded, map(sweep.pilot, count()))
+    return [seen for seen in all_statuses(pilots, live) if not seen.state.over]
 
 
 def not_begun(run: Run) -> str | None:
