@@ -14,7 +14,7 @@ Importing this package does not load torch either; the first use of one of its n
 - `memory`: copies of the state in memory that outlives the ranks: making and loading them, on all ranks
 - `copies`: the format of these copies; which of them are loaded
 - `agreement`: collective calls of the ranks; an error on one rank is raised on all
-- `inspect`: lists tensors and shards, and extracts a state or a shard, also as safetensors, without a process group
+- `inspect`: lists tensors and shards, and extracts a state, also as safetensors, without a process group
 """
 
 from __future__ import annotations

@@ -119,8 +119,14 @@ def verify(path: Path) -> list[str]:
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
-    """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts; raises as `shard`."""
-    _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
+    """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
+
+    Raises Damaged (it has changed), CannotRead, or CheckpointError (there is nothing under one of the keys).
+    """
+    found = [block for block in checkpoints.blocks(manifest) if not block.name.startswith("rank-")]
+    checkpoints.require_none(
+        path, checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
+    )
     contents = read_contents(path, manifest)
     wanted = {name: kind for name, kind in contents.kinds.items() if is_named(name, keys)}
     for key in keys:
@@ -130,13 +136,6 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in wanted.items()}
     contents.fill(path, tensors)
     return nested(tensors, contents.paths, named_part(contents.values, keys), {})
-
-
-def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None:
-    found = [block for block in checkpoints.blocks(manifest) if block.name in names]
-    checkpoints.require_none(
-        path, checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
-    )
 
 
 def _dtype(dtype: torch.dtype) -> str:
