@@ -1,6 +1,6 @@
 """The driver: runs one job of a run, from the lease to the exit code. The job script ends with `exec` of this program.
 
-Its exit code is that of `launcher.errors`; 0 also if the run goes on in another job.
+Its exit code is one of `launcher.errors`, or another one if the run failed; 0 also if the run goes on in another job.
 It starts everything else as a command: `wait_for_others`, the program that starts the nodes' agents, `requeue`. Set-up
 lines have run in the job script. A signal that asks the job to stop reaches the agents from the scheduler.
 """

@@ -1,6 +1,6 @@
 """Rendezvous of the agents of an attempt: mutually authenticated messages, the rounds, and the store of the ranks.
 
-It may import files, errors and torch.
+It may import schedulers, runs and what is below them, and torch.
 
 - `rounds`: a round: its members and their ranks; how members find the leader; which rounds have begun
 - `channel`: authenticated connections between agents: a channel, and the leader's hub, which serves those of all others

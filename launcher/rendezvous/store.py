@@ -3,7 +3,8 @@
 A TCPStore serves every connection, and ranks trust its content: a client can impersonate a rank and send pickles to the
 others. So the store listens on the loopback interface, where the kernel drops packets without the TCP MD5 signature of
 our proxy (RFC 2385; this needs no privilege). The proxy listens on the port that ranks connect to, checks which user
-and host each connection comes from, and forwards its bytes. A kernel without these signatures is warned of.
+and host each connection comes from, and forwards its bytes. On a kernel without these signatures other users of the
+leader's host can reach the store, and the run's output warns of that.
 
 | a connection comes from | the proxy accepts it |
 |---|---|

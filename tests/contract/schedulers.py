@@ -1,4 +1,4 @@
-"""Which schedulers a contract test is run with: it must pass with all, and few differ in what it holds."""
+"""Which schedulers a contract test is run with: it must pass with all; most are left to `make test-slow`."""
 
 from __future__ import annotations
 
