@@ -234,18 +234,18 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
             return error
         return None
 
-    if (problem := refusal(NO_QOS)) is None:
+    if (why := refusal(NO_QOS)) is None:
         return ()
-    if (never := refusal(ANY)) is not None:
+    if never := refusal(ANY):
         raise never
     try:
         found = qos_of(Slurm(plan.cluster.submit_timeout), values["qos"], values["account"])
     except QueryError as error:
-        return (f"{problem}, unless the job's QOS lifts this limit, which is not known ({error})",)
-    refusals = [refusal(qos) for qos in found]
-    if None in refusals:
-        return ()
-    raise (refusals or [problem])[-1] or problem
+        return (f"{why}, unless the job's QOS lifts this limit, which is not known ({error})",)
+    for qos in found:
+        if (why := refusal(qos)) is None:
+            return ()
+    raise why
 
 
 # -- The checks of `doctor` for Slurm, and for a profile against its partitions
