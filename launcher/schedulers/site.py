@@ -20,9 +20,6 @@ from launcher.units import parse_memory, parse_time
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # YAML: booleans, null
-_OF_PROFILES = """\
-Change it as you like: the site itself
-# refuses what it does not allow, and limits here only make that known before a job is submitted."""
 T = TypeVar("T")
 
 
@@ -30,7 +27,8 @@ class Site(ABC):
     """The facts of a site that an ordinary user can query, and a profile of it. Facts of failed queries are missing."""
 
     scheduler: ClassVar[str]  # its name in profiles
-    # its word for a group of nodes: `partition` or `queue`, a profile key, `site init` option and, with -s, attribute
+    # its word for a group of nodes, `partition` or `queue`: a profile key, an option of `site init`, and in the plural
+    # the attribute with all of them
     pool: ClassVar[str]
     no_pool: ClassVar[str]  # line of a profile without a partition or queue
     problems: tuple[str, ...]  # one text per failed query, with the reason
@@ -78,7 +76,9 @@ class Site(ABC):
             raise ConfigError(f"--{self.pool}={wanted}: {there}")
         chosen, why = self.best() if wanted is None else (known[wanted], "as you asked for")
         yield f"# {self.title}, as it was on {day}, written by `launcher site init`."
-        yield f"# `launcher doctor --cluster {name}` tells what has changed since. " + _OF_PROFILES
+        since = f"`launcher doctor --cluster {name}` tells what has changed since"
+        yield f"# {since}. Change it as you like: the site itself"
+        yield "# refuses what it does not allow, and limits here only make that known before a job is submitted."
         yield from (f"# Not found out: {each}" for each in self.problems)
         yield "#"
         yield from (f"# {each}" for each in self.facts())
