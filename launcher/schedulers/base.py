@@ -162,9 +162,8 @@ KEPT = {
 
 class Scrubbed(Struct):
     environment: dict[str, str]  # without the variables of other jobs
-    dropped: tuple[
-        str, ...
-    ]  # sorted names of the removed variables, without bash functions, of which most users have some
+    # sorted names of the removed variables, without bash functions, of which most users have some
+    dropped: tuple[str, ...]
 
 
 def scrubbed(

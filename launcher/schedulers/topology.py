@@ -111,9 +111,8 @@ class Topology:
     master: str  # host of rank 0; empty if unknown
     master_port: int | None  # port that the environment prescribes; None: the launcher chooses one
     job: str  # text that is unique for this launch among all launches of the user (job and step)
-    node_known: bool = (
-        True  # whether the source gives the node rank; else it is derived as if ranks fill nodes in order
-    )
+    # whether the source gives the node rank; else it is derived as if ranks fill nodes in order
+    node_known: bool = True
     tasks_per_node: tuple[int, ...] = ()  # number of ranks on each node; empty: unknown
     fills_nodes: bool = True  # whether ranks fill nodes in order, as far as the source tells
 
