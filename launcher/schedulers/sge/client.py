@@ -479,13 +479,15 @@ def parse_instances(text: str) -> list[QueueInstance]:
 def parse_hosts(text: str) -> list[Host]:
     """Parses the output of `qhost -F -xml`, which shows the free amount of each consumable. Skips the host `global`."""
     found = []
-    for each in (each for each in parsed(text).iter("host") if each.get("name") != "global"):
+    for each in parsed(text).iter("host"):
+        if (name := each.get("name", "")) == "global":
+            continue
         values = {value.get("name"): value.text or "" for value in each.iter("hostvalue")}
         cpus, mem = values.get("num_proc", "-"), size_or_none(values.get("mem_total", "-"))
         free = (one for one in each.iter("resourcevalue") if one.get("dominance", "").endswith("c"))
         numbers = {one.get("name", ""): re.match(r"\d+(?:\.\d+)?", one.text or "") for one in free}
-        consumables = {name: float(number[0]) if number else 0.0 for name, number in numbers.items()}
-        found.append(Host(each.get("name", ""), int(cpus) if cpus.isdecimal() else None, mem, consumables))
+        consumables = {key: float(number[0]) if number else 0.0 for key, number in numbers.items()}
+        found.append(Host(name, int(cpus) if cpus.isdecimal() else None, mem, consumables))
     return found
 
 

@@ -123,9 +123,10 @@ def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, 
     if not mine:
         return ()
     free = sum(each.used < each.total and not each.broken for each in mine)
+    broken = [each for each in mine if each.broken]
     line = f"{plural(len(mine), 'queue instance')}: {free} with a free slot"
     lines = []
-    for each in (each for each in mine if each.broken):
+    for each in broken:
         why = ", ".join(dict.fromkeys(QUEUE_STATES[letter] for letter in each.state if letter in QUEUE_STATES))
         lines.append(f"{each.queue}@{each.host} takes no jobs: {why}")
     return (line, *first_lines(lines, "qstat -f"))

@@ -205,7 +205,8 @@ def _line(name: str, value: str | None) -> str:
 
 
 def command_options() -> dict[str, bool | None]:
-    return {f"-{name}": name not in WITHOUT_VALUE.split() for name in (*KEYS, *f"{WITH_VALUE} {WITHOUT_VALUE}".split())}
+    names = {**dict.fromkeys((*KEYS, *WITH_VALUE.split()), True), **dict.fromkeys(WITHOUT_VALUE.split(), False)}
+    return {f"-{name}": with_value for name, with_value in names.items()}
 
 
 def keys_of(option: str, value: str | None) -> dict[str, Any]:
