@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher import redaction
 from launcher.config import profiles
@@ -22,16 +22,13 @@ from launcher.own_module import program
 from launcher.paths import code_root, new_id
 from launcher.plan import limits, workload_hook
 from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable
-from launcher.plan.plan import JobPlan, keys_of
+from launcher.plan.plan import Archive, JobPlan, keys_of
 from launcher.runs.directory import Run, token_of
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.base import Allocation, QueryError, Queue, Scheduler
 from launcher.schedulers.registry import job_environment, require_room
 from launcher.submission import dependencies, render
-
-if TYPE_CHECKING:
-    from launcher.plan.plan import Archive
 
 
 class Inputs:
