@@ -133,16 +133,17 @@ def file_of(run_dir: str, base: str) -> Path:
 
 def write(text: str, path: Path) -> None:
     """Writes a file of secrets, which jobs source, for its owner only; raises OSError, RunError: an unsafe folder."""
-    for last in (False, True):
-        try:
-            for folder in (path.parent.parent, path.parent):
-                run_files.make_folder(folder)
-                require_private(folder)
-            run_files.replace(path, os.fsencode(text), sync=False)
-            return
-        except (FileNotFoundError, FileExistsError):  # another submission has just removed the empty folder
-            if last:
-                raise
+    try:
+        _write(text, path)
+    except (FileNotFoundError, FileExistsError):  # another submission has just removed the empty folder
+        _write(text, path)
+
+
+def _write(text: str, path: Path) -> None:
+    for folder in (path.parent.parent, path.parent):
+        run_files.make_folder(folder)
+        require_private(folder)
+    run_files.replace(path, os.fsencode(text), sync=False)
 
 
 def remove(path: Path) -> None:
