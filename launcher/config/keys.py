@@ -175,12 +175,16 @@ def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
         yield name, kind
 
 
+def _of_cluster(key: str) -> str:
+    # `chunk` of cluster.chunk.mem; empty: a key of another section
+    section, _, name = key.partition(".")
+    return name.partition(".")[0] if section == "cluster" else ""
+
+
 def of_other_schedulers(key: str, kind: type | None) -> str | None:
     """Returns the error about a key (`cluster.queue`) that only other schedulers than this profile's have, or None."""
-    section, _, name = key.partition(".")
-    name = name.partition(".")[0]
-    owners, scheduler = schedulers_with(name), scheduler_of(kind)
-    if section != "cluster" or not owners or scheduler is None:
+    name, scheduler = _of_cluster(key), scheduler_of(kind)
+    if scheduler is None or not (owners := schedulers_with(name)):
         return None
     settings = settings_class(scheduler)
     instead = settings.INSTEAD.get(name, "leave it out") if settings else ""
@@ -193,8 +197,8 @@ def require_cluster(words: Sequence[str], scheduler: str) -> None:
     if settings is None or not settings.IGNORES_OTHERS or any(key_of(word) == "cluster" for word in words):
         return
     for word in words:
-        section, own, *_ = (*key_of(word).split("."), "")
-        if section == "cluster" and own not in settings.__dataclass_fields__ and (owners := schedulers_with(own)):
+        own = _of_cluster(key_of(word))
+        if own and own not in settings.__dataclass_fields__ and (owners := schedulers_with(own)):
             raise ConfigError(
                 f"{as_typed(word)}: without cluster= this runs on {scheduler}, which ignores it: add "
                 f"cluster={owners[0]}, or cluster={scheduler} if you mean that"
