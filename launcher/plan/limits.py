@@ -169,21 +169,20 @@ def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) 
 
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
     """Returns why the plan does not fit on these nodes of `where` even if all are idle, with the fix, or None."""
-    for what, wanted, each_has, fix in (
+    for what, wanted, each_has, shown, fix in (
         (
-            f"gpus_per_node={plan.gpus_per_node}", plan.gpus_per_node, [g.gpus for g in groups],
+            f"gpus_per_node={plan.gpus_per_node}", plan.gpus_per_node, [g.gpus for g in groups], str,
             "gpus_per_node={} or less",
         ),
         (
             f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} = {plan.cpus_per_node} CPUs",
-            plan.cpus_per_node, [g.cpus for g in groups], "fewer of either, {} CPUs in all",
+            plan.cpus_per_node, [g.cpus for g in groups], str, "fewer of either, {} CPUs in all",
         ),
-        (f"mem={format_size(plan.mem or 0)}", plan.mem or 0, [g.mem for g in groups], "mem={} or less"),
+        (f"mem={format_size(plan.mem or 0)}", plan.mem or 0, [g.mem for g in groups], format_size, "mem={} or less"),
     ):  # fmt: skip
         best = max(each_has, default=0)
-        shown = format_size(best) if what.startswith("mem=") else str(best)
         if wanted > best:
-            return f"{what}: the nodes of {where} have at most {shown}: use {fix.format(shown)}"
+            return f"{what}: the nodes of {where} have at most {shown(best)}: use {fix.format(shown(best))}"
         count = sum(group.nodes for group, has in zip(groups, each_has, strict=True) if has >= wanted)
         if count < plan.nodes:
             few, nodes = plural(count, "node"), plan.nodes_key
