@@ -263,7 +263,7 @@ def print_summary(seconds: float) -> None:
 
 
 def summary(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
-    """Returns what unpacking and importing torch took here, and to import it from folder `of` when it was packed."""
+    """Returns a text on the seconds that unpacking and torch's import took, and (shared) its import from `of` did."""
     words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
     if of is None:
         return words

@@ -1,6 +1,6 @@
 """Makes the plan of a run from its config: one frozen object, which is submitted.
 
-All but `workload_hook` is pure. It may import config.schema, errors, paths and units.
+All but `workload_hook` and `limits.crowded` is pure. It may import config and what is below it.
 
 - `plan`: the JobPlan and its sections (a key that the job needs is a field there); its JSON form, checked when read
 - `build`: makes the plan from a config: conversion of values, checks, the program's arguments

@@ -308,7 +308,8 @@ class RunExecutor(OwnSubmission):
         ]
 
     def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
-        with private_files():  # with which an element is resubmitted even if the user's template has changed
+        # An element is resubmitted with its own script, even if the user's template has changed
+        with private_files():
             for element in elements:
                 self._scripts.write(element, element.own_plan(), token=token)
 

@@ -109,7 +109,7 @@ def starting_steps(starter: str | None) -> Scheduler | None:
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
     """Returns by name the schedulers with a queue, and these others, whose commands are on this machine."""
-    # an import takes 10 to 20 ms
+    # Those of OURS whose command is not on PATH are not even imported, which takes 10 to 20 ms
     may_be_here = (name for name, place in OURS.items() if place.command and shutil.which(place.command))
     wanted = dict.fromkeys((*may_be_here, *others))
     return {each.name: each for each in schedulers(wanted) if isinstance(each, Queue) and each.here()}

@@ -211,7 +211,7 @@ def submit_once(
 def submit_after(
     plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
-    """Submits a run's script again, to start when a job has ended or, if none can depend on it, to wait for a lease."""
+    """Submits a run's script again, to start after a job; at once, and wait for the lease, if none can depend on it."""
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
     return submit_behind(plan, jobs, script, token, environment, timeout)
 

@@ -198,7 +198,7 @@ HINTS = (
 
 
 def command_line(script: str) -> list[str]:
-    # Those in lines `#qsub -g GROUP`: Altair's qsub takes some on its command line only
+    # The options in lines `#qsub -g GROUP`: Altair's qsub takes some on its command line only
     return shlex.split(" ".join(re.findall(r"^#qsub (-.*)$", script, re.MULTILINE)))
 
 

@@ -1,1 +1,1 @@
-"""Slurm. srun starts the tasks, and submitit's own Slurm executor functions."""
+"""Slurm. srun starts the tasks, and functions are submitted by submitit's own Slurm executor."""
