@@ -297,8 +297,9 @@ class RunExecutor(OwnSubmission):
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
             script = folder / f"{token}.sh"
             self._scripts.write_array(self.plan, script, token=token, array=array, elements=names)
-        if self.plan.cluster.template is not None:
-            self._write_scripts(elements, token)
+            # An element is resubmitted with its own script, even if the user's template has changed
+            for element in elements if self.plan.cluster.template is not None else ():
+                self._scripts.write(element, element.own_plan(), token=token)
         self._handed = elements
         job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
         self._handed = ()
@@ -306,12 +307,6 @@ class RunExecutor(OwnSubmission):
             self.job_class(element.submitit_folder, element_id(job_id, index), tasks)
             for index, element in enumerate(elements)
         ]
-
-    def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
-        # An element is resubmitted with its own script, even if the user's template has changed
-        with private_files():
-            for element in elements:
-                self._scripts.write(element, element.own_plan(), token=token)
 
     def _submit(self, run: Run, plan: JobPlan, token: str) -> core.Job[Any]:
         with private_files():

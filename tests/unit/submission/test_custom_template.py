@@ -144,7 +144,9 @@ def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
     assert "\nsecond\n" in render.script(planned(path), token="t")
 
 
-def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path: Path) -> None:
+def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that a template is rendered where it was submitted."""
     from launcher.schedulers.executor import RunExecutor
 
@@ -154,7 +156,8 @@ def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path:
     run.write_record(plan, {}, {"token": "t"})
     elements = [Run.create(run.path / str(number)) for number in range(2)]
     executor = RunExecutor(run, plan, "token", scripts=render)
-    executor._write_scripts(elements, "token")
+    monkeypatch.setattr(executor, "_send", lambda *_: "7")
+    executor._submit_part(elements, "token")
     assert "run-1/1" in (elements[1].path / "script.sh").read_text()
     after = Path(unwrap(read_json(elements[1].path / NAME))["after"])
     assert (after.parent, after.read_text()) == (elements[1].path, "echo over\n")
