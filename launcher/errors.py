@@ -35,6 +35,12 @@ class RunError(LauncherError):
     """A run directory is missing, damaged, or not safe to use."""
 
 
+class NoRunError(RunError):
+    """What the user named is no run or sweep, or fits several."""
+
+    exit_code = BAD_INPUT
+
+
 class UnavailableError(RunError, OSError):
     """A file that the run's machines share cannot be read now. Whether it exists, and what it holds, is unknown.
 

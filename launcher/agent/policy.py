@@ -452,11 +452,12 @@ class FailureDetector:
         why += f"; the stacks of all ranks are in {self._limits.stacks_in}" if self._limits.stacks_in else ""
         names = "; ".join(text.rank_on(each.rank, each.host) for each in islice(accused, MOST_NAMED)) or "all ranks"
         ended = blamed.does == ""  # with 0, and the others wait for them
+        place = f"{blamed.does}: {blamed.frame or [each.rank for each in blamed.ranks]}"
         who = _returned_early(blamed.ranks, "all others") if ended else f"{names} {blamed.does}"
         return self._failure(
             RoundEnd.RAISED if ended else RoundEnd.HUNG, FaultCode.RETURNED_EARLY if ended else FaultCode.HANG,
             self._member_of(rank), accused, rank=rank, limit=hang.limit, seconds=hang.seconds, message=f"{who}: {why}",
-            listens=False if ended else None, place=blamed.frame or str([each.rank for each in blamed.ranks]),
+            listens=False if ended else None, place=place,
         )  # fmt: skip
 
     def _member_of(self, rank: int | None) -> Member | None:

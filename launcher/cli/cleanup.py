@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher import maintenance
 from launcher.cli.commands import PRUNABLE
-from launcher.errors import ConfigError, LauncherError, RunError
+from launcher.errors import FAILED, ConfigError, LauncherError, RunError
 from launcher.files.ownership import require_own
 from launcher.formatting import plural, rough_size
 from launcher.maintenance import Orphan
@@ -35,7 +35,7 @@ def cancel(arguments: Namespace) -> int:
             if len(names) == 1:
                 raise
             print(f"launcher: {name} is not cancelled: {error}", file=sys.stderr, flush=True)
-            code = code or error.exit_code
+            code = FAILED
     return code
 
 

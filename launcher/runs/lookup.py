@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.errors import RunError, near
+from launcher.errors import NoRunError, near
 from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, retry_read, unwrap
 from launcher.paths import default_runs_dir
 from launcher.runs.directory import Run
@@ -72,7 +72,7 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def find(name: str, runs_dir: Path | None) -> Run:
-    """Returns the run of this id, prefix, path, SWEEP/POINT or `latest`; raises RunError for none or several.
+    """Returns the run of this id, prefix, path, SWEEP/POINT or `latest`; raises NoRunError for none or several.
 
     runs_dir: folder of runs; None, as for the functions below: the default one.
     """
@@ -85,20 +85,20 @@ def find(name: str, runs_dir: Path | None) -> Run:
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
-    """Returns the sweep that a user names (id, prefix, `latest`, path); raises RunError for none or several."""
+    """Returns the sweep that a user names (id, prefix, `latest`, path); raises NoRunError for none or several."""
     return Sweep(find_folder(name, runs_dir, "sweep"))
 
 
 def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
-    """Finds a run, point or sweep by id, unique prefix, `latest`, directory or SWEEP/POINT; raises RunError."""
+    """Finds a run, point or sweep by id, unique prefix, `latest`, directory or SWEEP/POINT; raises NoRunError."""
     folder = runs_dir or default_runs_dir()
     if "/" in name or name == "latest" or unwrap(exists(folder / name / "record.json")):
         try:
             return find(name, folder)
-        except RunError as error:
+        except NoRunError as error:
             try:
                 return find_sweep(name, folder)
-            except RunError:
+            except NoRunError:
                 raise error from None
     if unwrap(exists(folder / name / RECORDS["sweep"])):
         return find_sweep(name, folder)
@@ -111,8 +111,8 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
     if len(matches) == 1:
         return find_either(matches[0], folder)
     if matches:
-        raise RunError(f"{name!r} fits {len(matches)} runs and sweeps: {', '.join(matches[:5])}")
-    raise RunError(f"no run {name!r} in {folder}, and no sweep.{near(name, [*there, 'latest'])}")
+        raise NoRunError(f"{name!r} fits {len(matches)} runs and sweeps: {', '.join(matches[:5])}")
+    raise NoRunError(f"no run {name!r} in {folder}, and no sweep.{near(name, [*there, 'latest'])}")
 
 
 def find_folder(name: str, runs_dir: Path | None, what: str) -> Path:
@@ -125,7 +125,7 @@ def find_folder(name: str, runs_dir: Path | None, what: str) -> Path:
             return path
         if "/" in name[:-1] or not name.strip("./"):
             why = f"is not a {what}: it has no {record}" if path.is_dir() else "does not exist"
-            raise RunError(f"{path} {why}")
+            raise NoRunError(f"{path} {why}")
         name = name[:-1]  # shells complete a sweep to `SWEEP/`
     if name == "latest":
         link = runs_dir / "latest"
@@ -133,23 +133,23 @@ def find_folder(name: str, runs_dir: Path | None, what: str) -> Path:
             return link.resolve()
         if what == "run" and _has(link, RECORDS["sweep"]):
             sweep = link.resolve().name
-            raise RunError(f"latest is {sweep}, a sweep: name one of its points ({sweep}/0)")
+            raise NoRunError(f"latest is {sweep}, a sweep: name one of its points ({sweep}/0)")
         if what == "sweep" and _has(link, RECORDS["run"]):  # the link leads to a run that was submitted since
             for folder in newest(runs_dir):
                 if may_have(folder, record):
                     return Path(folder)
-        raise RunError(f"there is no latest {what} in {runs_dir}")
+        raise NoRunError(f"there is no latest {what} in {runs_dir}")
     if _has(runs_dir / name, record):
         return (runs_dir / name).resolve()
     if what == "run" and _has(runs_dir / name, RECORDS["sweep"]):
-        raise RunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
+        raise NoRunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
     there = names(runs_dir)
     matches = sorted(each for each in there if each.startswith(name) and may_have(f"{runs_dir}/{each}", record))
     if len(matches) == 1:
         return (runs_dir / matches[0]).resolve()
     if matches:
-        raise RunError(f"{name!r} matches {len(matches)} {what}s: {', '.join(matches[:5])}")
-    raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, there)}")
+        raise NoRunError(f"{name!r} matches {len(matches)} {what}s: {', '.join(matches[:5])}")
+    raise NoRunError(f"no {what} {name!r} in {runs_dir}.{near(name, there)}")
 
 
 def _has(folder: Path, name: str) -> bool:

@@ -35,7 +35,7 @@ from typing import Any
 from launcher import bounds
 from launcher.config.hydra_text import key_of
 from launcher.config.search_space import Dimension, Goal, Method
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, NoRunError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.json_types import as_json, from_json, misfit
 from launcher.files.shared_files import exists, read_bytes, read_json, read_text, unwrap
@@ -316,10 +316,10 @@ def _parse_points(text: str) -> tuple[int, ...]:
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
-    """Checks that a sweep has points with these numbers. Raises RunError: a number is not between 0 and `count - 1`."""
+    """Checks that a sweep has points with these numbers; raises NoRunError: one is not between 0 and `count - 1`."""
     for index in points:
         if not 0 <= index < count:
-            raise RunError(f"sweep {sweep.id} has no point {index}, only {ranges(range(count))}")
+            raise NoRunError(f"sweep {sweep.id} has no point {index}, only {ranges(range(count))}")
 
 
 def sweep_of(run: Run) -> Sweep | None:

@@ -275,7 +275,7 @@ def test_a_folder_that_others_can_write_to_is_not_looked_into(call: Call, three:
         ),
         ("list", 2, "required: RUN"),
         ("list a 3", 2, "checkpoint list shows all steps"),
-        ("list b", 1, "no run 'b'"),
+        ("list b", 2, "no run 'b'"),
         ("inspect a x", 2, "'x' is not a step"),
         ("inspect a 21", 1, "no checkpoint of step 21. There are: 30, 20, 10"),
         ("verify a --key model", 2, "--key goes with checkpoint extract"),

@@ -56,7 +56,7 @@ def test_a_script_runs_there_and_every_command_finds_its_run_from_here(laptop: L
     assert laptop("report", run, "-o", "own name.html").returncode == 0
     assert (laptop.code / "own name.html").read_text().rstrip().endswith("</html>")
     missing = laptop("logs", "hpc:nothing")
-    assert (missing.returncode, "no run 'nothing'" in missing.stderr) == (1, True)
+    assert (missing.returncode, "no run 'nothing'" in missing.stderr) == (2, True)
 
 
 def test_the_exit_code_of_a_run_that_is_waited_for_is_its_own(laptop: Laptop) -> None:

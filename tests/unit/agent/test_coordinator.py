@@ -531,9 +531,9 @@ def test_silent_ranks_stacks_and_blame() -> None:
     assert "no step for 30 s (launch.hang_timeout) after step 7;" in fault["message"]
 
 
-def hang(cluster: Cluster, at: str) -> dict[str, Any]:
+def hang(cluster: Cluster, at: str, does: str = "is in no collective") -> dict[str, Any]:
     """Rank 1 hangs; returns the verdict. `at`: the newest frame of its stack."""
-    cluster.blamed = Blamed((Accused(host="node1", rank=1),), "is in no collective", step=5, frame=at)
+    cluster.blamed = Blamed((Accused(host="node1", rank=1),), does, step=5, frame=at)
     cluster.receive(1, "silent", ranks=[1])
     for index in range(3):
         cluster.receive(index, "stacks", reports=[])
@@ -543,10 +543,13 @@ def hang(cluster: Cluster, at: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("second", "step", "then"),
-    [("train.py", 5, "fail"), ("data.py", 5, "restart"), ("train.py", 6, "restart")],
-    ids=["the same place", "another place", "the same place, further on"],
-)
-def test_ranks_that_hang_at_the_same_place_again_are_given_up(second: str, step: int, then: str) -> None:
+    [
+        (("train.py",), 5, "fail"), (("data.py",), 5, "restart"), (("train.py",), 6, "restart"),
+        (("train.py", "is stopped (state T)"), 5, "restart"),
+    ],
+    ids=["the same place", "another place", "the same place, further on", "the same place, for another reason"],
+)  # fmt: skip
+def test_ranks_that_hang_at_the_same_place_again_are_given_up(second: tuple[str, ...], step: int, then: str) -> None:
     cluster = Cluster().begin()
     first = hang(cluster, "train.py")
     assert first["then"] == "restart"
@@ -558,7 +561,7 @@ def test_ranks_that_hang_at_the_same_place_again_are_given_up(second: str, step:
     cluster.coordinator.watch(cluster.now)
     for index in range(3):
         cluster.receive(index, "heartbeat", step=step, resumable=True, joined=True)
-    verdict = hang(cluster, second)
+    verdict = hang(cluster, *second)
     assert verdict["then"] == then
     assert verdict["fault"]["message"].endswith("after a restart they hung there again") is (then == "fail")
 

@@ -200,9 +200,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(line: str, unbuffered: str, t
 
 
 @pytest.mark.parametrize("line", ["status b", "logs b", "cancel b", "wait b"])
-def test_a_run_that_is_not_there_is_a_failure(call: Call, line: str) -> None:
+def test_a_run_that_is_not_there_is_bad_input(call: Call, line: str) -> None:
     answer = call(*line.split())
-    assert answer.code == 1
+    assert answer.code == 2
     assert "no run 'b' in " in answer.error
 
 
