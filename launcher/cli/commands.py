@@ -536,10 +536,7 @@ def of_report(parser: Parser) -> None:
         "-o", "--output", type=folder, metavar="FILE",
         help="file to write (default: report.html in RUN's directory; for several, comparison.html in the first's)",
     )  # fmt: skip
-    parser.add(
-        "--open", action="store_true", dest="show",
-        help="open the page in the browser; without one, print how to copy it",
-    )  # fmt: skip
+    parser.add("--open", action="store_true", dest="show", help="open the page in the browser")
 
 
 def of_data(parser: Parser) -> None:
@@ -564,10 +561,7 @@ def of_doctor(parser: Parser) -> None:
     """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and host
     names. Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is
     shown. Exits with 0 if there is no problem, else with 1."""
-    parser.add(
-        "--cluster", metavar="NAME",
-        help="check this profile, and compare it with the live site (default: only check the one that runs use)",
-    )  # fmt: skip
+    parser.add("--cluster", metavar="NAME", help="check this profile (default: the one that runs use)")
     add_json(parser)
 
 

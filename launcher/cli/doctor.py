@@ -34,7 +34,7 @@ from launcher.paths import user_config_dir
 from launcher.plan import workload_hook
 from launcher.redaction import public, without_password
 from launcher.schedulers import registry, run_command
-from launcher.schedulers.base import QueryError, Queue, Scheduler
+from launcher.schedulers.base import Queue, Scheduler
 from launcher.schedulers.registry import allocation
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 MARKS = {Level.OK: "ok     ", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 STUCK = "a file system or a service that the check uses hangs: try it by hand"
-# Seconds for: the import of torch, one query to a scheduler, the same about a whole site
-IMPORT, ASK, SURVEY = 60.0, 8.0, 20.0
+IMPORT, ASK = 60.0, 8.0  # seconds for: the import of torch, one query to a scheduler
 
 
 def run(arguments: Namespace) -> int:
@@ -83,7 +82,7 @@ def _all(cluster: str | None) -> Iterator[Finding]:
     except ImportError as error:
         yield problem("config", f"cannot be composed: {error}", "see packages above")
     else:
-        yield from run_all(rest(config, compares=cluster is not None))
+        yield from run_all(rest(config))
     yield from slow()
 
 
@@ -583,14 +582,12 @@ def which(wanted: Scheduler, known: Sequence[Scheduler]) -> Iterator[Finding]:
 # -- The checks that need the configuration, in the order of the report
 
 
-def rest(config: Config, *, compares: bool = False) -> list[DoctorCheck]:
-    """compares: the profile with what the site's scheduler reports."""
+def rest(config: Config) -> list[DoctorCheck]:
     cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
     folder, devices = Path(config.runs_dir), socket.if_nameindex  # used in checks, so that an error fails only one
     return [
         DoctorCheck("profile", lambda: _profile(cluster)),
         DoctorCheck("scheduler", lambda: probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
-        *([DoctorCheck("site", lambda: compared_with_site(cluster), 2 * SURVEY)] if compares else []),
         DoctorCheck("host", lambda: [probe_host()]),
         DoctorCheck("ports", lambda: [probe_ports(cluster.port_range)]),
         DoctorCheck("interface", lambda: [interface(cluster.interface, dict(devices()).values(), queued=queued)]),
@@ -610,20 +607,6 @@ def _profile(cluster: Cluster) -> Iterator[Finding]:
     given = [f"{key}={value}" for key, value in vars(cluster).items()
              if key in {"account", *settings} and isinstance(value, str) and value]  # fmt: skip
     yield ok("config", f"cluster={cluster.name} ({cluster.scheduler}{', ' if given else ''}{', '.join(given)}); {text}")
-
-
-def compared_with_site(cluster: Cluster) -> Iterator[Finding]:
-    wanted = registry.scheduler(cluster.scheduler)
-    if not wanted.command or wanted.problem():  # `probe` says so
-        return
-    try:
-        site = wanted.survey(SURVEY)
-    except QueryError as error:
-        yield warning("site", f"not compared with the profile: {wanted.title} does not answer: {error}")
-        return
-    yield from site.differences(cluster)
-    for each in site.problems:
-        yield warning("site", f"not compared: {each}")
 
 
 def _data() -> Iterator[Finding]:

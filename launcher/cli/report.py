@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import shlex
-import socket
 import sys
 import time
 import webbrowser
@@ -33,14 +30,11 @@ if TYPE_CHECKING:
 
 
 def open_page(path: Path) -> None:
-    """Opens a page in the browser; without a browser, prints where the page is and how to copy it."""
-    path = path.absolute()
+    """Opens a page in the browser; without a browser, says so."""
     with contextlib.suppress(webbrowser.Error):
-        if has_browser(os.environ, sys.platform) and webbrowser.open(path.as_uri()):
+        if has_browser(os.environ, sys.platform) and webbrowser.open(path.absolute().as_uri()):
             return
-    print(f"directory  {path.parent}")
-    print(f"page       {path} ({rough_size(path.stat().st_size)})")
-    print(f"copy it    {copy_command(path, os.environ, getpass.getuser(), socket.gethostname())}")
+    print("there is no browser here that shows it: copy it to your own machine")
 
 
 def has_browser(environ: Mapping[str, str], platform: str) -> bool:
@@ -51,13 +45,6 @@ def has_browser(environ: Mapping[str, str], platform: str) -> bool:
     if any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")):
         return True
     return platform == "darwin" and not environ.get("SSH_CONNECTION")
-
-
-def copy_command(path: Path, environ: Mapping[str, str], user: str, host: str) -> str:
-    """Returns the scp command that copies a file here to the user's own machine, from the address of ssh, or `host`."""
-    name = next(iter(environ.get("SSH_CONNECTION", "").split()[2:3]), host)  # client, its port, server, its port
-    name = f"[{name}]" if ":" in name else name
-    return f"scp {shlex.quote(f'{user}@{name}:{path}')} ."
 
 
 def run(arguments: Namespace) -> int:

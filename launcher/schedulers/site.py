@@ -59,9 +59,6 @@ class Site(ABC):
     def limits(self, chosen: Any) -> Iterator[tuple[str, object, str]]:
         """Yields each limit of a profile: key, value, and its source."""
 
-    @abstractmethod
-    def differences(self, cluster: Cluster) -> Iterator[Finding]: ...
-
     def default_name(self) -> str:
         return re.sub(r"[^\w.+-]", "-", self.name).lstrip("-+.") or "site"
 

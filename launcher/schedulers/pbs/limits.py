@@ -224,7 +224,7 @@ def history(value: str) -> Finding:
     return ok("history", f"PBS {'remembers jobs that are over (job_history_enable)' if value == 'True' else forgets}")
 
 
-# -- `site init` and `doctor --cluster` for PBS: queries a site's facts, and writes or compares a profile
+# -- `site init` for PBS: queries a site's facts, and writes a profile
 
 
 @dataclass(frozen=True)
@@ -290,27 +290,6 @@ class PBSSite(site.Site):
 
     def _nodes(self, chosen: PBSQueue | None) -> list[PBSNode]:
         return [node for node in self.nodes if chosen is None or node.queue in ("", chosen.name)]
-
-    def differences(self, cluster: Cluster) -> Iterator[Finding]:
-        yield from compared(cluster, self.queues)
-        settings = own_settings(cluster, PBSSettings)
-        gpus = max((node.has.get("ngpus", 0) for node in self.nodes), default=0)
-        if self.nodes and settings.gpu_directive is GpuDirective.ngpus and not gpus:
-            text = "cluster.gpu_directive=ngpus, and no node has the resource ngpus"
-            do = "set cluster.gpu_directive=none, and name the site's own resource in cluster.chunk"
-            yield warning("GPUs", text, do)
-        known = {key for node in self.nodes for key in (*node.has, *node.others)}
-        ours = {"ncpus", "mpiprocs", "ompthreads", "mem"}
-        for key, value in settings.chunk.items():
-            if self.nodes and value is not None and key not in known | ours:
-                text = f"cluster.chunk.{key}: no node has such a resource"
-                yield warning("nodes", text, f"they have {', '.join(sorted(known))}")
-        most = {"cpus_per_node": "ncpus", "gpus_per_node": "ngpus"}
-        for limit, resource in most.items():
-            stated = getattr(cluster.limits, limit)
-            there = max((node.has.get(resource, 0) for node in self.nodes), default=0)
-            if self.nodes and stated is not None and stated > there:
-                yield warning("profile", f"cluster.limits.{limit}={stated} is more than any node has ({there})")
 
 
 def survey(pbs: PBS) -> PBSSite:

@@ -241,7 +241,7 @@ def gpu_resources(complexes: Sequence[Complex]) -> list[str]:
     return [each.name for each in counted if "gpu" in each.name.lower() and each.type in ("INT", "RSMAP")]
 
 
-# -- `site init` and `doctor --cluster` for Grid Engine: queries a site's facts, and writes or compares a profile
+# -- `site init` for Grid Engine: queries a site's facts, and writes a profile
 
 
 @dataclass(frozen=True)
@@ -315,17 +315,6 @@ class SGESite(site.Site):
             yield "mem_per_node", site.memory(most_memory), "qhost: MEMTOT"
         if chosen and chosen.time is not None:
             yield "time", format_hours(chosen.time), "qconf -sq: h_rt, s_rt"
-
-    def differences(self, cluster: Cluster) -> Iterator[Finding]:
-        yield from compared(cluster, self.queues)
-        if self.environments:
-            yield from environment(cluster, self.environments)
-        if self.complexes:
-            yield from resources(cluster, self.complexes)
-        stated = cluster.limits.cpus_per_node
-        there = max((host.cpus or 0 for host in self.hosts), default=0)
-        if there and stated is not None and stated > there:
-            yield warning("profile", f"cluster.limits.cpus_per_node={stated} is more than any node has ({there})")
 
 
 def survey(sge: SGE) -> SGESite:

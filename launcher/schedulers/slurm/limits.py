@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
-from launcher.errors import ConfigError, near
+from launcher.errors import ConfigError
 from launcher.findings import Finding, Level, ok, problem, worst
 from launcher.formatting import format_size, format_time, plural
 from launcher.plan.limits import NodeGroup, too_much_for
@@ -339,7 +339,7 @@ def accounting(answer: site.TimedOutput) -> Finding:
     return ok("accounting", f"sacct answered in {answer.took * 1000:.0f} ms")
 
 
-# -- `site init` and `doctor --cluster` for Slurm: queries a site's facts, and writes or compares a profile
+# -- `site init` for Slurm: queries a site's facts, and writes a profile
 
 
 @dataclass(frozen=True)
@@ -419,25 +419,6 @@ class SlurmSite(site.Site):
         yield "mem_per_node", site.memory(max(group.mem for group in chosen.groups)), "sinfo: memory"
         if chosen.time is not None:
             yield "time", format_time(chosen.time), "sinfo: its time limit"
-
-    def differences(self, cluster: Cluster) -> Iterator[Finding]:
-        yield from compared(cluster, self.partitions)
-        if cluster.account in self.accounts:
-            yield ok("account", f"{cluster.account} is one of yours")
-        elif cluster.account and self.accounts:
-            text = f"cluster.account={cluster.account} is none of yours.{near(cluster.account, self.accounts)}"
-            yield problem("account", text, f"set cluster.account to one of {', '.join(self.accounts)}")
-        own, settings = wanted(cluster, self.partitions), own_settings(cluster, SlurmSettings)
-        used = [partition for partition in self.partitions if partition.name in own]
-        types = sorted({kind for partition in used for group in partition.groups for kind in group.gpu_types})
-        if settings.gpu_type and used and settings.gpu_type not in types:
-            text = f"cluster.gpu_type={settings.gpu_type}: the nodes have {', '.join(types) or 'no GPUs with a type'}"
-            yield problem("GPUs", text, "correct it, or leave it out")
-        features = {feature for partition in used for feature in self.features.get(partition.name, ())}
-        plain = settings.constraint and re.fullmatch(r"[\w.-]+", settings.constraint)
-        if plain and features and settings.constraint not in features:
-            text = f"cluster.constraint={settings.constraint}: no node of the partition has this feature"
-            yield problem("features", text, f"they have {', '.join(sorted(features))}")
 
 
 def survey(slurm: Slurm) -> SlurmSite:

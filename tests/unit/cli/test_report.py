@@ -1,12 +1,10 @@
-"""`report --open`: where a browser would be seen, and how the page gets to one's own machine."""
+"""`report --open`: where a browser would be seen."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from launcher.cli.report import copy_command, has_browser
+from launcher.cli.report import has_browser
 
 
 @pytest.mark.parametrize(
@@ -24,16 +22,3 @@ from launcher.cli.report import copy_command, has_browser
 )
 def test_where_a_browser_has_a_screen(environ: dict[str, str], platform: str, there: bool) -> None:
     assert has_browser(environ, platform) is there
-
-
-@pytest.mark.parametrize(
-    ("path", "environ", "command"),
-    [
-        ("/runs/r/report.html", {}, "scp me@login1:/runs/r/report.html ."),
-        ("/runs/r/report.html", {"SSH_CONNECTION": "10.1.1.1 5 10.0.0.2 22"}, "scp me@10.0.0.2:/runs/r/report.html ."),
-        ("/r/report.html", {"SSH_CONNECTION": "fe80::1 5 fe80::2 22"}, "scp 'me@[fe80::2]:/r/report.html' ."),
-        ("/my runs/r/report.html", {"SSH_CONNECTION": "broken"}, "scp 'me@login1:/my runs/r/report.html' ."),
-    ],
-)
-def test_the_command_that_copies_a_page(path: str, environ: dict[str, str], command: str) -> None:
-    assert copy_command(Path(path), environ, "me", "login1") == command

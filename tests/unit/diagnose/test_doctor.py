@@ -19,12 +19,9 @@ from launcher.cli import commands, doctor
 from launcher.cli.doctor import DoctorCheck, line, run_all, start
 from launcher.config.schema import Cluster
 from launcher.findings import Finding, Level, ok, problem, warning, worst
-from launcher.plan.limits import NodeGroup
 from launcher.schedulers import registry
-from launcher.schedulers.base import QueryError, Scheduler
+from launcher.schedulers.base import Scheduler
 from launcher.schedulers.registry import LocalScheduler
-from launcher.schedulers.slurm.limits import Partition, SlurmSite
-from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.unit.plans import make_config
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
@@ -292,26 +289,6 @@ def test_what_this_machine_does_not_tell_fails_one_check_only(monkeypatch: pytes
 
 
 # -- the scheduler
-
-
-def test_a_profile_is_compared_with_the_site_if_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Partition("gpu", True, None, None, (NodeGroup(4, 8, 1024**3, 2),))
-    site = SlurmSite("test", "22.05.8", (gpu,), problems=("accounts: none",))
-    monkeypatch.setattr(SlurmScheduler, "survey", lambda *_: site)
-    monkeypatch.setattr(SlurmScheduler, "problem", lambda _: None)
-    config = make_config(cluster={"name": "slurm", "scheduler": "slurm"})
-    added = [each.about for each in doctor.rest(config, compares=True)]
-    assert sorted(added) == sorted(["site", *(each.about for each in doctor.rest(config))])
-    found = list(doctor.compared_with_site(config.cluster))
-    assert "partition gpu" in found[0].says
-    assert (found[-1].level, found[-1].says) == (WARNING, "not compared: accounts: none")
-
-    def silent(*_: object) -> SlurmSite:
-        raise QueryError("no controller")
-
-    monkeypatch.setattr(SlurmScheduler, "survey", silent)
-    (alone,) = doctor.compared_with_site(config.cluster)
-    assert alone.says == "not compared with the profile: Slurm does not answer: no controller"
 
 
 class Known(LocalScheduler):

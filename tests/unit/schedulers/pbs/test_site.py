@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.client import PBS, PBSQueue
 from launcher.schedulers.pbs.limits import PBSSite, survey
-from launcher.schedulers.pbs.settings import GpuDirective
-from tests.unit.plans import make_cluster
 
 NODES = """\
 pbs-n1
@@ -91,22 +88,3 @@ def test_a_pbs_without_gpus_or_default_queue(recorded_pbs: PBSSite) -> None:
     )
     _, values = written(bare)
     assert (values["gpu_directive"], values["required"]) == ("none", ["queue"])
-
-
-def cluster(**keys: Any) -> Cluster:
-    return make_cluster("pbs", **{"name": "mine", **keys})
-
-
-def test_a_profile_that_fits_is_said_to(recorded_pbs: PBSSite) -> None:
-    fits = cluster(gpu_directive=GpuDirective.ngpus, chunk={"gpu_model": "a100"})
-    assert {each.level.value for each in recorded_pbs.differences(fits)} == {"ok"}
-
-
-def test_what_no_longer_fits_a_pbs_is_told(recorded_pbs: PBSSite) -> None:
-    wrong = cluster(chunk={"gpu": "a100"})
-    wrong.limits.cpus_per_node = 64
-    told = [each.says for each in recorded_pbs.differences(wrong) if each.level.value != "ok"]
-    assert told == [
-        "cluster.chunk.gpu: no node has such a resource",
-        "cluster.limits.cpus_per_node=64 is more than any node has (16)",
-    ]

@@ -9,7 +9,6 @@ import pytest
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
-from launcher.findings import Finding
 from launcher.schedulers.sge import client, limits, script
 from launcher.schedulers.sge.client import (
     ClusterQueue,
@@ -25,7 +24,7 @@ from launcher.schedulers.sge.client import (
     queue_of,
     records,
 )
-from launcher.schedulers.sge.limits import SGESite
+from launcher.schedulers.sge.limits import SGESite, compared, environment, resources
 from tests.unit.plans import make_cluster, sge_plan
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -235,7 +234,10 @@ def cluster(**values: object) -> Cluster:
 
 
 def told(values: Cluster) -> str:
-    findings: list[Finding] = list(site().differences(values))
+    here = site()
+    findings = [
+        *compared(values, here.queues), *environment(values, here.environments), *resources(values, here.complexes)
+    ]  # fmt: skip
     return "\n".join(f"{each.says} {each.do}" for each in findings)
 
 

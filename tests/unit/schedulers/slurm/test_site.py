@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.plan.limits import NodeGroup
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.limits import Partition, SlurmSite, survey
-from tests.unit.plans import make_cluster
 
 # What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting (26.05 says the same).
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
@@ -129,26 +127,3 @@ def test_the_partition_of_a_profile_is_the_default_one_or_has_gpus(
     _, values = written(SlurmSite("c", "22", tuple(partitions)))
     assert values.get("partition") == chosen
     assert values.get("required") == (None if chosen else ["partition"])
-
-
-def cluster(**keys: Any) -> Cluster:
-    return make_cluster("slurm", **{"name": "mine", **keys})
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"partition": "gpuu"}, "there is no such partition"),
-        ({"account": "proj9"}, "cluster.account=proj9 is none of yours"),
-        ({"partition": "big", "gpu_type": "h100"}, "cluster.gpu_type=h100: the nodes have a100"),
-        ({"partition": "big", "constraint": "nvme"}, "no node of the partition has this feature"),
-    ],
-)
-def test_what_no_longer_fits_a_slurm_is_told(recorded_slurm: Slurm, keys: dict[str, Any], words: str) -> None:
-    found = survey(recorded_slurm).differences(cluster(**keys))
-    assert any(words in each.says for each in found if each.level.value != "ok")
-
-
-def test_a_profile_that_fits_is_said_to(recorded_slurm: Slurm) -> None:
-    fits = cluster(partition="big", gpu_type="a100", constraint="ib", account="proj2")
-    assert {each.level.value for each in survey(recorded_slurm).differences(fits)} == {"ok"}
