@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import RunError
-from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
 from launcher.monitoring import run_status
@@ -35,7 +34,7 @@ from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import TOKEN, Run, token_of
 from launcher.runs.history import read_history
-from launcher.runs.lease import SUBMITTING
+from launcher.runs.lease import SUBMITTING, try_acquire
 from launcher.runs.lookup import RECORDS
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
@@ -187,7 +186,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], liv
         return str(error)
     with contextlib.ExitStack() as stack:
         for name in (SUBMITTING, ".points") if unwrap(exists(path / sweep_directory.RECORD)) else (SUBMITTING,):
-            if not stack.enter_context(locks.try_acquire(path / name)):
+            if not stack.enter_context(try_acquire(path / name)):
                 return "it is being submitted"
         if why := reason_to_keep(_refreshed(old, live), before, states):
             return why

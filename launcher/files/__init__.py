@@ -1,4 +1,4 @@
-"""Files that several machines or users share: reads with three outcomes, atomic writes, locks, owners.
+"""Files that several machines or users share: reads with three outcomes, atomic writes, owners.
 
 It may import user_settings, paths, processes and what is below them.
 
@@ -8,6 +8,5 @@ It may import user_settings, paths, processes and what is below them.
 - `json_types`: checks JSON values against the types of a dataclass, and converts between the two
 - `ownership`: who owns a file or folder, who may write to it, and which folders of others the user trusts
 - `writers`: who besides the owner can write to a folder, with the standard library alone
-- `locks`: locks of the kernel; leases, files that one process of any machine makes; when the holder of one is dead
 - `shared_secret`: secrets that only processes of one user can read
 """

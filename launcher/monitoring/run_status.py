@@ -38,7 +38,6 @@ from launcher import errors
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.files import ownership
-from launcher.files.locks import is_dead
 from launcher.files.shared_files import exists, is_transient, retry_read, unwrap
 from launcher.formatting import log_line
 from launcher.monitoring.state import JobStatus, RunState, run_state
@@ -48,7 +47,7 @@ from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
 from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
-from launcher.runs.lease import only_submitter
+from launcher.runs.lease import is_dead, only_submitter
 from launcher.runs.sweep_directory import RECORD, Packing, Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text

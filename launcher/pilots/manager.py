@@ -26,7 +26,6 @@ from launcher.agent.supervisor import StopChecker
 from launcher.agent.workers import preload, unsafe_to_fork, use_large_pages
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
-from launcher.files.locks import HolderWatch
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.formatting import log_line
 from launcher.pilots import point_fork
@@ -36,6 +35,7 @@ from launcher.runs import claims
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
 from launcher.runs.directory import Attempt, Events, current_attempt
+from launcher.runs.lease import HolderWatch
 from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
 from launcher.schedulers.topology import hosts_in
 from launcher.worker import heartbeat

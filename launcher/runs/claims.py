@@ -32,11 +32,11 @@ from pathlib import Path
 from launcher import bounds
 from launcher.errors import RunError
 from launcher.files import run_files
-from launcher.files.locks import is_dead
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs import event_file
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
+from launcher.runs.lease import is_dead
 
 CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager

@@ -4,7 +4,7 @@ It replaces Optuna's JournalFileBackend, with the same file format, for three re
 
 - An operation of a search (choose a point, say) is several records of Optuna. Here they are written together, in one
   append at the end of the operation, so that a killed process leaves all of them or none.
-- Optuna takes over any lock after 30 s. `launcher.files.locks` takes over only that of a dead holder, at once if the
+- Optuna takes over any lock after 30 s. `launcher.runs.lease` takes over only that of a dead holder, at once if the
   holder was on the same node.
 - Optuna stops reading at an incomplete record (a full disk, a killed node). Here such a line is skipped, and the next
   record starts on a line of its own.
@@ -39,12 +39,13 @@ from launcher import bounds
 from launcher.config import search_space
 from launcher.config.search_space import Dimension, Method
 from launcher.errors import RunError, UnavailableError
-from launcher.files import locks, run_files
+from launcher.files import run_files
 from launcher.files.run_files import naming, open_regular, open_to_append, write_all
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
+from launcher.runs.lease import hold
 from launcher.runs.sweep_directory import (
     CAUSE,
     MIN_STEPS,
@@ -117,7 +118,7 @@ class JournalBackend(BaseJournalBackend):
         ones have read records that were not written.
         Raises UnavailableError: no answer, or another process has taken over the lock meanwhile. Or OSError.
         """
-        with locks.hold(self._lock, waiting=self._waiting):
+        with hold(self._lock, waiting=self._waiting):
             self._open = True
             try:
                 yield

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
-from launcher.files import locks
 from launcher.files.shared_files import LONGEST
 from launcher.runs.directory import token_of
 from launcher.runs.events import ProcessStarted, last
 from launcher.runs.history import journal_events, process_of
+from launcher.runs.lease import try_acquire
 from launcher.runs.sweep_directory import Sweep
 from launcher.submission.submit import start
 
@@ -43,7 +43,7 @@ def main(path: str) -> int:
 
 def _run(points: _Points, failed: set[int]) -> int:
     while set(points.look()[0]) - failed:
-        with locks.try_acquire(points.sweep.path / LOCK) as locked:
+        with try_acquire(points.sweep.path / LOCK) as locked:
             if not locked:
                 return DONE  # another process works, and reads new requests too
             _start_points(points, failed)

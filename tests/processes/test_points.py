@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import RunError
-from launcher.files import locks
 from launcher.processes import Process
 from launcher.runs import events as kinds
+from launcher.runs import lease as locks
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunError, UnavailableError
-from launcher.files import locks, shared_files
+from launcher.files import shared_files
 from launcher.files.shared_files import (
     IN_A_COMMAND,
     IN_A_JOB,
@@ -20,6 +20,7 @@ from launcher.files.shared_files import (
     read_bytes,
     unwrap,
 )
+from launcher.runs import lease as locks
 from tests.unit.faults import FOR_EVER, FileServer
 
 PASSING = [errno.EIO, errno.ESTALE]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from launcher.errors import UnavailableError
-from launcher.files import locks as leases
 from launcher.files import shared_files
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.job import driver
@@ -47,7 +46,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
     found = FileServer(monkeypatch)
-    Clock(monkeypatch, leases)
+    Clock(monkeypatch, lease)
     return found
 
 

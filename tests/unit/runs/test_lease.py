@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.files import locks, run_files, shared_files
-from launcher.files.locks import Holder, HolderWatch, Lease, WithoutLinks, hold, is_dead, look, remove
+from launcher.files import run_files, shared_files
 from launcher.processes import Process
+from launcher.runs import lease as leases
+from launcher.runs.lease import Holder, HolderWatch, Lease, WithoutLinks, hold, is_dead, look, remove
 from tests.unit.clock import Clock
 from tests.unit.faults import FileServer
 
@@ -128,7 +129,7 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(tmp_path: 
 
 
 def test_another_machines_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, clock = tmp_path / "lock", Clock(monkeypatch, locks)
+    path, clock = tmp_path / "lock", Clock(monkeypatch, leases)
     path.write_text(str(Holder("t", "elsewhere", os.getpid(), 1)))
     with hold(path, timeout=60):
         assert sum(clock.slept) >= 60
@@ -266,13 +267,13 @@ def test_a_process_that_was_stopped_by_a_signal_leaves_a_newer_lease(tmp_path: P
 def test_a_lease_of_a_dead_holder_is_taken_although_a_job_was_killed_while_it_removed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, locks, shared_files)
+    clock = Clock(monkeypatch, leases, shared_files)
     Party(tmp_path, "old").link()
     (tmp_path / "lease.lock").mkdir()
     new = Party(tmp_path, "new")
     new.lease.take(lambda *_: True, lambda: None, (1.0, 1.0))
     assert new.holds
-    assert sum(clock.slept) >= locks.LOCK_SECONDS
+    assert sum(clock.slept) >= leases.LOCK_SECONDS
     assert not (tmp_path / "lease.lock").exists()
 
 
