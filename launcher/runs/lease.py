@@ -465,7 +465,7 @@ def hold(path: Path, timeout: float = MOMENTS, waiting: Callable[[], None] = lam
 
 
 SUBMITTING = ".submitting"  # name of the lock file in the directory of a run or sweep
-_LOCKED: set[Path] = set()  # directories of which this process holds the lock
+_SUBMITTED: set[Path] = set()  # directories of which this process holds the lock
 
 
 @contextlib.contextmanager
@@ -476,7 +476,7 @@ def only_submitter(folder: Path) -> Iterator[None]:
     until sbatch has ended too, and then can tell whether there is a job. On a file system without locks nothing is
     locked; a job that was submitted before is still found by its token.
     """
-    if folder in _LOCKED:
+    if folder in _SUBMITTED:
         yield
         return
 
@@ -484,11 +484,11 @@ def only_submitter(folder: Path) -> Iterator[None]:
         print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
 
     with acquire(folder / SUBMITTING, waiting=waiting):
-        _LOCKED.add(folder)
+        _SUBMITTED.add(folder)
         try:
             yield
         finally:
-            _LOCKED.discard(folder)
+            _SUBMITTED.discard(folder)
 
 
 def is_being_submitted(folder: Path) -> bool:
