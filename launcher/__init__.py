@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from launcher.checkpoint.checkpointer import Checkpointer
     from launcher.checkpoint.resumable import Resumable
     from launcher.errors import ConfigError
-    from launcher.monitoring.state import RunState
+    from launcher.monitoring.run_status import RunState
     from launcher.plan.workload_hook import WorkloadHook
     from launcher.remote.command import RemoteRun
     from launcher.schedulers.topology import Topology, TopologyError
@@ -84,7 +84,7 @@ _MODULES = {
     "Resumable": "launcher.checkpoint.resumable",
     "RemoteRun": "launcher.remote.command",
     "Run": "launcher.api",
-    "RunState": "launcher.monitoring.state",
+    "RunState": "launcher.monitoring.run_status",
     "Topology": "launcher.schedulers.topology",
     "TopologyError": "launcher.schedulers.topology",
     "WorkloadHook": "launcher.plan.workload_hook",

@@ -17,8 +17,7 @@ from launcher.config.hydra_text import element
 from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files.ownership import require_own
-from launcher.monitoring.run_status import JobMonitor, status_of
-from launcher.monitoring.state import RunState, wait_until_over
+from launcher.monitoring.run_status import JobMonitor, RunState, status_of, wait_until_over
 from launcher.paths import GROUPS, default_runs_dir
 from launcher.remote.clusters import locate
 from launcher.remote.command import RemoteRun, submitted

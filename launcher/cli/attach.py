@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.attach import connect, node_session
 from launcher.attach.connect import REPLY_TIMEOUT, connect_terminal, run_prompt, wait_until
+from launcher.cli.progress import at_breakpoints
 from launcher.errors import RunError
 from launcher.files.ownership import require_own
 from launcher.files.shared_files import NOT_ON_PATH
-from launcher.monitoring.run_status import JobMonitor, status_of
-from launcher.monitoring.state import RunState, at_breakpoints
+from launcher.monitoring.run_status import JobMonitor, RunState, status_of
 from launcher.runs import health
 from launcher.runs.events import Breakpoint, Met, every
 from launcher.runs.lookup import find

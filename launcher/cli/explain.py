@@ -17,9 +17,9 @@ from launcher.errors import DONE, FAILED, RunError
 from launcher.failures.symptoms import EndKind
 from launcher.failures.text import of_unused_gpus
 from launcher.formatting import clean, format_time, name_ranks, plural, ranges, rough_size
-from launcher.monitoring.run_status import Boards, DamagedRun, JobMonitor, or_damaged, rerun, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged, rerun, status_of
 from launcher.monitoring.sweep import not_begun
+from launcher.runs.claims import Boards
 from launcher.runs.health import unused_gpus
 from launcher.runs.lookup import find
 from launcher.runs.sweep_directory import Sweep, sweep_of

@@ -1,4 +1,4 @@
-"""Shows progress: as bars in a terminal, elsewhere as lines at intervals.
+"""How far a run is; shows progress: as bars in a terminal, elsewhere as lines at intervals.
 
 All progress bars are made here: those of trainings, sweeps, downloads and `status --watch`. Without a terminal, only
 the text after the bar is printed. rich omits colours if NO_COLOR is set.
@@ -12,17 +12,18 @@ import shutil
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from launcher.formatting import brief, coloured, long_size, number, one_line, raw
+from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved, Started, every, known
+from launcher.structs import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from rich.console import RenderableType
     from rich.progress_bar import ProgressBar
 
-    from launcher.runs.events import Progress
+    from launcher.monitoring.run_status import RunStatus
 
 EVERY = 10.0  # seconds between two lines about the same thing, without a terminal
 WINDOW = 30.0  # seconds over which a rate is measured
@@ -52,8 +53,6 @@ class Rate:
     @property
     def per_second(self) -> float | None:
         """None: not known yet, or the number does not grow."""
-        from launcher.monitoring.state import rate_of
-
         return rate_of(list(self._seen))
 
     def left(self, total: float) -> float | None:
@@ -88,6 +87,107 @@ def of_download(done: int, total: int, rate: Rate) -> str:
     speed = rate.per_second
     pace = [] if speed is None else [f"{long_size(speed)}/s"]
     return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *_left(rate.left(total))])
+
+
+# -- How far a run is: steps, rate, time left and checkpoints, from its events
+
+
+class RunProgress(Struct):
+    """Progress of a run, with the keys of `status --json`. A field is None if it is unknown or does not apply."""
+
+    step: int | None = None  # number of steps done, as the program reports it
+    steps: int | None = None  # the same: the total
+    percent: int | None = None  # percentage of steps done, rounded down; 100 only when all are done
+    rate: float | None = None  # steps per second of the later half of the attempt's steps, with saves and evaluations
+    needs: int | None = None  # seconds that the remaining steps will take at this rate
+    elapsed: int | None = None  # seconds since the last attempt started or, if the run is over, its duration
+    left: int | None = None  # seconds left of the attempt's wall time
+    checkpoint: int | None = None  # number of steps done in the last checkpoint
+    checkpoint_age: int | None = None  # seconds since the last checkpoint was written
+    breakpoints: tuple[Breakpoint, ...] = ()  # the ranks that wait at a breakpoint; `needs` is then unknown
+
+
+def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
+    """Returns the progress at `now`; before: newest checkpoint (`saved_before`), if the last attempt has saved none."""
+    events, live = seen.history.events, not seen.state.over
+    step, steps, percent = _steps(seen.progress)
+    rate = rate_of([(event.time, event.step) for event in every(events, Progress)])
+    waits: tuple[Breakpoint, ...] = ()
+    if seen.plan.debugs and seen.state.value == "running":
+        waits = tuple(event for _, event in sorted(at_breakpoints(events).items()))
+    needs, runs = None, seen.state.value == "running" and not waits
+    if runs and rate and steps is not None and step is not None and seen.progress:
+        needs = max(0, round((steps - step) / rate - (now - seen.progress.time)))
+    elapsed = int((now if live else events[-1]["time"]) - events[0]["time"]) if events else None
+    event = seen.history.last(Saved)
+    saved = (event.step, event.time) if event else before
+    return RunProgress(
+        step, steps, percent, None if rate is None else round(rate, 4), needs,
+        None if elapsed is None else max(0, elapsed), _time_left(seen, now, saved is not None),
+        saved[0] if saved else None, max(0, int(now - saved[1])) if saved else None, waits,
+    )  # fmt: skip
+
+
+def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | None]:
+    if progress is None:
+        return None, None, None
+    step, steps = int(progress.step), int(progress.total)
+    return (step, steps, min(100, 100 * step // steps)) if steps > 0 else (step, None, None)
+
+
+def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
+    """Returns how fast a number grows per second, from (time, number), oldest first; None: unknown, or not.
+
+    Only the later half of the growth counts: the first steps of a training take longer than all others.
+    """
+    if len(seen) < 2:
+        return None
+    now, done = seen[-1]
+    half = (seen[0][1] + done) / 2
+    began, first = next((each for each in reversed(seen[:-1]) if each[1] <= half), seen[0])
+    return float((done - first) / (now - began)) if done > first and now > began else None
+
+
+def _time_left(seen: RunStatus, now: float, saves: bool) -> int | None:
+    # Returns the seconds left of the attempt's wall time; None: nothing ends the run when that is over
+    if seen.state.value != "running":
+        return None
+    if seen.left is not None:  # the limit may have changed since the submission
+        return seen.left
+    started = seen.history.last(Started)
+    if started is None or not (seen.plan.queued or saves):
+        return None
+    return max(0, int(started.time + seen.plan.time - now))
+
+
+def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
+    """Returns, by rank, the `breakpoint` events of an attempt's ranks that wait at a breakpoint now."""
+    found: dict[int, Breakpoint] = {}
+    for event in known(events):
+        if isinstance(event, Breakpoint):
+            found[event.rank] = event
+        elif isinstance(event, Continued):
+            found.pop(event.rank, None)
+        elif isinstance(event, Restart):  # the processes of the round before are gone
+            found.clear()
+    return found
+
+
+def saved_before(folder: str) -> tuple[int, float] | None:
+    """Returns step and mtime (since the epoch) of a folder's newest checkpoint, by names alone; None: none is seen."""
+    newest: tuple[int, float] | None = None
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                kind, _, digits = entry.name.partition("-")
+                if kind == "step" and digits.isdecimal() and (newest is None or int(digits) > newest[0]):
+                    newest = int(digits), entry.stat().st_mtime
+    except OSError:
+        return newest
+    return newest
+
+
+# -- Bars and lines
 
 
 class RunBars:

@@ -30,8 +30,7 @@ from launcher.cli.text import (
 from launcher.errors import ConfigError, near
 from launcher.files.ownership import require_own
 from launcher.formatting import format_time, plural, ranges
-from launcher.monitoring.run_status import JobMonitor
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState
 from launcher.monitoring.sweep import (
     WAITING,
     PilotActivity,

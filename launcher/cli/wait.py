@@ -16,8 +16,7 @@ from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, show
 from launcher.cli.text import cause_of_point, flat, metric_text, outcome, program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import ranges
-from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
 from launcher.monitoring.sweep import (
     WAITING,
     PointStatus,

@@ -16,8 +16,7 @@ from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
 from launcher.failures.symptoms import EndKind
 from launcher.formatting import format_hours, rough_size
-from launcher.monitoring.run_status import RunStatus, rerun
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import RunState, RunStatus, rerun
 from launcher.plan.plan import JobPlan, keys_of
 from launcher.runs import saves
 from launcher.runs.directory import Attempt

@@ -31,8 +31,7 @@ from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.symptoms import EndKind
 from launcher.formatting import plural, rough_size
-from launcher.monitoring.run_status import RunStatus
-from launcher.monitoring.state import JobStatus, RunState
+from launcher.monitoring.run_status import JobStatus, RunState, RunStatus
 from launcher.plan.plan import JobPlan
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run

@@ -26,8 +26,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.files.shared_files import read_json, unwrap
 from launcher.job.requeue import resubmit
-from launcher.monitoring.run_status import JobMonitor, forget, queries, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, forget, queries, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import Awaited, ConditionsMet, Fault, Submitting, every

@@ -1,5 +1,27 @@
 """The current state of runs: from their own files, and from one query to each scheduler for all of them.
 
+| the run's files | the scheduler | the run is |
+|---|---|---|
+| last attempt ended with 0 | (not queried) | done |
+| last attempt ended with another code, after its search pruned it | (not queried) | pruned |
+| last attempt ended with another code | has a live job | queued, running or suspended, like the job |
+| | has the job in an unknown state | unknown: another attempt may have started |
+| last attempt ended with 75 | no job | stopped (cancelled, if the user cancelled the run) |
+| last attempt ended with another code | no job | failed (cancelled, if the user cancelled the run) |
+| last attempt ended with a signal's code | job cancelled | cancelled |
+| an attempt has started and not ended | job running, suspended or pending | running, suspended or queued |
+| | no reply, or an unknown state | unknown |
+| the same, and its agents wrote an exit code | job over, or no such job | as if the attempt had ended with that code |
+| the same, without an exit code | job failed or cancelled | cancelled if the run or the job was, else failed |
+| | job done or gone, or no such job | cancelled if the user did so, stopped after a stop request, else lost |
+| no attempt yet | job pending | queued |
+| | job failed or cancelled | cancelled if the run or the job was, else failed |
+| | job done or gone, or no such job | cancelled if the user cancelled the run, else lost |
+| | no reply, or an unknown state | unknown |
+| the user is to submit it (submit=false) | has no such job | unsubmitted |
+| a submission was started, and no job id is recorded | (not queried) | unconfirmed |
+| a submission has led to no job, and the user cancelled the run | (not queried) | cancelled |
+
 A scheduler is queried only for what the files leave open, in this order:
 
 1. all jobs of the user (`squeue`, or `scontrol` if that fails, or `qstat`). Commands share these replies
@@ -29,7 +51,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -38,17 +60,16 @@ from launcher import errors
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.files import ownership
-from launcher.files.shared_files import exists, is_transient, retry_read, unwrap
+from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.formatting import log_line
-from launcher.monitoring.state import JobStatus, RunState, run_state
 from launcher.plan.plan import JobPlan
 from launcher.runs import claims
-from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, State
+from launcher.runs.claims import Boards, Claims, EntryKind, State
 from launcher.runs.directory import Run, chain_tokens
-from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Submitted, Submitting
+from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, StopRequested, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
-from launcher.runs.lease import is_dead, only_submitter
-from launcher.runs.sweep_directory import RECORD, Packing, Sweep, sweep_of
+from launcher.runs.lease import only_submitter
+from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
@@ -57,7 +78,6 @@ from launcher.structs import Struct
 SCHEDULER_INTERVAL = QUICKEST  # shortest time for which a scheduler's reply is fresh, in seconds
 QUERY_TIMEOUT = 10.0  # seconds for a query about states; submissions wait longer (cluster.submit_timeout)
 ANNOUNCE_AFTER = 3.0  # seconds of waiting for a scheduler after which a line is printed
-SETTLED = 2.0  # seconds after which a further change of a folder certainly changes its mtime, however coarse that is
 ENDING = 60.0  # seconds after an attempt's end in which its job normally ends, or another attempt starts
 APART = 5.0  # seconds by which the clocks of two machines may differ
 ENDS = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)  # final states of jobs
@@ -67,6 +87,43 @@ DAMAGE = (
     RecursionError,
 )  # fmt: skip
 T = TypeVar("T")
+
+
+class RunState(Enum):
+    UNCONFIRMED = "unconfirmed"  # the submission was interrupted, so it is not known whether there is a job
+    UNSUBMITTED = "unsubmitted"  # the user is to submit it by hand (submit=false), and the scheduler has no such job
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUSPENDED = "suspended"  # the scheduler has stopped its processes, and will continue them
+    DONE = "done"
+    PRUNED = "pruned"  # the search of its sweep ended it early, because other points have a better objective
+    STOPPED = "stopped"  # it ended early and can be resumed
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"  # its job is gone, and nothing records why
+    UNKNOWN = "unknown"  # the scheduler does not respond or reports a new state, or the files cannot be read now
+
+    @property
+    def over(self) -> bool:
+        return self not in _NOT_OVER
+
+    @property
+    def exit_code(self) -> int:
+        codes = {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}
+        return codes.get(self, errors.FAILED)
+
+
+class JobStatus(Struct):
+    state: JobState | None = None  # None: there is no job, or its state is not known
+    raw_state: str = ""  # as the scheduler prints it (`PENDING`); empty: not known
+    reason: str = ""  # as the scheduler prints it (`Resources`); empty: not known
+    problem: str = ""  # why the state is not known; empty: it is known, or there is no job
+    signal: int | None = None  # that ended the job; None: none did, or the scheduler does not report it
+
+    @property
+    def text(self) -> str:
+        """State and reason for display (`PENDING (Resources)`), or why the state is not known; empty: no job."""
+        return self.problem or state_text(self.raw_state, self.reason)
 
 
 class RunStatus(Struct):
@@ -102,6 +159,42 @@ def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
 
 def forget(plan: JobPlan) -> None:
     SharedSnapshot(plan.cluster.scheduler).forget()
+
+
+_NOT_OVER = (
+    RunState.UNCONFIRMED, RunState.UNSUBMITTED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED, RunState.UNKNOWN,
+)  # fmt: skip
+_LIVE = {JobState.PENDING: RunState.QUEUED, JobState.RUNNING: RunState.RUNNING, JobState.SUSPENDED: RunState.SUSPENDED}
+
+
+def run_state(history: RunHistory, job: JobState | None, *, answered: bool = True) -> RunState:
+    """Returns the state of a run with this job (None: unknown to the scheduler), by the module's table."""
+    if history.ended == errors.DONE:
+        return RunState.DONE
+    if history.pruned is not None and history.ended is not None:
+        return RunState.PRUNED
+    if history.job_id is None and history.by_hand:
+        return RunState.UNSUBMITTED
+    if history.job_id is None and history.attempt is None:
+        return RunState.CANCELLED if history.cancelled and not history.may_have_job else RunState.UNCONFIRMED
+    if answered and job is not None and job.live:
+        return _LIVE[job]
+    if answered and job is JobState.UNKNOWN:
+        return RunState.UNKNOWN
+    code = history.ended
+    if code is None:
+        if not answered:
+            return RunState.UNKNOWN
+        code = history.exit_code
+        if code == errors.DONE:
+            return RunState.DONE
+    if history.cancelled or (job is JobState.CANCELLED and (code is None or code > 128)):
+        return RunState.CANCELLED
+    if code is not None:
+        return RunState.STOPPED if code == errors.RESUME else RunState.FAILED
+    if job is JobState.FAILED:
+        return RunState.FAILED
+    return RunState.LOST if history.last(StopRequested) is None else RunState.STOPPED
 
 
 class JobMonitor:
@@ -468,65 +561,28 @@ def cancelled() -> Cancelled:
     return Cancelled(by=ownership.user_name(os.getuid()), host=socket.gethostname())
 
 
+def wait_until_over(
+    look: Callable[[], RunState], timeout: float | None, *, first: float, slowest: float, unavailable: type[Exception]
+) -> RunState:
+    """Polls a run's state until it is over, for at most `timeout` seconds (None: no limit); returns the last state.
+
+    first, slowest: seconds between polls, at first and at most. unavailable: raised by `look` if nothing is known now.
+    """
+    until = time.monotonic() + (math.inf if timeout is None else timeout)
+    pause = first
+    while True:
+        try:
+            state = look()
+        except unavailable:  # a later poll may know
+            state = RunState.UNKNOWN
+        left = until - time.monotonic()
+        if state.over or left <= 0:
+            return state
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.2, slowest)
+
+
 # -- Points of packed sweeps
-
-
-@dataclass(frozen=True)
-class ClaimsBoard:
-    logs: Mapping[int, PointLog]  # by a point's number; without those that have none
-    alive: frozenset[Manager]  # slot managers that are alive
-
-    def log(self, point: int) -> PointLog:
-        return self.logs.get(point, PointLog())
-
-    def runs(self, point: int) -> bool:
-        log = self.log(point)
-        return log.state is State.HELD and log.owner in self.alive
-
-
-class Boards:
-    """Reads the claims of packed sweeps; lists a folder of claims again only after it has changed."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        # By sweep: logs, mtime of the folder of claims, when this mtime was first seen, when the folder was listed
-        self._known: dict[Path, tuple[Mapping[int, PointLog], object, float, float]] = {}
-        self._packings: dict[Path, tuple[int, Packing | None]] = {}  # with the mtime (ns) of the sweep's record
-        self._ended: set[tuple[Path, Manager]] = set()
-
-    def of(self, sweep: Sweep, packing: Packing) -> ClaimsBoard:
-        """Returns the present state of a packed sweep. Raises UnavailableError: the claims cannot be read now."""
-        folder, now = sweep.path / claims.CLAIMS, self._clock()
-        changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
-        reads = Claims(sweep.path, packing.retries)
-        logs, before, seen, listed = self._known.get(sweep.path, ({}, object(), now, now))
-        if before != changed:
-            logs, seen, listed = reads.logs(), now, now
-        elif listed - seen < SETTLED:
-            logs, listed = reads.logs(), now
-        self._known[sweep.path] = logs, changed, seen, listed
-        alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
-        return ClaimsBoard(logs, alive)
-
-    def packing(self, sweep: Sweep) -> Packing | None:
-        """Returns how a sweep's points share pilots, without reading its record for each point; raises RunError."""
-        record = sweep.path / RECORD
-        changed = unwrap(retry_read(lambda: record.stat().st_mtime_ns, record)) or 0
-        known = self._packings.get(sweep.path)
-        if known is None or known[0] != changed:
-            known = self._packings[sweep.path] = changed, sweep.manifest().packing
-        return known[1]
-
-    def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
-        # Heartbeats are compared with this machine's clock
-        if (sweep.path, manager) in self._ended:
-            return False
-        alive = reads.seen(manager).alive()
-        if alive is False:
-            self._ended.add((sweep.path, manager))
-        sign = reads.sign(manager)
-        unchanged = 0.0 if sign is None else time.time() - sign[0] / 1e9
-        return not is_dead(ours=False, alive=alive, unchanged=unchanged, timeout=packing.lease)
 
 
 def of_point(run: Run, boards: Boards) -> JobState | None:

@@ -5,7 +5,7 @@
 | was requested to run on this machine, and has not started since | waiting |
 | was never submitted, or was refused | waiting |
 | was never submitted, and the point or the sweep was cancelled | cancelled |
-| has or had a job | the state of its run (launcher/monitoring/state.py) |
+| has or had a job | the state of its run (launcher/monitoring/run_status.py) |
 | has a damaged record | damaged |
 | has a record that cannot be read now | unknown: it may be running, so it is not restarted |
 | belongs to a packed sweep | from its claims (launcher/monitoring/run_status.py) |
@@ -22,19 +22,18 @@ from itertools import count, takewhile
 from launcher.errors import DONE
 from launcher.monitoring.run_status import (
     DAMAGE,
-    ClaimsBoard,
     DamagedRun,
     JobMonitor,
+    RunState,
     RunStatus,
     all_statuses,
     each_status,
     or_damaged,
     status_of,
 )
-from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs import events as kinds
-from launcher.runs.claims import Claims, Manager, State
+from launcher.runs.claims import Claims, ClaimsBoard, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
 from launcher.runs.sweep_directory import Packing, Point, Sweep, sweep_of

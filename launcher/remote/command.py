@@ -50,7 +50,7 @@ from launcher.remote.code import CodeFile
 from launcher.units import parse_size
 
 if TYPE_CHECKING:
-    from launcher.monitoring.state import RunState
+    from launcher.monitoring.run_status import RunState
 
 PROTOCOL = 1  # of requests and frames; a launcher there of another one refuses by name
 HELLO = b"\x1eLAUNCHER\n"
@@ -519,7 +519,7 @@ class RemoteRun:
 
     def state(self) -> RunState:
         """Returns the run's current state; raises RunError: there is no such run."""
-        from launcher.monitoring.state import RunState  # here, since commands there start without it
+        from launcher.monitoring.run_status import RunState  # here, since commands there start without it
 
         state = self._row()["state"]
         return RunState(state) if state in {each.value for each in RunState} else RunState.UNKNOWN
@@ -533,7 +533,7 @@ class RemoteRun:
 
         A cluster that does not answer is asked again.
         """
-        from launcher.monitoring.state import wait_until_over
+        from launcher.monitoring.run_status import wait_until_over
 
         return wait_until_over(self.state, timeout, first=FIRST, slowest=SLOWEST, unavailable=Unreachable)
 

@@ -18,5 +18,5 @@ It may import plan, failures, files and what is below them.
 - `lease`: what keeps two jobs of a run apart (the lease), and two commands that submit it (the submitter's lock);
   locks of the kernel; when the holder of a lease is dead
 - `job_file`: what the job's driver needs to know of a run (job.json); the file with a job's environment
-- `claims`: which slot manager runs which point of a packed sweep; heartbeats of slot managers
+- `claims`: which slot manager runs which point of a packed sweep, and which of them are alive
 """

@@ -23,6 +23,7 @@ import errno
 import os
 import re
 import socket
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -37,6 +38,7 @@ from launcher.processes import Process, namespace
 from launcher.runs import event_file
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
 from launcher.runs.lease import is_dead
+from launcher.runs.sweep_directory import RECORD, Packing, Sweep
 
 CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager
@@ -378,3 +380,66 @@ class Claims:
 def _entry(match: re.Match[str]) -> LogEntry:
     manager = None if match[1] == "user" else Manager.of(match[1])
     return LogEntry(EntryKind(match[2]), manager)
+
+
+# -- What commands see of a packed sweep
+
+
+SETTLED = 2.0  # seconds after which a further change of a folder certainly changes its mtime, however coarse that is
+
+
+@dataclass(frozen=True)
+class ClaimsBoard:
+    logs: Mapping[int, PointLog]  # by a point's number; without those that have none
+    alive: frozenset[Manager]  # slot managers that are alive
+
+    def log(self, point: int) -> PointLog:
+        return self.logs.get(point, PointLog())
+
+    def runs(self, point: int) -> bool:
+        log = self.log(point)
+        return log.state is State.HELD and log.owner in self.alive
+
+
+class Boards:
+    """Reads the claims of packed sweeps; lists a folder of claims again only after it has changed."""
+
+    def __init__(self) -> None:
+        # By sweep: logs, mtime of the folder of claims, when this mtime was first seen, when the folder was listed
+        self._known: dict[Path, tuple[Mapping[int, PointLog], object, float, float]] = {}
+        self._packings: dict[Path, tuple[int, Packing | None]] = {}  # with the mtime (ns) of the sweep's record
+        self._ended: set[tuple[Path, Manager]] = set()
+
+    def of(self, sweep: Sweep, packing: Packing) -> ClaimsBoard:
+        """Returns the present state of a packed sweep. Raises UnavailableError: the claims cannot be read now."""
+        folder, now = sweep.path / CLAIMS, time.monotonic()
+        changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
+        reads = Claims(sweep.path, packing.retries)
+        logs, before, seen, listed = self._known.get(sweep.path, ({}, object(), now, now))
+        if before != changed:
+            logs, seen, listed = reads.logs(), now, now
+        elif listed - seen < SETTLED:
+            logs, listed = reads.logs(), now
+        self._known[sweep.path] = logs, changed, seen, listed
+        alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
+        return ClaimsBoard(logs, alive)
+
+    def packing(self, sweep: Sweep) -> Packing | None:
+        """Returns how a sweep's points share pilots, without reading its record for each point; raises RunError."""
+        record = sweep.path / RECORD
+        changed = unwrap(retry_read(lambda: record.stat().st_mtime_ns, record)) or 0
+        known = self._packings.get(sweep.path)
+        if known is None or known[0] != changed:
+            known = self._packings[sweep.path] = changed, sweep.manifest().packing
+        return known[1]
+
+    def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
+        # Heartbeats are compared with this machine's clock
+        if (sweep.path, manager) in self._ended:
+            return False
+        alive = reads.seen(manager).alive()
+        if alive is False:
+            self._ended.add((sweep.path, manager))
+        sign = reads.sign(manager)
+        unchanged = 0.0 if sign is None else time.time() - sign[0] / 1e9
+        return not is_dead(ours=False, alive=alive, unchanged=unchanged, timeout=packing.lease)

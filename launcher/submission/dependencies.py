@@ -22,8 +22,7 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep as sweep_live
-from launcher.monitoring.run_status import JobMonitor, queries, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run

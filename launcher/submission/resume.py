@@ -16,8 +16,7 @@ from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
-from launcher.monitoring.run_status import JobMonitor, rerun, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, rerun, status_of
 from launcher.own_module import program
 from launcher.runs.directory import Run
 from launcher.runs.events import Refused, every

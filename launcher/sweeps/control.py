@@ -19,8 +19,7 @@ from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
-from launcher.monitoring.run_status import JobMonitor, RunStatus, cancel_point, cancelled, forget, queries
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, cancel_point, cancelled, forget, queries
 from launcher.monitoring.sweep import PointStatus, live_pilots, point_statuses
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run

@@ -23,8 +23,7 @@ from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.formatting import plural
-from launcher.monitoring.run_status import JobMonitor, queries, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.monitoring.sweep import live_pilots, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir

@@ -19,8 +19,8 @@ import launcher
 from launcher import __main__, api
 from launcher.api import as_overrides
 from launcher.errors import ConfigError, RunError, UnavailableError
-from launcher.monitoring import state as run_state
-from launcher.monitoring.state import RunState
+from launcher.monitoring import run_status
+from launcher.monitoring.run_status import RunState
 from launcher.runs import directory
 from tests.unit.clock import Clock
 from tests.unit.plans import bare_plan
@@ -178,7 +178,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_waiting_ends_with_the_run(
     run: launcher.Run, states: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, run_state)
+    clock = Clock(monkeypatch, run_status)
     states(RunState.QUEUED, UnavailableError("later"), RunState.UNKNOWN, RunState.STOPPED)
     assert run.wait() is RunState.STOPPED
     assert clock.slept == pytest.approx([0.1, 0.12, 0.144])
@@ -187,7 +187,7 @@ def test_waiting_ends_with_the_run(
 def test_waiting_ends_after_its_timeout(
     run: launcher.Run, states: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, run_state)
+    clock = Clock(monkeypatch, run_status)
     states(*[RunState.RUNNING] * 9)
     assert run.wait(timeout=0.3) is RunState.RUNNING
     assert sum(clock.slept) == pytest.approx(0.3)

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.failures.codes import FaultCode
 from launcher.failures.symptoms import EndKind
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import RunState
 from launcher.runs.events import TYPES
 from tests.golden.golden import FORMATS
 

@@ -13,7 +13,7 @@ import pytest
 from launcher.attach import connect, node_session
 from launcher.attach.node_session import RankProcess, RequestHandler, initial_environment
 from launcher.cli.attach import _members
-from launcher.monitoring.state import at_breakpoints
+from launcher.cli.progress import at_breakpoints
 from launcher.own_module import own_module
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_file import entry

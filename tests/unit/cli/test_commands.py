@@ -22,7 +22,7 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.failures.codes import StopReason
 from launcher.maintenance import short_job
 from launcher.monitoring import run_status
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import RunState
 from launcher.paths import PACKAGE
 from launcher.runs import event_file
 from launcher.runs import events as kinds

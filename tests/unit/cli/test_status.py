@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.cli import commands, status_rows, status_view
+from launcher.cli import progress as standing
 from launcher.cli.explain import explain, of_why
 from launcher.cli.status_rows import COLUMNS, Rows, StatusFilter, runs_table
 from launcher.config.schema import Debug
 from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
-from launcher.monitoring import state as standing
-from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, each_status, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, all_statuses, each_status, status_of
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run

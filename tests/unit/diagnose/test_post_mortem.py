@@ -28,7 +28,7 @@ from launcher.diagnose.verdict import (
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.symptoms import EndKind
-from launcher.monitoring.state import JobStatus, RunState
+from launcher.monitoring.run_status import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import pending, registry
 from launcher.schedulers.pbs.client import NOTICES as PBS

@@ -17,7 +17,7 @@ from launcher.files import shared_files
 from launcher.files.shared_files import read_json, unwrap
 from launcher.job import requeue
 from launcher.job.requeue import What, counted, decide
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Continues, Started, Stays, Stopped

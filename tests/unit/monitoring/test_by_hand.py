@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.monitoring import run_status
-from launcher.monitoring.run_status import JobMonitor, status_of
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import JobMonitor, RunState, status_of
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Refused, Submitted, Submitting, every
 from launcher.runs.history import journal_events, read_history

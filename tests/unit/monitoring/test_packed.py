@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.monitoring.run_status import Boards, ClaimsBoard
 from launcher.monitoring.sweep import PilotActivity, activity, point_statuses
-from launcher.runs.claims import CLAIMS, Claims, EntryKind, Manager, PointLog, State
+from launcher.runs import claims
+from launcher.runs.claims import CLAIMS, Boards, Claims, ClaimsBoard, EntryKind, Manager, PointLog, State
 from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEnded
+from tests.unit.clock import Clock
 from tests.unit.pilots.managers import PACKING, packed_sweep
 
 A = Manager(0, 0, 0, 0)
@@ -44,25 +45,28 @@ def test_the_point_of_a_manager_without_a_heartbeat_waits(tmp_path: Path) -> Non
     assert point_statuses(sweep)[0].state == "waiting"
 
 
-def test_a_claim_in_the_moment_of_a_listing_is_seen_by_the_next_one(tmp_path: Path) -> None:
+def test_a_claim_in_the_moment_of_a_listing_is_seen_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The time of a folder may be that of before, if two changes come within a tick of the kernel."""
-    sweep, now = packed_sweep(tmp_path, 2), [0.0]
-    boards, folder = Boards(lambda: now[0]), Claims(sweep.path, 0)
+    sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, claims)
+    boards, folder = Boards(), Claims(sweep.path, 0)
     folder.add(0, 0, EntryKind.CLAIMED, A)
     times = (sweep.path / CLAIMS).stat()
     assert set(boards.of(sweep, PACKING).logs) == {0}
     folder.add(1, 0, EntryKind.CLAIMED, A)
     os.utime(sweep.path / CLAIMS, ns=(times.st_atime_ns, times.st_mtime_ns))
-    now[0] = 3.0
+    clock.now += 3.0
     assert set(boards.of(sweep, PACKING).logs) == {0, 1}
 
 
 def test_claims_that_have_not_changed_are_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep, now = packed_sweep(tmp_path, 2), [0.0]
-    boards, folder = Boards(lambda: now[0]), Claims(sweep.path, 0)
+    sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, claims)
+    boards, folder = Boards(), Claims(sweep.path, 0)
     folder.add(0, 0, EntryKind.CLAIMED, A)
-    for now[0] in (0.0, 3.0):
+    for _ in range(2):
         boards.of(sweep, PACKING)
+        clock.now += 3.0
     monkeypatch.setattr(Claims, "logs", None)
     assert set(boards.of(sweep, PACKING).logs) == {0}
 

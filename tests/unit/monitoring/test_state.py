@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.monitoring.run_status import RunStatus
-from launcher.monitoring.state import RunState, run_state
+from launcher.monitoring.run_status import RunState, RunStatus, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed, Submitting
 from launcher.runs.history import RunHistory, history_of

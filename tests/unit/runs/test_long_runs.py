@@ -13,8 +13,8 @@ import pytest
 
 from launcher import bounds
 from launcher.cli import status_view
+from launcher.cli.progress import progress_of
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
-from launcher.monitoring.state import progress_of
 from launcher.reports.collect import Curve, collect, curves
 from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.job import wait_for_others as gate
-from launcher.monitoring.state import RunState
+from launcher.monitoring.run_status import RunState
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.base import QueryError

@@ -13,10 +13,10 @@ import pytest
 import torch.distributed as dist
 
 import launcher
+from launcher.cli import progress as shown_progress
 from launcher.config.keys import opened
 from launcher.config.schema import Function
 from launcher.errors import RunError
-from launcher.monitoring import state
 from launcher.runs import event_file
 from launcher.runs.events import Progress, every
 from launcher.torch_compat import destroy_without_gil
@@ -84,7 +84,7 @@ def test_the_step_is_told_where_the_program_does_not_tell_more(
     launcher.should_stop(9)
     events = list(event_file.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
     assert [(each["step"], each["total"]) for each in events] == [(7, 0), (8, 0), (9, 100)]
-    far = state._steps(every(events, Progress)[1])
+    far = shown_progress._steps(every(events, Progress)[1])
     assert far == (8, None, None)
 
 

@@ -17,7 +17,7 @@ from launcher.errors import ConfigError
 from launcher.failures.codes import FaultCode
 from launcher.failures.symptoms import EndKind
 from launcher.files.shared_files import IN_A_JOB
-from launcher.monitoring.state import JobStatus, RunState
+from launcher.monitoring.run_status import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault
 from launcher.runs.history import first_fault
