@@ -50,7 +50,6 @@ For changes of the launcher itself: modules that belong to no package.
 - `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log
 - `findings`: results of checks such as `doctor`: level, subject, what was found, what to do
 - `processes`: processes of this machine: finding, signalling and killing them; limits of open files
-- `maintenance`: which old runs may be removed, and their removal; jobs whose run directory is gone
 - `redaction`: name patterns of secret settings and variables; removal of passwords from URLs
 - `torch_compat`: differences between torch 2.4 and the newest version
 """

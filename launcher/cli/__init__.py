@@ -16,7 +16,8 @@ A module with the name of a command has the command's `run` function; `commands`
 - `wait`: `wait` and `sweep wait`: follows a run or sweep to its end: output, progress, Ctrl-C
 - `explain`: `why`: why a run is in its state, and what would start a pending one sooner; `post-mortem`: layout of
   what `diagnose` finds; their JSON
-- `cleanup`: `cancel`: cancels runs, sweeps and orphaned jobs; `prune`: lists and removes old runs
+- `cleanup`: `cancel`: cancels runs, sweeps and orphaned jobs (whose run directory is gone); `prune`: which old runs may
+  be removed, and their removal
 - `attach`: a shell, stacks or the debugger of a running rank
 - `checkpoint`: lists, inspects, verifies and extracts checkpoints
 - `sweep`: the actions of `sweep`: progress, points, and what they gave; changes of a sweep

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.cleanup import Orphan, Orphans, short_job
 from launcher.cli.progress import progress_of, saved_before
 from launcher.cli.text import WIDTH, ending, program, table
 from launcher.errors import ConfigError
 from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, one_line
-from launcher.maintenance import Orphan, Orphans, short_job
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, each_status, or_damaged
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses
 from launcher.remote import clusters

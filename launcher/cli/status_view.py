@@ -13,11 +13,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli import status_rows
+from launcher.cli.cleanup import short_job
 from launcher.cli.progress import on_terminal, still
 from launcher.cli.text import WIDTH, cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import brief, format_time, one_line, raw
-from launcher.maintenance import short_job
 from launcher.monitoring.run_status import JobMonitor
 from launcher.monitoring.sweep import summary
 from launcher.runs.events import Ended, Met, Progress, Started, last

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands, status_view
+from launcher.cli.cleanup import short_job
 from launcher.cli.commands import ACTIONS
 from launcher.errors import ConfigError, LauncherError
 from launcher.failures.codes import StopReason
-from launcher.maintenance import short_job
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import RunState
 from launcher.paths import PACKAGE

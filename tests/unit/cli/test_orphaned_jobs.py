@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import maintenance
-from launcher.maintenance import (
+from launcher.cli import cleanup
+from launcher.cli.cleanup import (
     Orphan,
     Orphans,
     family,
@@ -108,7 +108,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     Sweep.create(tmp_path / "lr")
     (tmp_path / "lr" / "sweep.json").write_text("{}")
     made = Queue(j1=tmp_path / "kept", j2=tmp_path / "elsewhere", j3=tmp_path / "gone", j4=tmp_path / "lr")
-    monkeypatch.setattr(maintenance, "schedulers", lambda others=(): {"slurm": made})
+    monkeypatch.setattr(cleanup, "schedulers", lambda others=(): {"slurm": made})
     return made
 
 
@@ -131,9 +131,9 @@ def test_the_run_of_a_job_by_its_record(tmp_path: Path) -> None:
         run.write_record(plan_of(), {}, {"token": "t"})
         for job in jobs:
             run.journal(Submitted(job=job))
-    found = {job: maintenance.run_of_job(job, tmp_path) for job in ("0a1b", "0a1c", "0a1d")}
+    found = {job: cleanup.run_of_job(job, tmp_path) for job in ("0a1b", "0a1c", "0a1d")}
     assert found == {"0a1b": None, "0a1c": Run(tmp_path / "twice"), "0a1d": Run(tmp_path / "other")}
-    assert maintenance.run_of_job("e81f4eadc6", tmp_path) == Run(tmp_path / "here")
+    assert cleanup.run_of_job("e81f4eadc6", tmp_path) == Run(tmp_path / "here")
 
 
 def test_a_job_by_its_id(queue: Queue, tmp_path: Path) -> None:
@@ -144,5 +144,5 @@ def test_a_job_by_its_id(queue: Queue, tmp_path: Path) -> None:
     queue.problem = "squeue failed"
     with pytest.raises(QueryError, match="squeue failed"):
         look_for("3")
-    maintenance.cancel_orphan(Orphan("slurm", "3", "", tmp_path / "gone"))
+    cleanup.cancel_orphan(Orphan("slurm", "3", "", tmp_path / "gone"))
     assert queue.ended == ["3"]

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from launcher import maintenance
-from launcher.cli import commands
+from launcher.cli import cleanup, commands
+from launcher.cli.cleanup import Old, needs, reason_to_keep
 from launcher.errors import ConfigError
-from launcher.maintenance import Old, needs, reason_to_keep
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor
 from launcher.plan.plan import PILOT_ENTRY, JobPlan
@@ -182,9 +181,9 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
 
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
-    found = maintenance.survey(tmp_path, JobMonitor())[0]
+    found = cleanup.survey(tmp_path, JobMonitor())[0]
     event_file.append(run.path / "attempts/0/events/s.jsonl", kinds.Ended(code=1))  # its last news is of now
-    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"], JobMonitor()) == "it is younger"
+    assert cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"], JobMonitor()) == "it is younger"
     assert run.path.exists()
 
 
@@ -221,7 +220,7 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         sweep = make_sweep(tmp_path, 2, name="a", plan=HERE)
         for number in range(2):
             end(sweep.run(number))
-    (found,) = maintenance.survey(tmp_path, JobMonitor())
+    (found,) = cleanup.survey(tmp_path, JobMonitor())
     queued = dataclasses.replace(plan_of(), after=(f"ok:{sweep.run(1).path if point else sweep.path}",))
     if by_a_sweep:
         follower = make_sweep(tmp_path / "other", 1, name="b", plan=queued).path
@@ -229,9 +228,9 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         follower = make("b", None, queued, tmp_path / "other").path
     assert dependencies.blocking_jobs(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
     monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING))
-    why = maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor())
+    why = cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor())
     assert why == f"{'b/0' if by_a_sweep else 'b'} needs it"
-    assert maintenance.survey(tmp_path, JobMonitor())[0].needed_by
+    assert cleanup.survey(tmp_path, JobMonitor())[0].needed_by
     assert sweep.path.exists()
 
 
@@ -240,10 +239,10 @@ def test_who_waits_and_cannot_be_read_now_may_need_it(
 ) -> None:
     needed = make("a")
     follower = make("b", None, dataclasses.replace(plan_of(), after=(f"ok:{needed.path}",)), tmp_path / "other")
-    (found,) = maintenance.survey(tmp_path, JobMonitor())
+    (found,) = cleanup.survey(tmp_path, JobMonitor())
     dependencies.blocking_jobs(follower.plan())
     server.fail(follower.path / "journal.jsonl", number=errno.EIO)
-    assert maintenance.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor()) == "b needs it"
+    assert cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor()) == "b needs it"
 
 
 def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
@@ -255,9 +254,9 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(maintenance.shutil, "rmtree", interrupted)
+        patched.setattr(cleanup.shutil, "rmtree", interrupted)
         pruned(capsys, "--delete")
-    (left,) = tmp_path.glob(f"{maintenance.REMOVED}*")
+    (left,) = tmp_path.glob(f"{cleanup.REMOVED}*")
     assert "nothing to remove" in pruned(capsys)
     assert left.exists()
     pruned(capsys, "--delete")
