@@ -7,11 +7,9 @@ A module with the name of a command has the command's `run` function; `commands`
   another attempt of a run
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
 - `run`: `run SCRIPT`: turns a script and its arguments into overrides
-- `remote`: which commands and submissions go to clusters behind ssh
+- `remote`: which commands and submissions go to clusters behind ssh; the rows of `status` from there
 - `far`: the side of such a cluster: runs one command for another machine
-- `status`: chooses between an empty list and `status_view`
-- `status_rows`: the rows of `status`, of this machine and of clusters behind ssh, and the table that they make
-- `status_view`: what `status` prints: table, notes, details of named runs; `--watch`
+- `status`: the rows of runs and sweeps, and the table that they make; details of named runs; `--watch`
 - `logs`: prints and follows output
 - `wait`: `wait` and `sweep wait`: follows a run or sweep to its end: output, progress, Ctrl-C
 - `explain`: `why`: why a run is in its state, and what would start a pending one sooner; `post-mortem`: layout of

@@ -1,27 +1,646 @@
-"""`status`: shows the states of runs and sweeps. If there can be none, `status_view` is not imported, to save time."""
+"""`status`: the rows of runs and sweeps, here and on clusters behind ssh; their table; details of runs that were named.
+
+`status --watch` updates the table; without a terminal, it prints a line whenever a run has changed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from launcher.cli.cleanup import Orphan, Orphans, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.errors import ConfigError
+from launcher.cli.progress import on_terminal, progress_of, saved_before, still
+from launcher.cli.remote import RemoteRows
+from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
+from launcher.errors import ConfigError, RunError
+from launcher.formatting import brief, format_time, one_line, raw
+from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, each_status, or_damaged
+from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
 from launcher.paths import default_runs_dir
-from launcher.runs import lookup
+from launcher.runs import live_index, lookup, sweep_directory
+from launcher.runs.directory import Run
+from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Saved, Started, last
+from launcher.runs.health import remarks, stragglers
+from launcher.runs.lookup import find_either, may_have, newest
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.query_cache import interval
 from launcher.schedulers.registry import queues_here
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from rich.console import Console, RenderableType
+
+Row = dict[str, Any]  # the keys KEYS and INTERNAL; of a sweep, `points` too
+MOST_BREAKPOINTS = 4  # ranks at breakpoints that are named
+LONGEST = 160  # characters of the last line of output
+SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
+MIN_POLL_INTERVAL = 1.0  # seconds between two reads of the records; the scheduler is queried less often
+UNCHANGED = 10  # reads without a change after which the interval grows
+MILESTONE = 10  # percent of the steps after which a line is printed, without a terminal
+COLOURS = {
+    **dict.fromkeys(("running", "done"), "green"), **dict.fromkeys(("queued", "suspended"), "yellow"),
+    **dict.fromkeys(("failed", "lost", "unreadable", "orphaned"), "red"),
+}  # fmt: skip
 
 
 def run(arguments: Namespace) -> int:
-    folder = arguments.runs_dir or default_runs_dir()
+    names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
-    apart = not arguments.names and arguments.runs_dir is None and bool(remote_profiles())
-    if not arguments.names and not apart and lookup.is_empty(folder) and not queues_here():
+    apart = not names and arguments.runs_dir is None and bool(remote_profiles())  # those of clusters behind ssh, too
+    if not names and not apart and lookup.is_empty(folder) and not queues_here():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
-    from launcher.cli.status_view import show
+    if names and (arguments.failed or arguments.since is not None):
+        raise ConfigError("--failed and --since choose among all runs: leave the names out")
+    rows = Rows(names, folder, arguments.everything, failed=arguments.failed, since=arguments.since, apart=apart)
+    if arguments.watch:
+        return watch(rows)
+    if len(rows.wanted) == 1 and isinstance(rows.wanted[0], Sweep):
+        from launcher.cli.sweep import show_status
 
-    return show(arguments, folder, apart=apart)
+        return show_status(rows.wanted[0], everything=arguments.everything, as_json=arguments.as_json)
+    view = rows.look()
+    damaged = [row for row in view.rows if "unread" in row]
+    if names and len(damaged) == len(view.rows):
+        raise RunError("\n".join(row["cause"] for row in damaged))
+    if arguments.as_json:
+        for line in view.silent.values():
+            print(line, file=sys.stderr)
+        results = {each.run.id: each.run.result() for each in view.seen} if names else {}
+        values = [{**plain(row), "metrics": results.get(row["run"])} for row in view.rows]
+        print(json.dumps(values, indent=1))
+        return 0
+    if not view.rows:
+        print(f"no runs in {folder}" + (" that match" if rows.filtered else ""))
+        for line in view.silent.values():
+            print(line)
+        return 0
+    for line in runs_table(view.rows, shutil.get_terminal_size((WIDTH, 24)).columns):
+        print(line)
+    for row in view.rows:
+        if waits := breakpoints(row):
+            print(f"\n{one_line(row['run'])}: {waits}")
+    for each in view.seen if names else ():
+        _print_details(each, heading=len(view.rows) > 1)
+    for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
+        print(f"\n{one_line(row['run'])}: {row['cause']}")
+    for number, line in enumerate([*unanswered(view), *view.silent.values()]):
+        print(line if number else f"\n{line}")
+    if view.older:
+        print(f"... and {view.older} older; --all shows them")
+    return 0
+
+
+# -- The table
+
+
+def runs_table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
+    """Returns the lines of `status --json`'s rows as a table, without columns that are empty or do not fit `width`."""
+    columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
+    if not any(row.get("remote") for row in rows):
+        del columns["CLUSTER"]
+    shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
+    widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
+    room = width + 2 - sum(widths[head] + 2 for head in ALWAYS)
+    for head in [each for each in OTHERS if each in widths]:
+        if widths[head] + 2 <= room:
+            room -= widths[head] + 2
+        else:
+            del widths[head]
+    lines = [list(widths), *([shown[head][number] for head in widths] for number in range(len(rows)))]
+    return [line for (line,) in table(lines)]
+
+
+def state(row: Row) -> str:
+    """Formats the state, with brackets for its last known one (`unknown (running)`), or at a breakpoint."""
+    before = row.get("before")
+    more = before.partition(" ")[0].lower() if before else "breakpoint" if row.get("breakpoints") else ""
+    return f"{row['state']} ({more})" if more else str(row["state"])
+
+
+def _why(row: Row) -> str:
+    if not row.get("kind"):
+        return "-"
+    return f"after {row['kind']}" if row["state"] == "queued" else str(row["kind"])
+
+
+def _step(row: Row) -> str:
+    if row["step"] is None:
+        return "-"
+    return f"{row['step']}" + ("" if row["percent"] is None else f" {row['percent']}%")
+
+
+def _saved(row: Row) -> str:
+    return "-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}"
+
+
+COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "RUN": lambda row: str(row["run"]),
+    "STATE": state,
+    "CLUSTER": lambda row: str(row["cluster"] or "-"),
+    "WHY": _why,
+    "JOB": lambda row: short_job(row["job"] or "-"),
+    "NODES": lambda row: f"{row['nodes'] or '-'}" + (f"+{row['spares']}" if row["spares"] else ""),
+    "ATTEMPT": lambda row: str(row["attempt"] or "-"),
+    "STEP": _step,
+    "TIME": lambda row: brief(row["elapsed"]),
+    "TIME LEFT": lambda row: brief(row["left"]),
+    "ETA": lambda row: brief(row["needs"]),
+    "CHECKPOINT": _saved,
+}
+ALWAYS = ("RUN", "STATE")
+OTHERS = (  # the most useful first
+    "CLUSTER", "STEP", "TIME LEFT", "TIME", "WHY", "CHECKPOINT", "ATTEMPT", "NODES", "ETA", "JOB",
+)  # fmt: skip
+
+
+# -- Selects the runs and sweeps that `status` shows, and computes a row of plain values for each
+
+
+RECENT = 20  # runs that are over and are shown without --all
+KEYS = (
+    "run", "state", "job", "cluster", "nodes", "spares", "ranks", "attempt", "step", "steps", "percent", "rate",
+    "needs", "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "restored", "reason", "cause", "kind",
+    "code", "stop", "stays", "unanswered", "answer_age", "before", "updated", "directory",
+)  # fmt: skip
+CODES = ("kind", "code", "stop", "stays")  # columns with the codes of the cause, for programs
+WITHOUT_CAUSE = ("done", "unconfirmed", "unsubmitted", "queued", "running", "suspended")  # states
+UNREADABLE = "unreadable"
+ORPHANED = "orphaned"  # a job without a run
+FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
+INTERNAL = ("over", "settled", "unread", "remote")  # keys of a row that --json leaves out
+
+
+@dataclass(frozen=True)
+class View:
+    rows: list[Row]  # the row of each run, sweep and orphaned job
+    seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
+    older: int  # number of older runs that are not shown
+    silent: Mapping[str, str] = field(default_factory=dict)  # by cluster behind ssh that did not answer: a line
+
+    @property
+    def over(self) -> bool:
+        return not self.silent and all(row["over"] for row in self.rows)
+
+    @property
+    def unanswered(self) -> dict[str, tuple[str, str]]:
+        """By scheduler that did not respond: that and why; and how old the states in brackets are, if there are any."""
+        found = {}
+        for each in self.seen:
+            if name := each.unanswered:
+                known = any(other.unanswered == name and other.before for other in self.seen)
+                age = f"; the state of {brief(each.age)} ago is in brackets" if known else ""
+                found[name] = f"{name} does not answer ({each.job.problem})", age
+        return found
+
+
+class Rows:
+    """Reads the states of runs and sweeps repeatedly.
+
+    names: of the runs and sweeps to show; empty: those of `folder`: everything, or the live ones and the newest others.
+    failed: only runs that failed, are lost or cannot be read, and sweeps with such a point. since: only what was active
+    after this time, in seconds since the epoch. apart: whether the runs of all clusters behind ssh are shown, too.
+    """
+
+    def __init__(
+        self, names: Sequence[str], folder: Path, everything: bool, *, failed: bool = False, since: float | None = None,
+        apart: bool = False,
+    ) -> None:  # fmt: skip
+        self._folder, self._failed, self._since, self._named = folder, failed, since, bool(names)
+        self.filtered = failed or since is not None
+        self._everything = everything or self.filtered
+        self.wanted = [find_either(name, folder) for name in names]
+        self._live = JobMonitor(share=True)
+        self._orphans = Orphans(self._live)
+        self._done: set[str] = set()
+        options = [*(["--failed"] if failed else []), *(["--all"] if everything and not self.filtered else [])]
+        if since is not None:  # another cluster's clock and time zone may differ
+            options.append(f"--since={max(1, math.ceil((time.time() - since) / 60))}m")
+        self._remote = RemoteRows(options) if apart else None
+
+    def look(self) -> View:
+        """Reads the runs and sweeps again, with one query to each scheduler, and returns them."""
+        if self._remote is not None:
+            self._remote.ask()
+        found, number = (self.wanted, len(self.wanted)) if self._named else self._listed()
+        runs = [each for each in found if isinstance(each, Run)]
+        looked = {run.path: seen for run, seen in zip(runs, each_status(runs, self._live), strict=True)}
+        rows = {each.path: self._row(each if isinstance(each, Sweep) else looked[each.path]) for each in found}
+        self._settle(rows)
+        if not self._named:
+            over = [each for each in found if rows[each.path]["over"]]
+            live = [each for each in found if not rows[each.path]["over"]]
+            shown = live + (over if self._everything else over[:RECENT])
+            found = [each for each in shown if self._fits(rows[each.path])]
+            number -= len(shown) - len(found)
+        seen = [each for each in map(looked.get, (each.path for each in found)) if isinstance(each, RunStatus)]
+        orphans = [] if self._named else self._orphans.look(_jobs(looked.values(), found))
+        shown_rows = [*map(_orphaned, orphans), *(rows[each.path] for each in found)]
+        answers = [] if self._remote is None else self._remote.answers()
+        shown_rows += [{**dict.fromkeys(KEYS), **row} for each in answers for row in each.rows if self._fits(row)]
+        silent = {each.cluster.name: each.text for each in answers if each.problem}
+        return View(shown_rows, seen, number - len(found), silent)
+
+    def _fits(self, row: Row) -> bool:
+        if self._failed and not {row["state"], *(row.get("points") or ())} & FAILED:
+            return False
+        return self._since is None or row["updated"] is None or row["updated"] >= self._since
+
+    def _row(self, seen: Sweep | RunStatus | DamagedRun) -> Row:
+        if isinstance(seen, Sweep):
+            row = or_damaged(Run(seen.path), partial(self._sweep_row, seen))
+        else:
+            row = or_damaged(seen.run, partial(_row_of, seen)) if isinstance(seen, RunStatus) else seen
+        return _unreadable(row) if isinstance(row, DamagedRun) else row
+
+    def _listed(self) -> tuple[list[Run | Sweep], int]:
+        # With an index of live runs: those in it, and the newest others; without: those that are not done by their own
+        # records, and the newest others. Returns the number of all, too
+        paths = newest(self._folder)
+        noted = live_index.possibly_live(self._folder)
+        wanted: list[Run | Sweep] = []
+        recent = others = 0
+        runs = map(Run, map(Path, paths if noted is None else ()))
+        self._done = {run.path.name for run in runs if or_damaged(run, partial(done, run)) is True}
+        for path in paths:
+            name = os.path.basename(path)
+            may_live = name not in self._done if noted is None else name in noted
+            if may_live or recent < RECENT or self._everything:
+                found = _at(path)
+                wanted += [] if found is None else [found]
+                recent += found is not None and not may_live
+                others += found is None  # another folder, such as MLflow's
+        known = set(map(os.path.basename, paths))
+        for name in noted - known if noted else ():
+            live_index.remove(self._folder, name)
+        return wanted, len(paths) - others
+
+    def _settle(self, rows: Mapping[Path, Row]) -> None:
+        noted = live_index.possibly_live(self._folder)
+        base = self._folder.resolve()
+        ours = {path.name: row for path, row in rows.items() if path.parent == base or (base / path.name).is_symlink()}
+        if noted is None and not self._named:
+            live_index.rebuild(self._folder, [name for name, row in ours.items() if not row["over"]], self._done)
+            return
+        for name, row in ours.items():
+            if not row["over"] and noted is not None and name not in noted:
+                live_index.add_to(self._folder, name)
+            elif row["over"] and noted and name in noted and row["settled"]:
+                live_index.remove(self._folder, name, done=row["state"] == RunState.DONE.value)
+
+    def _sweep_row(self, sweep: Sweep) -> Row:
+        noted = live_index.possibly_live(self._folder)
+        here = (self._folder / sweep.id).resolve() == sweep.path
+        settled = here and noted is not None and sweep.id not in noted
+        number = live_index.read_counts(self._folder, sweep.id) if settled else None
+        if number is None:
+            number = counts(point_statuses(sweep, self._live))
+            if settled and not _unfinished(number):
+                live_index.write_counts(self._folder, sweep.id, number)
+        # The time is read only if it is needed, since that takes a look at every point.
+        return {**_row_of_sweep(sweep, number), "updated": None if self._since is None else _last_active(sweep)}
+
+
+def _at(path: str) -> Run | Sweep | None:
+    if may_have(path, "record.json"):
+        return Run(Path(path))
+    return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
+
+
+def _row_of(seen: RunStatus) -> Row:
+    now = time.time()
+    before = None
+    if seen.history.attempt is not None and seen.state is not RunState.DONE and seen.history.last(Saved) is None:
+        before = saved_before(seen.plan.checkpoint.dir)
+    progress = progress_of(seen, now, before)
+    again = seen.state is RunState.QUEUED and seen.history.attempt is not None
+    without = seen.state.value in WITHOUT_CAUSE and not again
+    why, codes = (None, dict.fromkeys(CODES)) if without else ending(seen)
+    nodes, spares, ranks = _size(seen)
+    restored = seen.history.last(Restored)
+    waits = [
+        {"rank": each.rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
+        for each in progress.breakpoints
+    ]
+    return {
+        **dict.fromkeys(KEYS), **vars(progress), **codes,
+        "run": seen.run.id, "state": _state(seen), "job": seen.history.job_id, "cluster": seen.plan.cluster.name,
+        "nodes": nodes, "spares": spares, "ranks": ranks, "attempt": seen.history.attempt, "breakpoints": waits,
+        "restored": restored and {"step": restored.step, "memory": restored.memory, "redone": restored.redone},
+        "reason": seen.job.text or None,
+        "cause": why,
+        "unanswered": seen.unanswered or None,
+        "answer_age": round(seen.age, 1) if seen.unanswered and seen.age is not None else None,
+        "before": seen.before or None,
+        "updated": seen.history.moved or None,
+        "directory": str(seen.run.path),
+        "over": seen.state.over,
+        "settled": seen.state is RunState.DONE or now - seen.history.moved > live_index.SETTLED,
+    }  # fmt: skip
+
+
+def _size(seen: RunStatus) -> tuple[int, int, int]:
+    # Nodes that work, spare nodes, ranks. For a queued run they are the numbers that were requested
+    resized, plan = seen.history.last(Resized), seen.plan
+    if resized is None or seen.state is RunState.QUEUED:
+        return plan.nodes - plan.spares, plan.spares, plan.world_size
+    return -(-resized.members // plan.tasks_per_node), resized.spares, resized.world_size
+
+
+def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> Row:
+    also = [state for state in ("failed", "pruned") if state in number]
+    others = "".join(f", {number[state]} {state}" for state in also)
+    return {
+        **dict.fromkeys(KEYS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),
+        "state": f"{number.get('done', 0)}/{sum(number.values())} done{others}", "over": not _unfinished(number),
+        "settled": True,
+    }  # fmt: skip
+
+
+def _last_active(sweep: Sweep) -> float | None:
+    # When a file of a sweep's points last changed, in seconds since the epoch; None: there are no files
+    newest: float | None = None
+    for pattern in ("journal.jsonl", "*/journal.jsonl", "*/attempts/*/events/*.jsonl"):
+        for path in sweep.path.glob(pattern):
+            with contextlib.suppress(OSError):
+                newest = max(newest or 0.0, path.stat().st_mtime)
+    return newest
+
+
+def _unfinished(number: Mapping[str, int]) -> bool:
+    return any(state == WAITING or state in LIVE for state in number)
+
+
+def _unreadable(each: DamagedRun) -> Row:
+    # A damaged run is `unreadable`, and counts as over. A run that may be readable later is `unknown`, and does not.
+    return {
+        **dict.fromkeys(KEYS), "run": each.run.id,
+        "state": RunState.UNKNOWN.value if each.is_transient else UNREADABLE,
+        "cause": each.message, "directory": str(each.run.path), "over": not each.is_transient, "settled": False,
+        "unread": True,
+    }  # fmt: skip
+
+
+def _orphaned(orphan: Orphan) -> Row:
+    job = f"job {orphan.job} is still {orphan.raw_state} on {orphan.scheduler}"
+    return {
+        **dict.fromkeys(KEYS), "run": orphan.folder.name, "state": ORPHANED, "job": orphan.job,
+        "cluster": orphan.scheduler, "reason": orphan.raw_state, "directory": str(orphan.folder),
+        "cause": f"{orphan.folder} is gone, and {job}: `{program()} cancel {orphan.job}` ends it",
+        "over": False, "settled": False,
+    }  # fmt: skip
+
+
+def _jobs(looked: Iterable[RunStatus | DamagedRun], wanted: Iterable[Run | Sweep]) -> set[str]:
+    found: set[str] = set()
+    for each in looked:
+        if isinstance(each, RunStatus):
+            found.update(filter(None, (each.history.job_id, *each.history.waiting)))
+    for sweep in wanted:
+        if isinstance(sweep, Sweep):
+            with contextlib.suppress(*DAMAGE):
+                found.update(each.job for each in sweep.submissions() if each.job)
+    return found
+
+
+def plain(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in INTERNAL}
+
+
+def _state(seen: RunStatus) -> str:
+    if seen.state.value == "unconfirmed" and seen.run.is_point and (state := not_begun(seen.run)):
+        return state
+    if seen.history.cancelled and not seen.state.over:
+        return "cancelling"
+    return seen.state.value
+
+
+# -- Details of runs, and what is said below the table
+
+
+def breakpoints(row: Row) -> str:
+    found = row.get("breakpoints") or []
+    if not found:
+        return ""
+    shown = [
+        f"rank {each['rank']} on {each['host']} waits in {each['where']} for {brief(each['seconds'])}"
+        for each in found[:MOST_BREAKPOINTS]
+    ]
+    shown += [f"{len(found) - MOST_BREAKPOINTS} more"] if len(found) > MOST_BREAKPOINTS else []
+    attach = f"{program()} attach {row['run']} --debug" + (f" --rank {found[0]['rank']}" if len(found) > 1 else "")
+    return f"at a breakpoint: {'; '.join(shown)}: `{attach}`"
+
+
+def unanswered(view: View) -> Iterator[str]:
+    for scheduler, (words, age) in view.unanswered.items():
+        yield f"This is incomplete: {words}."
+        if unknown := sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen):
+            yield f"{'1 state is' if unknown == 1 else f'{unknown} states are'} unknown{age}."
+
+
+def _print_details(seen: RunStatus, *, heading: bool) -> None:
+    if seen.history.attempt:
+        print(f"\n{one_line(seen.run.id)}:" if heading else "")
+        print_columns(_attempts(seen))
+    if not seen.unanswered and (why := _remark(seen)):
+        print(f"\n{one_line(f'{seen.run.id}: {why}')}")
+    if last := _last_output(seen):
+        print(f"\n{one_line(seen.run.id)}: {last}")
+    if seen.plan.race:
+        from launcher.cli.explain import of_race
+
+        for line in of_race(seen, JobMonitor(share=True)):
+            print(one_line(f"{seen.run.id}: {line}"))
+    for line in _health(seen):
+        print(one_line(f"{seen.run.id}: {line}"))
+    print_unreadable(seen.run)
+
+
+def _remark(seen: RunStatus) -> str | None:
+    # None: no remark
+    if seen.state.value == "running":
+        silent = seen.run.lease_age()
+        if silent is None or silent < SILENCE:
+            return None
+        return (
+            f"no heartbeat of its job for {format_time(int(silent))}, although the scheduler says that it runs: "
+            "has it lost its first node? Cancel it, then resume it"
+        )
+    if seen.state.value == "done":
+        return None
+    if seen.state.over:
+        return cause(seen)
+    before = cause(seen) if seen.state.value == "queued" and seen.history.attempt is not None else None
+    return "; ".join(filter(None, (seen.job.text, f"before: {before}" if before else ""))) or None
+
+
+def _last_output(seen: RunStatus) -> str:
+    if seen.state.value != "running" or not (outputs := seen.run.outputs()):
+        return ""
+    from launcher.runs.output import tail
+
+    line = next((each for each in reversed(tail(outputs[-1])) if each.strip()), "")
+    if not line:
+        return ""
+    return f"its last output, {brief(time.time() - outputs[-1].stat().st_mtime)} ago: {cut(one_line(line), LONGEST)}"
+
+
+def _health(seen: RunStatus) -> list[str]:
+    attempts = seen.run.attempts()
+    if not attempts:
+        return []
+    plan, over = seen.plan, seen.state.over
+    slow = stragglers(attempts[-1].paces(), plan.train.straggler_factor, plan.train.straggler_time, over=over)
+    return remarks(seen.history.events) + [each.words for each in slow if over or each.until is None]
+
+
+def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
+    from launcher.diagnose.findings import verdicts
+
+    ends = {attempt.number: verdict for attempt, verdict, _ in verdicts(seen)}
+    lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
+    for attempt in seen.run.attempts():
+        events = attempt.latest_events()
+        elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
+        progress, ended, end = last(events, Progress), last(events, Ended), ends.get(attempt.number)
+        words = f"{ended.code}" if ended else "-"
+        if end is not None and end.cause is not None:
+            words += f" {end.kind.value}: {end.cause}"
+        met, started = last(events, Met), last(events, Started)
+        lines.append((
+            str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),
+            str(progress.step if progress else "-"), format_time(int(elapsed)), words,
+        ))  # fmt: skip
+    return lines
+
+
+# -- `status --watch`
+
+
+def watch(rows: Rows) -> int:
+    """Shows runs until all are over, or until Ctrl-C; returns 0. If no run was named, new runs are added."""
+    with contextlib.suppress(KeyboardInterrupt):
+        if on_terminal(sys.stdout):
+            _live(rows)
+        else:
+            _plain(rows)
+    return 0
+
+
+def _views(rows: Rows) -> Iterator[View]:
+    unchanged, before = 0, None
+    while True:
+        began = time.monotonic()
+        view = rows.look()
+        yield view
+        if view.over:
+            return
+        now = [(row["run"], row["state"], row["attempt"], row["step"], row.get("points")) for row in view.rows]
+        unchanged, before = (unchanged + 1 if now == before else 0), now
+        time.sleep(interval(max(0, unchanged - UNCHANGED), time.monotonic() - began, MIN_POLL_INTERVAL))
+
+
+def _plain(rows: Rows) -> None:
+    before: dict[str, tuple[Any, ...]] = {}
+    problems: set[str] = set()
+    for view in _views(rows):
+        for row in view.rows:
+            now = milestone(row)
+            if before.get(row["run"]) != now:
+                before[row["run"]] = now
+                print(line(row), flush=True)
+        now_silent = {name: words for name, (words, _) in view.unanswered.items()} | {**view.silent}
+        for name, text in now_silent.items():
+            if name not in problems:
+                print(text, flush=True)
+        if problems - set(now_silent):
+            print(f"{', '.join(sorted(problems - set(now_silent)))} answers again", flush=True)
+        problems = set(now_silent)
+
+
+def milestone(row: Row) -> tuple[Any, ...]:
+    # When one of these values changes, a line is printed
+    tenth = None if row["percent"] is None else row["percent"] // MILESTONE
+    return state(row), row["attempt"], tenth, tuple((row.get("points") or {}).items())
+
+
+def line(row: Row) -> str:
+    """Formats the line for a row: `12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
+    words = [summary(row["points"]) if row.get("points") else state(row)]
+    if row["attempt"]:
+        words.append(f"attempt {row['attempt']}")
+    if row["step"] is not None:
+        total = f"/{row['steps']}" if row["steps"] else ""
+        words.append(f"step {row['step']}{total}" + (f" ({row['percent']}%)" if row["percent"] is not None else ""))
+    if row["left"] is not None:
+        words.append(f"{brief(row['left'])} left")
+    if row["needs"] is not None:
+        words.append(f"needs {brief(row['needs'])}")
+    why = None if row["state"] == "running" else row["cause"] or row["reason"]
+    return one_line(f"{time.strftime('%H:%M:%S')}  {row['run']}  {', '.join(words)}" + (f": {why}" if why else ""))
+
+
+def _live(rows: Rows) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=raw(sys.stdout), highlight=False)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        for view in _views(rows):
+            live.update(layout(view, console), refresh=True)
+
+
+def layout(view: View, console: Console) -> RenderableType:
+    """Returns a table of the runs with progress bars, cut to the height of the terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    room = max(1, console.height - 4)
+    wide = console.width >= 100
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in ("RUN", "STATE", "STEP" if wide else "", "", "TIME LEFT", "ETA", *(("CHECKPOINT",) if wide else ())):
+        table.add_column(head, no_wrap=head in ("RUN", "TIME LEFT", "ETA", "CHECKPOINT", ""), overflow="fold")
+    for row in view.rows[:room]:
+        points, number = row.get("points"), f" #{row['attempt']}" if row["attempt"] else ""
+        done, total = (points.get("done", 0), sum(points.values())) if points else (row["step"], row["steps"])
+        cells: list[RenderableType] = [
+            Text(one_line(row["run"])), Text(one_line(state(row) + number), COLOURS.get(row["state"], "")),
+            Text(_done(row, done, total) if wide else ""), _bar(done, total, wide),
+            Text(brief(row["left"])), Text(brief(row["needs"])),
+        ]  # fmt: skip
+        table.add_row(*cells, *([Text(COLUMNS["CHECKPOINT"](row))] if wide else []))
+    lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
+    lines += [*(words + age for words, age in view.unanswered.values()), *view.silent.values()]
+    return Group(table, *(Text(one_line(each), "yellow") for each in lines))
+
+
+def _done(row: Row, done: int | None, total: int | None) -> str:
+    if done is None:
+        return "-"
+    rate = row["rate"]
+    speed = "" if rate is None or row["needs"] is None else f" {rate:.3g}/s" if rate >= 1 else f" {1 / rate:.3g} s each"
+    return f"{done}/{total}{speed}" if total else f"{done}{speed}"
+
+
+def _bar(done: int | None, total: int | None, wide: bool) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    if done is None or not total:
+        return Text("-")
+    bar = Table.grid(padding=(0, 1, 0, 0))
+    bar.add_row(still(done, total, 20 if wide else 10), f"{100 * done // total}%")
+    return bar

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import far, status_rows
+from launcher.cli import far, remote
 from launcher.errors import ConfigError
 from launcher.runs.lookup import all_runs
 from tests.launch import until
@@ -394,9 +394,9 @@ def test_a_side_that_asks_what_nobody_can_answer_gets_nothing(laptop: Laptop) ->
     [{"job": 5}, {"points": 5}, {"points": {"done": "x"}}, {"elapsed": "1s"}, {"state": None}, {"breakpoints": [1]}],
 )
 def test_a_row_that_is_none_is_left_out(more: dict[str, object]) -> None:
-    assert status_rows._sound({"run": "a", "state": "running"})
-    assert not status_rows._sound({"run": "a", "state": "running", **more})
-    assert not status_rows._sound(["a"])
+    assert remote._sound({"run": "a", "state": "running"})
+    assert not remote._sound({"run": "a", "state": "running", **more})
+    assert not remote._sound(["a"])
 
 
 # -- `status` of several clusters

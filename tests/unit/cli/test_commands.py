@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import commands, status_view
+from launcher.cli import commands, status
 from launcher.cli.cleanup import short_job
 from launcher.cli.commands import ACTIONS
 from launcher.errors import ConfigError, LauncherError
@@ -379,12 +379,12 @@ def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
 def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> None:
     run = make(tmp_path, ranks=1)
     seen = run_status.RunStatus(run, plan_of(), read_history(run), RunState.RUNNING, None)
-    assert status_view._remark(seen) is None  # nobody holds the lease: it has ended
+    assert status._remark(seen) is None  # nobody holds the lease: it has ended
     lease = run.path / "lease"
     lease.touch()
-    assert status_view._remark(seen) is None
+    assert status._remark(seen) is None
     os.utime(lease, (time.time() - 400,) * 2)
-    assert "no heartbeat of its job for 00:06:4" in str(status_view._remark(seen))
+    assert "no heartbeat of its job for 00:06:4" in str(status._remark(seen))
 
 
 def test_a_command_that_is_gone_names_what_does_it() -> None:

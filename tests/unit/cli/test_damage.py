@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.status_rows import UNREADABLE, Rows, plain, runs_table
+from launcher.cli.status import UNREADABLE, Rows, plain, runs_table
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import FORMAT, Run

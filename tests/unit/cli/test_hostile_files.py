@@ -19,8 +19,8 @@ import pytest
 
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
-from launcher.cli import checkpoint, explain, status_view
-from launcher.cli.status_rows import Rows, plain, runs_table
+from launcher.cli import checkpoint, explain, status
+from launcher.cli.status import Rows, plain, runs_table
 from launcher.cli.sweep import show_status
 from launcher.cli.text import cause, outcome, print_unreadable
 from launcher.diagnose.verdict import evidence_of
@@ -131,7 +131,7 @@ def a_status(run: Run) -> None:
     assert states["whole"] == "running", "a run hides another one"
     for each in view.seen:
         if each.run == run:
-            status_view._print_details(each, heading=True)
+            status._print_details(each, heading=True)
 
 
 def a_why(run: Run) -> None:

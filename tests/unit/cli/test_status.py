@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher.cli import commands, status_rows, status_view
+from launcher.cli import commands, status
 from launcher.cli import progress as standing
 from launcher.cli.explain import explain, of_why
-from launcher.cli.status_rows import COLUMNS, Rows, StatusFilter, runs_table
+from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.config.schema import Debug
 from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import StopReason
@@ -159,7 +159,7 @@ def test_the_newest_checkpoint_in_a_folder(tmp_path: Path) -> None:
 
 
 def row(**values: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(status_rows.KEYS), "run": ID, "state": "running", "job": "4711", "nodes": 16, **values}
+    return {**dict.fromkeys(status.KEYS), "run": ID, "state": "running", "job": "4711", "nodes": 16, **values}
 
 
 FULL = row(
@@ -232,7 +232,7 @@ def test_the_table_says_why(values: dict[str, Any], state: str, why: str | None)
 def test_a_run_at_a_breakpoint_is_shown_with_the_command_that_attaches_to_it(
     found: list[dict[str, Any]], words: str
 ) -> None:
-    shown = status_view.breakpoints(row(breakpoints=found))
+    shown = status.breakpoints(row(breakpoints=found))
     assert shown == words or (words and words in shown)
 
 
@@ -320,7 +320,7 @@ def test_the_last_line_of_output_of_a_run_that_was_named_is_shown(
     for job, words in ((RUNNING, "ago: [0] step 2"), (FAILED, "")):
         says({"1": job})
         (looked,) = Rows(["a"], tmp_path, False).look().seen
-        assert status_view._last_output(looked).endswith(words)
+        assert status._last_output(looked).endswith(words)
 
 
 def test_many_forgotten_runs_are_two_questions(tmp_path: Path, says: Callable[..., list[str]]) -> None:
@@ -726,8 +726,8 @@ def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
         yield
 
     history = happens()
-    monkeypatch.setattr(status_view.time, "sleep", lambda seconds: clock.sleep(seconds) or next(history))
-    assert status_view.watch(Rows(["a"], tmp_path, False)) == 0
+    monkeypatch.setattr(status.time, "sleep", lambda seconds: clock.sleep(seconds) or next(history))
+    assert status.watch(Rows(["a"], tmp_path, False)) == 0
     lines = [line.split("  ", 1)[-1] if line[2:3] == ":" else line for line in capsys.readouterr().out.splitlines()]
     assert [line.split(":")[0].split(", needs")[0] for line in lines] == [
         "a  queued", "a  running, step 1/100 (1%), 1m left", "a  running, step 55/100 (55%), 1m left",
@@ -740,13 +740,13 @@ def test_a_cluster_that_does_not_answer_is_told_once_and_is_not_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = [{"hpc": "This is incomplete: no answer; as of 4s ago."}, {"hpc": "the same; as of 19s ago."}, {}]
-    views = [status_rows.View([], [], 0, each) for each in silent]
+    views = [status.View([], [], 0, each) for each in silent]
     console = Console(file=io.StringIO(), width=80)
-    console.print(status_view.layout(views[0], console))
+    console.print(status.layout(views[0], console))
     assert "This is incomplete" in console.file.getvalue()  # type: ignore[attr-defined]
     monkeypatch.setattr(Rows, "look", lambda self: views.pop(0))
-    monkeypatch.setattr(status_view.time, "sleep", lambda seconds: None)
-    assert status_view.watch(Rows([], tmp_path, False)) == 0
+    monkeypatch.setattr(status.time, "sleep", lambda seconds: None)
+    assert status.watch(Rows([], tmp_path, False)) == 0
     assert capsys.readouterr().out.splitlines() == [silent[0]["hpc"], "hpc answers again"]
 
 
@@ -755,7 +755,7 @@ def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Rows, "look", interrupted)
-    assert status_view.watch(Rows([], tmp_path, False)) == 0
+    assert status.watch(Rows([], tmp_path, False)) == 0
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -768,7 +768,7 @@ def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable
     console = Console(
         width=width, height=24, file=io.StringIO(), force_terminal=True, color_system=None, highlight=False
     )
-    console.print(status_view.layout(Rows([], tmp_path, False).look(), console))
+    console.print(status.layout(Rows([], tmp_path, False).look(), console))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= width
     mine = next(line for line in lines if line.startswith(ID))
@@ -776,7 +776,7 @@ def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable
     assert "30%" in mine
     assert any(line.startswith("lr-1") and "33%" in line for line in lines)
     small = Console(width=width, height=6, file=io.StringIO(), force_terminal=True, color_system=None)
-    small.print(status_view.layout(Rows([], tmp_path, False).look(), small))
+    small.print(status.layout(Rows([], tmp_path, False).look(), small))
     assert "... and 1 more, which do not fit" in small.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -802,13 +802,13 @@ def test_a_watch_is_not_for_programs(capsys: pytest.CaptureFixture[str]) -> None
         ({"state": "4/4 done", "points": {"done": 4}, "updated": 50.0}, ""),
     ],
 )
-def test_failed_and_recent_ones_can_be_chosen(row: dict[str, Any], fits: str) -> None:
+def test_failed_and_recent_ones_can_be_chosen(row: dict[str, Any], fits: str, tmp_path: Path) -> None:
     choices = {
-        "failed": StatusFilter(failed=True),
-        "since": StatusFilter(since=100.0),
-        "both": StatusFilter(failed=True, since=100.0),
+        "failed": Rows([], tmp_path, False, failed=True),
+        "since": Rows([], tmp_path, False, since=100.0),
+        "both": Rows([], tmp_path, False, failed=True, since=100.0),
     }
-    assert [name for name, wanted in choices.items() if wanted.fits(row)] == fits.split()
+    assert [name for name, wanted in choices.items() if wanted._fits(row)] == fits.split()
 
 
 def test_a_choice_is_made_among_all_of_them(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from launcher.cli import commands
 from launcher.cli import sweep as sweep_command
-from launcher.cli.status_rows import _row_of_sweep
+from launcher.cli.status import _row_of_sweep
 from launcher.errors import LauncherError
 from launcher.monitoring.sweep import PointStatus
 from launcher.runs.directory import Run

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.cli.status_rows import Rows
+from launcher.cli.status import Rows
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import status_rows
-from launcher.cli.status_rows import RECENT, Rows
+from launcher.cli import status
+from launcher.cli.status import RECENT, Rows
 from launcher.errors import DONE
 from launcher.runs import event_file, live_index
 from launcher.runs import events as kinds
@@ -286,5 +286,5 @@ def test_a_row_has_the_same_keys_whatever_it_tells_of(tmp_path: Path) -> None:
     make(tmp_path, "b")
     (tmp_path / "b/record.json").write_text("{")
     make_sweep(tmp_path, 1)
-    rows = [status_rows.plain(row) for row in Rows([], tmp_path, False).look().rows]
-    assert {tuple(sorted(set(row) - {"points"})) for row in rows} == {tuple(sorted(status_rows.KEYS))}
+    rows = [status.plain(row) for row in Rows([], tmp_path, False).look().rows]
+    assert {tuple(sorted(set(row) - {"points"})) for row in rows} == {tuple(sorted(status.KEYS))}

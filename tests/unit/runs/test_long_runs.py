@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import bounds
-from launcher.cli import status_view
+from launcher.cli import status as status_command
 from launcher.cli.progress import progress_of
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.reports.collect import Curve, collect, curves
@@ -201,7 +201,7 @@ def ended(attempt: Attempt) -> RunStatus:
 
 
 def status(attempt: Attempt) -> None:
-    status_view._print_details(ended(attempt), heading=False)
+    status_command._print_details(ended(attempt), heading=False)
 
 
 @pytest.mark.parametrize(("command", "most"), [(status, 1), (lambda attempt: collect(ended(attempt), None), 11)])

@@ -14,7 +14,7 @@ import pytest
 from launcher import errors
 from launcher.agent import attempt as agent
 from launcher.cli import wait
-from launcher.cli.status_rows import Rows
+from launcher.cli.status import Rows
 from launcher.config.schema import Program
 from launcher.environment import secrets
 from launcher.errors import RESUME, RunError, UnavailableError
