@@ -24,7 +24,6 @@ from launcher.config import profiles
 from launcher.errors import DONE, ConfigError, LauncherError
 from launcher.files import run_files
 from launcher.formatting import brief, rough_size, write_output
-from launcher.monitoring.sweep import LIVE, WAITING
 from launcher.remote import clusters, command
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.command import SentCode, call, in_terminal, profile_of
@@ -277,6 +276,8 @@ def _sound(row: Any) -> bool:
 
 
 def _of_cluster(row: Mapping[str, Any], cluster: RemoteCluster) -> dict[str, Any]:
+    from launcher.monitoring.sweep import LIVE, WAITING  # other commands for clusters need no states
+
     points = row.get("points")
     over = row.get("state") not in LIVE if points is None else not {*LIVE, WAITING} & set(points)
     return {**row, "cluster": cluster.name, "remote": True, "over": over, "settled": True}
