@@ -35,7 +35,7 @@ from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.runs import event_file, events
 from launcher.runs.events import Fault, Place, Resized, Stop
-from launcher.runs.time_left import time_left
+from launcher.runs.job_file import time_left
 from launcher.worker.heartbeat import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow

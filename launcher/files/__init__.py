@@ -6,7 +6,7 @@ It may import user_settings, paths, processes and what is below them.
   nodes see
 - `run_files`: opens, appends to, replaces and makes files and folders of runs; limits on size
 - `json_types`: checks JSON values against the types of a dataclass, and converts between the two
-- `ownership`: who owns a file or folder, who may write to it, and which folders of others the user trusts
+- `ownership`: who owns a file or folder, who may write to it, and which folders of others the user trusts; secrets that
+  only processes of one user can read
 - `writers`: who besides the owner can write to a folder, with the standard library alone
-- `shared_secret`: secrets that only processes of one user can read
 """

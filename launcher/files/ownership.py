@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, RunError
-from launcher.files import writers
+from launcher.files import run_files, writers
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.paths import GROUPS, resource, user_config_dir
 from launcher.structs import Struct
@@ -274,3 +274,59 @@ def _in_file(path: Path, user_file: bool) -> Iterator[str]:
         named = section.get(KEY) if isinstance(section, dict) else None
         if isinstance(named, list):
             yield from (each for each in named if isinstance(each, str) and each.startswith("/"))
+
+
+# -- Secrets (random bytes) by which processes of one user recognise each other, in files that only this user can read
+#
+# Each run has one in its directory (`Run.secret`); processes that form a group without a run use that of their user.
+
+
+SECRET_BYTES = 32
+SECRET_VARIABLE, MIN_LENGTH = "LAUNCHER_SECRET", 16
+
+
+class SecretError(RunError):
+    """The secret cannot be used: it is missing, damaged, too short, or readable by others."""
+
+
+def secret_of_file(path: Path) -> bytes:
+    """Returns the secret in a file, made if missing; raises OSError, or SecretError (damaged, others can read it)."""
+    if not path.exists():
+        make_secret(path)
+    with open(path, "rb") as file:
+        mode, secret = os.fstat(file.fileno()).st_mode, file.read(SECRET_BYTES + 1)
+    if len(secret) != SECRET_BYTES:
+        raise SecretError(f"{path} is damaged: it has {len(secret)} bytes instead of {SECRET_BYTES}; remove it")
+    if mode & 0o077:
+        raise SecretError(f"others can read {path}: remove it, and a new one is made")
+    return secret
+
+
+def make_secret(path: Path) -> None:
+    """Makes a file with a new secret, atomically, unless another process makes it first; raises OSError."""
+    secret = os.urandom(SECRET_BYTES)
+    try:
+        run_files.create(path, secret)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in run_files.WITHOUT_LINKS:
+            raise  # another process may have made it
+        run_files.replace(path, secret, sync=False)
+
+
+def secret_of_user() -> bytes:
+    """Returns this user's secret: $LAUNCHER_SECRET, or that in the user's config folder; raises SecretError."""
+    if given := os.environ.get(SECRET_VARIABLE):
+        if len(given) < MIN_LENGTH:
+            raise SecretError(f"{SECRET_VARIABLE} has {len(given)} characters, too few: use {MIN_LENGTH} or more")
+        return given.encode()
+    path = user_config_dir() / "secret"
+    try:
+        run_files.make_folder(path.parent)
+        return secret_of_file(path)
+    except OSError as error:
+        raise SecretError(
+            f"{path} can neither be read nor made ({error.strerror or error}): set {SECRET_VARIABLE} to the same random "
+            "text in all processes of the job"
+        ) from None

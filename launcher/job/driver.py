@@ -28,9 +28,8 @@ from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
-from launcher.runs.job_file import FunctionFile, JobFile, parse_exports
+from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime
 from launcher.runs.lease import RaceLost, RunLease, held, require_not_lost, win
-from launcher.runs.time_left import ends_in, uptime
 from launcher.structs import Struct, replace
 
 J = TypeVar("J", bound=Struct)

@@ -37,7 +37,7 @@ from launcher.runs.events import (
     first,
     last,
 )
-from launcher.runs.time_left import time_left
+from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
 from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError
 from launcher.schedulers.run_command import submit_after

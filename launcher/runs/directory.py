@@ -53,7 +53,7 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
-from launcher.files import ownership, run_files, shared_secret
+from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import (
     Ok,
@@ -84,7 +84,7 @@ MOST_PROBLEMS = 20  # messages of `problems`; further ones are only counted
 UNWRITTEN = 1000  # newest events that are kept in memory until they can be written
 _PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of step times: at least half a day's
 _PACE_TAILS = 1 << 24  # of all such files of an attempt: an hour's of 4,096 nodes
-SECRET = "secret"  # noqa: S105  name of the secret's file; see `shared_secret`
+SECRET = "secret"  # noqa: S105  name of the secret's file; see `ownership`
 _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exist before the record does
 _UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of further such names, mostly temporary
 
@@ -160,7 +160,7 @@ class Run(Struct):
             for folder in (path / "submitit", path / "attempts"):
                 folder.mkdir(mode=0o700, exist_ok=True)
             if not (path / SECRET).exists():
-                shared_secret.make(path / SECRET)
+                ownership.make_secret(path / SECRET)
         except UnavailableError:
             raise
         except OSError as error:
@@ -333,7 +333,7 @@ class Run(Struct):
     def secret(self) -> bytes:
         """Returns the run's secret, made if missing; raises RunError if it is damaged or others can read it."""
         path = self.path / SECRET
-        secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # old versions made none
+        secret = unwrap(retry_read(lambda: ownership.secret_of_file(path), path))  # old versions made none
         if secret is None:
             raise RunError(f"{path} is gone")
         return secret

@@ -44,7 +44,7 @@ from launcher import errors
 from launcher.formatting import format_time, log_line
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Breakpoint, Continued
-from launcher.runs.time_left import time_left
+from launcher.runs.job_file import time_left
 from launcher.schedulers.topology import hosts_in
 
 if TYPE_CHECKING:

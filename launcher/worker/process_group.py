@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.failures.codes import FaultCode
-from launcher.files import shared_secret
+from launcher.files.ownership import SECRET_VARIABLE, secret_of_user
 from launcher.formatting import name_ranks
 from launcher.rendezvous.rounds import Member, RendezvousError, candidate_ports, join_rendezvous, secret_of
 from launcher.runs.directory import current_attempt
@@ -365,7 +365,7 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
     if place.world_size == 1:
         _use_interface("lo")
         return dist.HashStore()
-    secret = secret_of(shared_secret.of_user(), f"{os.getuid()}/{place.job}")
+    secret = secret_of(secret_of_user(), f"{os.getuid()}/{place.job}")
     rendezvous = join_rendezvous(
         Member(place.rank, place.node_rank, host, 1, place.local_rank), places=_places(place, host),
         master=place.master, secret=secret, ports=candidate_ports(secret, PORTS), timeout=timeout,
@@ -535,7 +535,7 @@ def _open(sealed: bytes) -> T:  # type: ignore[type-var]  # the sender's value m
     if not hmac.compare_digest(sealed[:MAC], _mac(sealed[MAC:])):
         raise NotFromARank(
             "an object that another rank should have sent does not carry the secret of this job's ranks. Outside of a "
-            f"run, set {shared_secret.VARIABLE} to the same random text on all ranks, unless they share the home folder"
+            f"run, set {SECRET_VARIABLE} to the same random text on all ranks, unless they share the home folder"
         )
     return cast(T, pickle.loads(sealed[MAC:]))  # noqa: S301  # made by a rank of this job
 
@@ -547,4 +547,4 @@ def _mac(data: bytes) -> bytes:
 @cache
 def _secret() -> bytes:
     attempt = current_attempt()
-    return attempt.run.secret() if attempt else shared_secret.of_user()
+    return attempt.run.secret() if attempt else secret_of_user()

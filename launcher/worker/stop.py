@@ -39,7 +39,7 @@ from launcher.plan.plan import Checkpoint, Resume, Train
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Stop as StopEvent
 from launcher.runs.history import Experience, experience
-from launcher.runs.time_left import time_left
+from launcher.runs.job_file import time_left
 from launcher.schedulers import registry, topology
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, heartbeat, process_group

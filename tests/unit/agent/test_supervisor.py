@@ -30,7 +30,7 @@ from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop
-from launcher.runs.time_left import TimeLeft
+from launcher.runs.job_file import TimeLeft
 from launcher.worker import hangs
 from launcher.worker.hangs import Blamed
 from launcher.worker.heartbeat import Pulse, RankSlot

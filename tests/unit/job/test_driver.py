@@ -16,10 +16,10 @@ from launcher.files import shared_files
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.job import driver
 from launcher.job.driver import end_of
-from launcher.runs import lease, time_left
+from launcher.runs import lease
 from launcher.runs.directory import Run
 from launcher.runs.events import Stop
-from launcher.runs.job_file import NAME, LeaseTimes, exports, parse_exports
+from launcher.runs.job_file import NAME, LeaseTimes, exports, parse_exports, uptime
 from launcher.submission import render
 from tests.unit.clock import Clock
 from tests.unit.faults import FOR_EVER, FileServer
@@ -309,7 +309,7 @@ def test_each_attempt_in_a_job_has_the_whole_time(sandbox: Sandbox) -> None:
         '[ "$LAUNCHER_ATTEMPT" = 1 ] || exit 75\n'
     )
     sandbox.python.write_text("#!/bin/bash\nexit 10\n")
-    os.environ["LAUNCHER_BEGUN"] = str(time_left.uptime() - 1000)
+    os.environ["LAUNCHER_BEGUN"] = str(uptime() - 1000)
     assert drive(sandbox, time=5000, cluster={"scheduler": "slurm"}).code == 0
     first, second = (int((sandbox.folder / f"left-{number}").read_text()) for number in (0, 1))
     assert 3900 <= first <= 4000 < 4900 <= second

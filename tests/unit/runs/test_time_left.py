@@ -10,9 +10,9 @@ import pytest
 from launcher.agent import supervisor
 from launcher.agent.supervisor import StopChecker
 from launcher.failures.codes import StopReason
-from launcher.runs import time_left
+from launcher.runs import job_file
 from launcher.runs.directory import Run
-from launcher.runs.time_left import TimeLeft, judge
+from launcher.runs.job_file import TimeLeft, judge_time
 from launcher.worker.stop import settings
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Sandbox
@@ -45,15 +45,15 @@ ALONE = {"LAUNCHER_DEADLINE": TOLD["LAUNCHER_DEADLINE"]}
 def test_what_is_left(
     environ: dict[str, str], off: float, machine: tuple[str, float] | None, left: TimeLeft | None
 ) -> None:
-    assert judge(environ, NOW + off, machine) == left
+    assert judge_time(environ, NOW + off, machine) == left
 
 
 def on_a_node(monkeypatch: pytest.MonkeyPatch, folder: Path, boot_id: str, off: float) -> dict[str, str]:
     """This machine is a node whose clock is off; the environment of a process there, with an hour left."""
     (folder / "boot_id").write_text(f"{boot_id}\n")
     (folder / "uptime").write_text("5000.00 1.0\n")
-    monkeypatch.setattr(time_left, "BOOT_ID", folder / "boot_id")
-    monkeypatch.setattr(time_left, "UPTIME", folder / "uptime")
+    monkeypatch.setattr(job_file, "BOOT_ID", folder / "boot_id")
+    monkeypatch.setattr(job_file, "UPTIME", folder / "uptime")
     return {
         "LAUNCHER_DEADLINE": f"{time.time() - off + HOUR}", "LAUNCHER_TIME_LEFT": f"{HOUR}",
         "LAUNCHER_DEADLINE_UPTIME": f"a {5000 + HOUR}",
@@ -118,7 +118,7 @@ def test_a_jobs_script_goes_by_the_controllers_clock(tmp_path: Path, answers: bo
     told = int(outcome.environment["LAUNCHER_TIME_LEFT"])
     if answers:
         assert told == 600
-        left = time_left.time_left(outcome.environment)
+        left = job_file.time_left(outcome.environment)
         assert left is not None and left.sure
         assert left.seconds == pytest.approx(600, abs=60)
     else:
