@@ -327,6 +327,6 @@ def secret_of_user() -> bytes:
         return secret_of_file(path)
     except OSError as error:
         raise SecretError(
-            f"{path} can neither be read nor made ({error.strerror or error}): set {SECRET_VARIABLE} to the same random "
-            "text in all processes of the job"
+            f"{path} can neither be read nor made ({error.strerror or error}): set {SECRET_VARIABLE} to the same "
+            "random text in all processes of the job"
         ) from None
