@@ -3,8 +3,8 @@
 The page needs no network: it contains plotly's JavaScript, and its content security policy allows only the page's own
 scripts, and no requests. All text from a run directory, such as host names and log lines, is escaped.
 
-- `collect`: reads a run directory into RunData: attempts, timeline, metrics, results; the only module that reads runs
+- `collect`: reads a run directory into RunData: attempts, timeline, metrics, results; the only module that reads runs;
+  results of benchmarks (`p2p`, `collective`) as curves, and compared with a baseline
 - `sections`: the sections of the report of a run, of the comparison of several runs, and of a sweep
-- `page`: what a page consists of, and its HTML; figures of times and metrics, and the words for numbers
-- `fabric`: the section about a benchmark of the interconnect (`p2p`, `collective`), and its comparison with a baseline
+- `page`: what a page consists of, and its HTML; all figures, and the words for numbers
 """

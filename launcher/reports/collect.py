@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -401,3 +401,165 @@ def _is_matrix(matrix: Any) -> bool:
 
 def block_of(matrix: Mapping[str, Any]) -> int:
     return int(matrix.get("block", 1))
+
+
+# -- Benchmarks of the interconnect: curves over message size, and differences from a baseline
+#
+# Rows of two runs that agree in all columns except those in MEASURED are the same measurement.
+
+
+MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",
+            "messages", "count"}  # fmt: skip
+COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window")  # distinguish curves of an operation
+# Title and unit of each measured quantity.
+MEASURES = {
+    "busbw": ("Bus bandwidth", "B/s"),
+    "algbw": ("Algorithm bandwidth", "B/s"),
+    "bandwidth": ("Bandwidth", "B/s"),
+    "latency": ("Latency", "s"),
+    "time": ("Time", "s"),
+}
+
+
+@dataclass(frozen=True)
+class SizeCurve:
+    op: str  # the operation or pattern (`all_reduce`)
+    kind: str  # what distinguishes the curve from others of the same operation (`float16 in place`); may be empty
+    sizes: tuple[int, ...]  # of messages in bytes, increasing
+    values: tuple[float, ...]  # at each size
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The same measurement in a run and in its baseline."""
+
+    what: str  # the operation, or the pair of hosts (`node1 → node2`)
+    size: int | None  # of messages in bytes; None: not known
+    measure: str  # `busbw` or `bandwidth` in bytes/s, `time` or `latency` in seconds
+    now: float
+    then: float  # in the baseline
+
+    @property
+    def speed(self) -> float:
+        """The run's speed divided by the baseline's (for times, the inverse ratio): less than 1 is slower."""
+        return self.then / self.now if MEASURES[self.measure][1] == "s" else self.now / self.then
+
+
+def seconds_of(row: Row, part: str) -> float | None:
+    """part: `median`, `min` or `p99`."""
+    seconds = row.get("seconds")
+    return positive(seconds.get(part)) if isinstance(seconds, Mapping) else None
+
+
+def measured(row: Row, measure: str) -> float | None:
+    """measure: a key of MEASURES."""
+    return seconds_of(row, "median") if measure == "time" else positive(row.get(measure))
+
+
+def operation(row: Row) -> str:
+    return str(row.get("op") or row.get("pattern") or "?")
+
+
+def size_curves(rows: Iterable[Row], measure: str) -> list[SizeCurve]:
+    """Returns curves of a key of MEASURES over message size, one a combination of operation and COLUMNS."""
+    rows = list(rows)
+    kind = varying(rows)
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        value, size = measured(row, measure), positive(row.get("size"))
+        if value is not None and size is not None:
+            found.setdefault((operation(row), kind(row)), {})[int(size)] = value
+    return [
+        SizeCurve(op, kind, tuple(sorted(points)), tuple(points[size] for size in sorted(points)))
+        for (op, kind), points in found.items()
+    ]
+
+
+def varying(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """Returns what tells a row from others of its operation: the COLUMNS that vary (`float16 in place`)."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        for column in COLUMNS:
+            values.setdefault((column, operation(row)), set()).add(_word(column, row))
+    several = {column for (column, _), each in values.items() if len(each) > 1}
+    differing = [column for column in COLUMNS if column in several]
+    if "group" in differing and "ranks" in differing:
+        differing.remove("ranks")  # the group determines the ranks
+    return lambda row: " ".join(word for column in differing if (word := _word(column, row)))
+
+
+def differences(now: FabricResults, then: FabricResults) -> list[Difference]:
+    """Returns the measurements that both the run (`now`) and the baseline (`then`) have, the most slowed down first."""
+    before = {_identity(row): row for row in then.rows}
+    found = []
+    for row in now.rows:
+        old = before.get(_identity(row))
+        if old is None:
+            continue
+        size = row.get("size")
+        for measure in ("busbw", "bandwidth", "latency"):
+            found += _difference(_label(row), size, measure, row.get(measure), old.get(measure))
+        if not any(positive(row.get(speed)) for speed in ("busbw", "bandwidth", "latency")):
+            found += _difference(_label(row), size, "time", seconds_of(row, "median"), seconds_of(old, "median"))
+    if now.matrix is not None and then.matrix is not None and block_of(now.matrix) == block_of(then.matrix) == 1:
+        old_pairs = pairs(then.matrix)
+        for (a, b), values in pairs(now.matrix).items():
+            for measure, ours, theirs in zip(("bandwidth", "latency"), values, old_pairs.get((a, b), ()), strict=False):
+                found += _difference(f"{a} → {b}", now.matrix.get("size"), measure, ours, theirs)
+    return sorted(found, key=lambda each: each.speed)
+
+
+def pairs(matrix: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float | None, float | None]]:
+    """Returns (bandwidth, latency) of each ordered pair of hosts, in bytes/s and seconds; None: not measured."""
+    hosts = [str(host) for host in matrix["hosts"]]
+    return {
+        (a, b): (matrix["bandwidth"][i][j], matrix["latency"][i][j])
+        for i, a in enumerate(hosts)
+        for j, b in enumerate(hosts)
+        if i != j
+    }
+
+
+def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> list[list[float | None]]:
+    """Returns a matrix, None not measured, shrunk to `most` rows: each cell the worst of a block of cells."""
+    size = max(1, math.ceil(len(values) / most))
+    if size == 1:
+        return [list(row) for row in values]
+    places = range(0, len(values), size)
+
+    def cell(i: int, j: int) -> float | None:
+        known = [each for row in values[i : i + size] for each in row[j : j + size] if each is not None]
+        return worst(known) if known else None
+
+    return [[cell(i, j) for j in places] for i in places]
+
+
+def _difference(what: str, size: Any, measure: str, now: Any, then: Any) -> list[Difference]:
+    ours, theirs = positive(now), positive(then)
+    if ours is None or theirs is None:
+        return []
+    return [Difference(what, int(size) if positive(size) else None, measure, ours, theirs)]
+
+
+def _identity(row: Row) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, str(value)) for key, value in row.items() if key not in MEASURED))
+
+
+def _label(row: Row) -> str:
+    named = (_word(column, row) for column in COLUMNS if column not in ("ranks", "window"))
+    return " ".join([operation(row), *(word for word in named if word)])
+
+
+def _word(column: str, row: Row) -> str:
+    value = row.get(column)
+    if value is None or value == "" or value is False:
+        return ""
+    if column == "async":
+        return "async"
+    if column == "place":
+        return {"out": "out of place", "in": "in place"}.get(str(value), str(value))
+    return f"{column} {value}" if column in ("root", "window") else str(value)
+
+
+def size_word(row: Row) -> str:
+    return long_size(positive(row.get("size")))

@@ -22,9 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
 from launcher.files import run_files
-from launcher.formatting import clean, exact_time
+from launcher.formatting import clean, exact_time, long_size, si, si_unit, three_digits
 from launcher.formatting import number as number_text
-from launcher.reports.collect import Curve, Entry, Timeline, thin
+from launcher.reports.collect import (
+    MEASURES,
+    Curve,
+    Entry,
+    FabricResults,
+    SizeCurve,
+    Timeline,
+    block_of,
+    coarse,
+    measured,
+    operation,
+    size_curves,
+    size_word,
+    thin,
+    varying,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -293,6 +308,194 @@ def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade:
     return line(name, times, [value for _, value in kept], shade, dash=dash, hovertemplate="%{y:.3s}s")
 
 
+# -- Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts
+
+
+MOST_LINES = 8  # lines in one figure; with more, each operation gets its own figures
+MOST_TICKS = 7  # ticks of the axis of message sizes
+FEW_TICKS = 50  # below this ratio of the largest to the smallest value, powers of ten are too few ticks
+MOST_CELLS = 128  # rows of a heat map; with more nodes, a cell stands for a block of nodes
+NUMBERS_UP_TO = 8  # with at most so many nodes, cells show their numbers
+Found = Sequence[tuple[str, list[SizeCurve]]]  # name and lines of each run
+Benchmarks = Sequence[tuple[str, FabricResults]]  # of each run; the first one decides the figures and the roofs
+
+
+def fabric_figures(runs: Benchmarks) -> list[Figure]:
+    """Returns all figures of runs of one benchmark: curves, or bars for a single size; then the heat maps."""
+    if runs[0][1].workload == "p2p":
+        wanted: tuple[str, ...] = ("bandwidth", "latency")
+    else:
+        wanted = ("busbw", "time") if len(runs) > 1 else ("busbw", "algbw", "time")
+    curves = [curve for measure in wanted for curve in _curves(runs, measure)]
+    order = list(dict.fromkeys(operation for operation, _ in curves))
+    # If operations have separate figures, those of one operation are next to each other.
+    figures = [figure for _, figure in sorted(curves, key=lambda curve: order.index(curve[0]))]
+    if not figures:
+        figures = [figure for measure in wanted if measure != "algbw" for figure in _bars(runs, measure)]
+    for name, fabric in runs:
+        figures += matrix_figures(fabric, name if len(runs) > 1 else "")
+    return figures
+
+
+def _curves(runs: Benchmarks, measure: str) -> list[tuple[str, Figure]]:
+    # The list is empty if nothing was measured at two sizes
+    found = [(name, size_curves(fabric.rows, measure)) for name, fabric in runs]
+    if not any(len(line.sizes) > 1 for _, curves in found for line in curves):
+        return []
+    title, unit = MEASURES[measure]
+    operations = list(dict.fromkeys(line.op for _, curves in found for line in curves))
+    if len(operations) == 1 or sum(len(curves) for _, curves in found) <= MOST_LINES:
+        return [("", _curve_figure(title, unit, found, runs[0][1]))]
+    if measure == "algbw":  # busbw is that times a factor; the table has both
+        return []
+    return [
+        (operation, _curve_figure(f"{operation}: {title.lower()}", unit, part, runs[0][1], height=240))
+        for operation in operations
+        for part in [[(name, [line for line in curves if line.op == operation]) for name, curves in found]]
+    ]
+
+
+def _curve_figure(title: str, unit: str, found: Found, first: FabricResults, height: int = 300) -> Figure:
+    # Colours stand for runs; with one run, for operations
+    several = len(found) > 1
+    ops = list(dict.fromkeys(line.op for _, curves in found for line in curves))
+    names = list(dict.fromkeys((line.op, line.kind) for _, curves in found for line in curves))
+    kinds = list(dict.fromkeys(line.kind for _, curves in found for line in curves))
+    sizes = sorted({size for _, curves in found for line in curves for size in line.sizes})
+    traces: list[dict[str, Any]] = []
+    for place, (run, curves) in enumerate(found):
+        for each in curves:
+            words_of = [run] * several + [each.op] * (len(ops) > 1 or not (each.kind or several)) + [each.kind]
+            if several:
+                shade, dash = place, names.index((each.op, each.kind))
+            else:
+                shade, dash = (ops.index(each.op), kinds.index(each.kind)) if len(ops) > 1 else (len(traces), 0)
+            name, hover = " ".join(filter(None, words_of)), "%{y:.3s}" + unit
+            traces.append(
+                line(name, each.sizes, each.values, colour(shade), dash=DASHES[dash % len(DASHES)], hovertemplate=hover)
+            )
+    values = [value for trace in traces for value in trace["y"]]
+    shown = len(traces) > 1
+    if unit == "B/s":
+        roofs = sorted(first.roofs().items(), key=lambda roof: -roof[1])
+        for place, (name, speed) in enumerate(roofs):
+            # One above and one below, at different ends: they may lie close together.
+            texts = {
+                "text": [f"roof: {name}", ""][:: (1, -1)[place % 2]], "textfont": {"color": "--muted", "size": 11},
+                "textposition": ("top right", "bottom left")[place % 2], "hovertemplate": "%{y:.3s}" + unit,
+            }  # fmt: skip
+            traces.append(line(
+                f"roof: {name}", [sizes[0], sizes[-1]], [speed, speed], "--muted", width=1.5,
+                dash=("dash", "dot")[place % 2], mode="lines+text", showlegend=False, **texts,
+            ))  # fmt: skip
+    speeds = [*values, *(first.roofs().values() if unit == "B/s" else ())]
+    layout = {
+        "xaxis": axis("size", type="log", **_size_ticks(sizes)),
+        "yaxis": axis(type="log", **_log_ticks(values, unit), range=_log_range(speeds)),
+        "hovermode": "closest",
+        "showlegend": shown,
+    }
+    single = "" if shown or traces[0]["name"] in title else f" ({traces[0]['name']})"
+    legend = 24 + 18 * math.ceil(len(names) * len(found) / 2) if shown else 0
+    return Figure(clean(title + single), traces, layout, height=height + legend)
+
+
+def _log_range(values: Sequence[float]) -> list[float]:
+    low, high = math.log10(min(values)), math.log10(max(values))
+    room = max(high - low, 0.3)
+    return [low - 0.06 * room, high + 0.12 * room]
+
+
+def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    factors = (1, 2, 5) if max(values) / min(values) < FEW_TICKS else (1,)
+    ticks = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
+    return {"tickmode": "array", "tickvals": ticks, "ticktext": [si(tick, unit) for tick in ticks]}
+
+
+def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
+    chosen = list(sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
+    return {"tickmode": "array", "tickvals": chosen, "ticktext": [long_size(size) for size in chosen]}
+
+
+def _bars(runs: Benchmarks, measure: str) -> list[Figure]:
+    title, unit = MEASURES[measure]
+    traces: list[dict[str, Any]] = []
+    labels: list[str] = []
+    for place, (name, fabric) in enumerate(runs):
+        rows = [row for row in fabric.rows if measured(row, measure) is not None]
+        kind, sizes = varying(rows), len({row.get("size") for row in rows}) > 1
+        names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
+        labels += names
+        traces.append({
+            "type": "bar", "orientation": "h", "name": plain_text(name), "y": [plain_text(each) for each in names],
+            "x": [measured(row, measure) for row in rows], "marker": {"color": colour(place)},
+            "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
+        })  # fmt: skip
+    if not labels:
+        return []
+    layout = {
+        "xaxis": axis(tickformat="~s", ticksuffix=unit, nticks=6, rangemode="tozero"),
+        "yaxis": axis(type="category", autorange="reversed", showgrid=False),
+        "showlegend": len(runs) > 1,
+        "hovermode": "closest",
+        "margin": {"t": 26, "l": 8, "r": 12, "b": 8},
+    }  # fmt: skip
+    height = 100 + 26 * len(dict.fromkeys(labels)) * len(runs)
+    return [Figure(title, traces, layout, height=min(900, height))]
+
+
+def matrix_figures(fabric: FabricResults, run: str = "") -> list[Figure]:
+    """Returns heat maps of all pairs of hosts, worse cells darker."""
+    matrix = fabric.matrix
+    if matrix is None:
+        return []
+    hosts = [str(host) for host in matrix["hosts"]]
+    block = block_of(matrix) * max(1, math.ceil(len(matrix["latency"]) / MOST_CELLS))
+    names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
+    measures = [name for name in ("bandwidth", "latency") if {cell for row in matrix[name] for cell in row} - {None}]
+    return [_heat_map(matrix, names, block, measure, run) for measure in measures]
+
+
+def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str) -> Figure:
+    title, unit = MEASURES[measure]
+    fast = measure == "bandwidth"
+    values = coarse(matrix[measure], MOST_CELLS, min if fast else max)
+    known = [cell for row in values for cell in row if cell is not None]
+    middle = statistics.median(known)
+    labels = [plain_text(name) for name in names]
+    small = len(names) <= NUMBERS_UP_TO
+    # The range is never narrow, so that nearly equal links look equal.
+    if fast:
+        least, most = min(*known, middle / 2), 1.05 * max(known)
+    else:
+        least, most = 0.95 * min(known), max(*known, 2 * middle)
+    heat: dict[str, Any] = {
+        "type": "heatmap", "x": labels, "y": labels,
+        "z": [[cell and float(f"{cell:.4g}") for cell in row] for row in values],
+        "zmin": least, "zmax": most, "colorscale": [[0, "--heat-bad"], [0.5, "--heat-mid"], [1, "--heat-good"]],
+        "reversescale": not fast, "xgap": 2 if len(names) < 40 else 0, "ygap": 2 if len(names) < 40 else 0,
+        "showscale": not small,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickformat": "~s", "ticksuffix": unit, "len": 0.9},
+        "hovertemplate": "%{y} → %{x}: %{z:.3s}" + unit + "<extra></extra>", "hoverongaps": False,
+    }  # fmt: skip
+    scale, scaled = si_unit(middle, unit)
+    if small:  # the numbers fit into the cells
+        heat["text"] = [["" if cell is None else three_digits(cell / scale) for cell in row] for row in values]
+        heat["texttemplate"] = "%{text}"
+        heat["textfont"] = {"size": 12}
+    layout = {
+        "xaxis": axis("to", type="category", showgrid=False),
+        "yaxis": axis("from", type="category", autorange="reversed", showgrid=False),
+        "showlegend": False,
+    }
+    sent = matrix.get("size" if fast else "latency_size")
+    size = f" with {long_size(sent)}" if sent else ""
+    heading = f"{run + ': ' if run else ''}{title} of pairs{size}" + (f", {scaled}" if small else "")
+    caption = f"Each cell is the worst of {block} x {block} nodes." if block > 1 else ""
+    return Figure(clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
+
+
 # -- The data types that a page consists of: Page, Section, Table, Code. page.html.j2 renders them
 
 
@@ -346,7 +549,6 @@ class Page:
 # -- Renders a page as one HTML file that contains plotly's JavaScript, and writes it
 
 HERE = Path(__file__).resolve().parent
-MOST_BYTES = 5_000_000
 
 
 class ReportError(LauncherError):

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from launcher import __version__
 from launcher.failures import text
-from launcher.formatting import clean, long_size, plural
+from launcher.formatting import clean, long_size, plural, si
 from launcher.monitoring.sweep import LIVE
 from launcher.plan import build
 from launcher.redaction import HIDDEN, is_secret, public
-from launcher.reports.collect import Entry, RunData, finite, positive, redact_override
-from launcher.reports.fabric import fabric_section
+from launcher.reports.collect import (
+    MEASURES,
+    Entry,
+    Row,
+    RunData,
+    differences,
+    finite,
+    mapping,
+    measured,
+    operation,
+    positive,
+    redact_override,
+    seconds_of,
+    size_word,
+)
 from launcher.reports.page import (
     CodeBlock,
     Named,
@@ -24,6 +37,7 @@ from launcher.reports.page import (
     Section,
     Table,
     change_text,
+    fabric_figures,
     legend,
     pace_figure,
     span_text,
@@ -34,6 +48,7 @@ from launcher.reports.page import (
 from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
 from launcher.runs.health import differing_bindings, latest_bindings
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
+from launcher.schedulers import registry
 from launcher.search.progress import SearchProgress, described, rung_lines
 
 # -- Makes the sections of a page about one run, and the facts above them
@@ -244,6 +259,125 @@ def environment_section(run: RunData, name: str = "") -> Section:
     rows = [(key, HIDDEN if is_secret(key) else value_text(value)) for key, value in pairs.items() if value is not None]
     title = "Environment" + (f" of {name}" if name else "")
     return Section(title, tables=[Table(("what", "value"), rows, frozenset({0, 1}))], folded=True)
+
+
+# -- Makes the section about a benchmark: conditions, figures, slow pairs, differences, all numbers
+
+
+TOLERANCE = 0.2  # rows that differ from the baseline's speed by more than this fraction are marked
+MOST_ROWS = 1000  # of each table
+HEADS = ("operation", "group", "ranks", "size", "type", "redop", "place", "median", "min", "p99", "latency", "algbw",
+         "busbw", "bandwidth", "of roof", "wrong", "not measured")  # fmt: skip
+# The columns with what a row says, and its key there.
+WORDS = {"group": "group", "ranks": "ranks", "type": "dtype", "redop": "redop", "place": "place",
+         "not measured": "missing"}  # fmt: skip
+
+
+def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
+    """Returns the section about a benchmark, that of the first run with results; against: the baseline."""
+    known = [(run, run.fabric) for run in runs if run.fabric and (run.fabric.rows or run.fabric.matrix)]
+    if not known:
+        return None
+    first, results = known[0]
+    same = [(run, fabric) for run, fabric in known if fabric.workload == results.workload]
+    tables: list[Table] = []
+    if against is not None and any(run is against for run, _ in same):
+        tables += [differences_table(run, against) for run, _ in same if run is not against]
+    codes = []
+    if results.matrix is not None:
+        if slow := slow_table(results.matrix):
+            tables.append(slow)
+        if override := _exclude(first, str(results.matrix.get("exclude") or "")):
+            codes.append(CodeBlock("exclude the suspected nodes with", override))
+    of_run = f" of {first.id}" if len(same) > 1 else ""
+    tables.append(rows_table(results.rows, results.roofs(), f"All numbers{of_run}"))
+    note = conditions(results.conditions)
+    if results.roof.get("how"):
+        note += f" Roof: {results.roof['how']}."
+    if not results.complete:
+        note += f" Not complete{': ' + results.reason if results.reason else ''}."
+    figures = fabric_figures([(run.id, fabric) for run, fabric in same])
+    return Section("Fabric", note, codes, figures, [table for table in tables if table.rows])
+
+
+def _exclude(run: RunData, hosts: str) -> str:
+    name = mapping(run.plan.get("cluster")).get("scheduler")
+    return registry.scheduler(name).without(hosts, run.cluster_settings) if hosts and name in registry.names() else ""
+
+
+def conditions(known: Mapping[str, Any]) -> str:
+    """Returns a benchmark's conditions: `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`"""
+    parts = [f"{plural(known.get('world_size', '?'), 'rank')} on {plural(known.get('nodes', '?'), 'node')}"]
+    backend = str(known.get("backend", "?")) + (f" {known['backend_version']}" if known.get("backend_version") else "")
+    parts.append(backend + (f" over {known['interface']}" if known.get("interface") else ""))
+    parts += [str(known["device_name"])] if known.get("device_name") else []
+    text = ", ".join(parts)
+    return f"{text}; {known.get('iterations', '?')} iterations after {known.get('warmup', '?')} of warm-up."
+
+
+def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) -> Table:
+    """Returns the table of all measurements without empty columns; roofs: upper limits in bytes/s, by name."""
+    roof = roofs.get("socket") or roofs.get("memory")
+
+    def cells(row: Row) -> dict[str, str]:
+        words = {head: str(row.get(key) or "") for head, key in WORDS.items()}
+        words |= {part: _measure(seconds_of(row, part), "s") for part in ("median", "min", "p99")}
+        words |= {each: _measure(measured(row, each), MEASURES[each][1]) for each in MEASURES if each != "time"}
+        speed = measured(row, "busbw") or measured(row, "bandwidth")
+        return words | {
+            "operation": operation(row), "size": size_word(row),
+            "wrong": "" if row.get("wrong") is None else str(row["wrong"]),
+            "place": words["place"] + (" async" if row.get("async") else ""),
+            "of roof": f"{100 * speed / roof:.0f} %" if speed and roof else "",
+        }  # fmt: skip
+
+    shown = rows[:MOST_ROWS]
+    found = [cells(row) for row in shown]
+    kept = [head for head in HEADS if any(each[head] for each in found)]
+    text = [tuple(each[head] for head in kept) for each in found]
+    left = frozenset(at for at, head in enumerate(kept) if head == "operation" or (head in WORDS and head != "ranks"))
+    marks = {number: "bad" for number, row in enumerate(shown) if row.get("wrong") or row.get("missing")}
+    more = f" (the first {MOST_ROWS} of {len(rows)})" if len(rows) > MOST_ROWS else ""
+    return Table(tuple(kept), text, left, marks, summary + more)
+
+
+def differences_table(run: RunData, against: RunData) -> Table:
+    """Returns the table of the measurements that a run and its baseline share, those beyond `tolerance` marked."""
+    assert run.fabric is not None and against.fabric is not None
+    tolerance = run.config.get("tolerance")
+    limit = float(tolerance) if isinstance(tolerance, int | float) else TOLERANCE
+    found = differences(run.fabric, against.fabric)[:MOST_ROWS]
+    rows, marks = [], {}
+    for number, each in enumerate(found):
+        unit = MEASURES[each.measure][1]
+        then, now, change = si(each.then, unit), si(each.now, unit), change_text(each.now, each.then)
+        rows.append((each.what, long_size(each.size) if each.size else "", each.measure, then, now, change))
+        if not 1 - limit <= each.speed <= 1 / (1 - limit):
+            marks[number] = "bad" if each.speed < 1 else "good"
+    slower = sum(mark == "bad" for mark in marks.values())
+    summary = f"{run.id} against {against.id}: {slower} of {len(found)} slower by more than {limit:.0%}"
+    return Table(("what", "size", "measure", against.id, run.id, "change"), rows, frozenset({0, 2}), marks, summary)
+
+
+def slow_table(matrix: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            f"{each.get('a', '?')} - {each.get('b', '?')}", si(each.get("bandwidth"), "B/s"),
+            si(each.get("latency"), "s"), f"{each['ratio']:.2f}" if each.get("ratio") else "-",
+            str(each.get("against", "")),
+        )
+        for each in (matrix.get("slow") or ())[:MOST_ROWS]
+    ]  # fmt: skip
+    count = int(positive(matrix.get("slow_pairs")) or len(rows))
+    summary = f"the {len(rows):,} slowest of {count:,} slow pairs" if count > len(rows) else ""
+    return Table(
+        ("slow pair", "bandwidth", "latency", "of normal", "against"), rows, frozenset({0, 4}),
+        dict.fromkeys(range(len(rows)), "bad"), summary,
+    )  # fmt: skip
+
+
+def _measure(value: float | None, unit: str) -> str:
+    return "" if value is None else si(value, unit)
 
 
 # -- Makes the page about one run, or about several runs side by side
