@@ -76,81 +76,67 @@ def find(name: str, runs_dir: Path | None) -> Run:
 
     runs_dir: folder of runs; None, as for the functions below: the default one.
     """
-    sweep, slash, point = name.rpartition("/")
-    if slash and point.isdecimal() and not Path(name).expanduser().exists():
-        found = find_sweep(sweep, runs_dir)
-        require_known([int(point)], found, len(found.manifest().points))
-        return found.run(int(point))
-    return Run(find_folder(name, runs_dir, "run"))
+    return _point(name, runs_dir) or Run(_folder(name, runs_dir, "run"))
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
     """Returns the sweep that a user names (id, prefix, `latest`, path); raises NoRunError for none or several."""
-    return Sweep(find_folder(name, runs_dir, "sweep"))
+    return Sweep(_folder(name, runs_dir, "sweep"))
 
 
 def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
     """Finds a run, point or sweep by id, unique prefix, `latest`, directory or SWEEP/POINT; raises NoRunError."""
-    folder = runs_dir or default_runs_dir()
-    if "/" in name or name == "latest" or unwrap(exists(folder / name / "record.json")):
-        try:
-            return find(name, folder)
-        except NoRunError as error:
-            try:
-                return find_sweep(name, folder)
-            except NoRunError:
-                raise error from None
-    if unwrap(exists(folder / name / RECORDS["sweep"])):
-        return find_sweep(name, folder)
-    there = names(folder)  # only directories with a matching name are opened: there may be thousands
-    matches = sorted(
-        each
-        for each in there
-        if each.startswith(name) and any(may_have(f"{folder}/{each}", file) for file in RECORDS.values())
-    )
-    if len(matches) == 1:
-        return find_either(matches[0], folder)
-    if matches:
-        raise NoRunError(f"{name!r} fits {len(matches)} runs and sweeps: {', '.join(matches[:5])}")
-    raise NoRunError(f"no run {name!r} in {folder}, and no sweep.{near(name, [*there, 'latest'])}")
+    if (point := _point(name, runs_dir)) is not None:
+        return point
+    folder = _folder(name, runs_dir, "run", "sweep")
+    return Run(folder) if _has(folder, "run") else Sweep(folder)
 
 
-def find_folder(name: str, runs_dir: Path | None, what: str) -> Path:
-    """Returns the directory of the run (`what` is `run`) or sweep (`sweep`) that a user names; see `find`."""
-    record = RECORDS[what]
-    runs_dir = runs_dir or default_runs_dir()
+def _point(name: str, runs_dir: Path | None) -> Run | None:
+    sweep, slash, point = name.rpartition("/")
+    if not slash or not point.isdecimal() or Path(name).expanduser().exists():
+        return None
+    found = find_sweep(sweep, runs_dir)
+    require_known([int(point)], found, len(found.manifest().points))
+    return found.run(int(point))
+
+
+def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
+    # Returns the directory of the run or sweep that a user names
+    runs_dir, kind = runs_dir or default_runs_dir(), kinds[0]
     if "/" in name:
         path = Path(name).expanduser().resolve()
-        if _has(path, record):
+        if _has(path, *kinds):
             return path
         if "/" in name[:-1] or not name.strip("./"):
-            why = f"is not a {what}: it has no {record}" if path.is_dir() else "does not exist"
+            why = f"is not a {kind}: it has no {RECORDS[kind]}" if path.is_dir() else "does not exist"
             raise NoRunError(f"{path} {why}")
         name = name[:-1]  # shells complete a sweep to `SWEEP/`
+    path = runs_dir / name
+    if _has(path, *kinds):
+        return path.resolve()
+    if kinds == ("run",) and _has(path, "sweep"):
+        sweep = path.resolve().name
+        which = f"{name} is {sweep}, a sweep" if name == "latest" else f"{name} is a sweep"
+        raise NoRunError(f"{which}: name one of its points ({sweep}/0), or see `launcher sweep --help`")
     if name == "latest":
-        link = runs_dir / "latest"
-        if _has(link, record):
-            return link.resolve()
-        if what == "run" and _has(link, RECORDS["sweep"]):
-            sweep = link.resolve().name
-            raise NoRunError(f"latest is {sweep}, a sweep: name one of its points ({sweep}/0)")
-        if what == "sweep" and _has(link, RECORDS["run"]):  # the link leads to a run that was submitted since
+        if kind == "sweep" and _has(path, "run"):  # the link leads to a run that was submitted since
             for folder in newest(runs_dir):
-                if may_have(folder, record):
+                if may_have(folder, RECORDS[kind]):
                     return Path(folder)
-        raise NoRunError(f"there is no latest {what} in {runs_dir}")
-    if _has(runs_dir / name, record):
-        return (runs_dir / name).resolve()
-    if what == "run" and _has(runs_dir / name, RECORDS["sweep"]):
-        raise NoRunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
+        raise NoRunError(f"there is no latest {kind} in {runs_dir}")
     there = names(runs_dir)
-    matches = sorted(each for each in there if each.startswith(name) and may_have(f"{runs_dir}/{each}", record))
+    matches = sorted(
+        each for each in there
+        if each.startswith(name) and any(may_have(f"{runs_dir}/{each}", RECORDS[kind]) for kind in kinds)
+    )  # fmt: skip
     if len(matches) == 1:
         return (runs_dir / matches[0]).resolve()
     if matches:
-        raise NoRunError(f"{name!r} matches {len(matches)} {what}s: {', '.join(matches[:5])}")
-    raise NoRunError(f"no {what} {name!r} in {runs_dir}.{near(name, there)}")
+        raise NoRunError(f"{name!r} fits {len(matches)} {'s and '.join(kinds)}s: {', '.join(matches[:5])}")
+    no_sweep = ", and no sweep" if len(kinds) > 1 else ""
+    raise NoRunError(f"no {kind} {name!r} in {runs_dir}{no_sweep}.{near(name, [*there, 'latest'])}")
 
 
-def _has(folder: Path, name: str) -> bool:
-    return unwrap(exists(folder / name))
+def _has(folder: Path, *kinds: str) -> bool:
+    return any(unwrap(exists(folder / RECORDS[kind])) for kind in kinds)

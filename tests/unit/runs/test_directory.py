@@ -342,7 +342,7 @@ def test_a_run_is_found_by_what_it_is_called(tmp_path: Path, name: str, found: s
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("train", r"'train' matches 2 runs: "),
+        ("train", r"'train' fits 2 runs: "),
         ("tarin-1", r"no run 'tarin-1' in .* Did you mean train-1"),
         ("zzz", r"no run 'zzz' in [^?]*$"),
         ("./notes", "notes does not exist"),

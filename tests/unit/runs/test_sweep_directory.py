@@ -301,7 +301,7 @@ def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
     assert lookup.find_sweep(str(other.path), tmp_path) == other
     assert lookup.find("lr-2/3", tmp_path).path == other.path / "3"
     for name, words in [
-        ("lr", "matches 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"),
+        ("lr", "fits 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"),
         ("lr-1/9", "only 0-3"),
     ]:  # fmt: skip
         with pytest.raises(RunError, match=words):
