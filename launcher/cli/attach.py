@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launcher.attach import connect, node_session
 from launcher.attach.connect import REPLY_TIMEOUT, connect_terminal, run_prompt, wait_until
@@ -14,17 +16,11 @@ from launcher.cli.progress import at_breakpoints
 from launcher.errors import RunError
 from launcher.files.ownership import require_own
 from launcher.files.shared_files import NOT_ON_PATH
-from launcher.monitoring.run_status import JobMonitor, RunState, status_of
+from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
 from launcher.runs import health
+from launcher.runs.directory import Attempt
 from launcher.runs.events import Breakpoint, Met, every
 from launcher.runs.lookup import find
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Mapping, Sequence
-
-    from launcher.monitoring.run_status import RunStatus
-    from launcher.runs.directory import Attempt
 
 
 def run(arguments: Namespace) -> int:

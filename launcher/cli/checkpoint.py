@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import best_of, newest_first
+from launcher.checkpoint.format import Manifest
 from launcher.cli.text import WIDTH, cut, flat, print_columns
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, long_size, plural
+from launcher.plan.plan import JobPlan
 from launcher.runs import saves
 from launcher.runs.directory import require_private
 from launcher.runs.lookup import find
@@ -24,13 +28,6 @@ ROW: Mapping[str, Any] = {
     "step": None, "path": "", "age": None, "bytes": None, "world_size": None, "attempt": None, "metrics": {},
     "kept_as": [], "sizes": "unknown", "aside": False, "problems": [],
 }  # fmt: skip
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator, Mapping
-
-    from launcher.checkpoint.format import Manifest
-    from launcher.plan.plan import JobPlan
 
 
 def run(arguments: Namespace) -> int:

@@ -18,14 +18,16 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher import __version__, paths
 from launcher.cli.text import labelled
-from launcher.config.schema import Cluster
+from launcher.config.schema import Cluster, Config
 from launcher.errors import ConfigError
 from launcher.files.shared_files import LOCAL, NOT_ON_PATH, kind_of
 from launcher.findings import Finding, Level, ok, problem, warning, worst
@@ -36,12 +38,6 @@ from launcher.redaction import public, without_password
 from launcher.schedulers import registry, run_command
 from launcher.schedulers.base import Queue, Scheduler
 from launcher.schedulers.registry import allocation
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from launcher.config.schema import Config
 
 MARKS = {Level.OK: "ok     ", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 STUCK = "a file system or a service that the check uses hangs: try it by hand"

@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.cli.text import cause, labelled, print_unreadable, program, table
 from launcher.diagnose import findings
-from launcher.diagnose.findings import restarts
+from launcher.diagnose.findings import EndedAttempt, restarts
 from launcher.errors import DONE, FAILED, RunError
 from launcher.failures.symptoms import EndKind
 from launcher.failures.text import of_unused_gpus
 from launcher.formatting import clean, format_time, name_ranks, plural, ranges, rough_size
-from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged, rerun, status_of
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, RunStatus, or_damaged, rerun, status_of
 from launcher.monitoring.sweep import not_begun
+from launcher.plan.plan import JobPlan
 from launcher.runs.claims import Boards
+from launcher.runs.directory import Run
 from launcher.runs.health import unused_gpus
 from launcher.runs.lookup import find
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, state_text
-from launcher.schedulers.pending import Explanation, PendingFacts, Waiting, Why
+from launcher.schedulers.pending import Explanation, Option, PendingFacts, Waiting, Why
 from launcher.submission.dependencies import StartDecision, conditions_met, decide, read_dependencies
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator, Mapping
-
-    from launcher.diagnose.findings import EndedAttempt
-    from launcher.monitoring.run_status import RunStatus
-    from launcher.plan.plan import JobPlan
-    from launcher.runs.directory import Run
-    from launcher.schedulers.pending import Option
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
 TRIED_AT_ONCE = 3  # changes that are tried for a run that was just submitted: another size, time or queue

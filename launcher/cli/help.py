@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_type_hints
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from launcher import __version__
 from launcher.cli import commands
@@ -17,11 +20,6 @@ from launcher.config.profile_errors import file_of, in_yaml
 from launcher.config.scheduler_table import cluster_class
 from launcher.errors import ConfigError, near
 from launcher.paths import choices, resource, user_config_dir
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 WIDTH = 80
 MEANING_COLUMN = 28

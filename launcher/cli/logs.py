@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from launcher.cli.progress import RunBars
 from launcher.errors import RunError
 from launcher.formatting import plural, ranges, write_output
-from launcher.runs.directory import Run
+from launcher.runs.directory import Attempt, Run
 from launcher.runs.lookup import find_either
 from launcher.runs.output import Part, Stream
 
 QUIET, MAX_QUIET = 2.0, 60.0  # seconds without output after which the run's state is read, then less and less often
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from launcher.runs.directory import Attempt
 
 
 def run(arguments: Namespace) -> int:

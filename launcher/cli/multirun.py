@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig
 
 from launcher.cli.text import confirm, print_commands, print_under, program
 from launcher.cli.wait import follow_sweep
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun, require_space, space_of
+from launcher.config.schema import Config
 from launcher.config.search_space import size
 from launcher.errors import FAILED, ConfigError, LauncherError
 from launcher.formatting import plural, ranges
@@ -26,17 +29,18 @@ from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import too_many
 from launcher.submission import render
 from launcher.sweeps import prepare
-from launcher.sweeps.prepare import RequestedPoint, prepare_search, prepare_sweep, representatives, with_search_defaults
-from launcher.sweeps.submit import submit_sweep
+from launcher.sweeps.prepare import (
+    PreparedSweep,
+    RequestedPoint,
+    prepare_search,
+    prepare_sweep,
+    representatives,
+    with_search_defaults,
+)
+from launcher.sweeps.submit import SubmittedSweep, submit_sweep
 
 if TYPE_CHECKING:
-    from hydra.core.config_loader import ConfigLoader
-    from omegaconf import DictConfig
-
     from launcher.cli.submit import CommandLine
-    from launcher.config.schema import Config
-    from launcher.sweeps.prepare import PreparedSweep
-    from launcher.sweeps.submit import SubmittedSweep
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # the sweepers of grids: ours, and Hydra's own
 SEARCHES = (

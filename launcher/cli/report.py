@@ -7,9 +7,9 @@ import os
 import sys
 import time
 import webbrowser
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.cli.text import cause
 from launcher.errors import ConfigError
@@ -18,15 +18,11 @@ from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
 from launcher.monitoring.sweep import point_statuses
 from launcher.reports import page, sections
 from launcher.reports.collect import collect
+from launcher.reports.page import Page
 from launcher.reports.sections import SweepPoint, sweep_page
 from launcher.runs.lookup import find, find_either
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.progress import look
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from launcher.reports.page import Page
 
 
 def open_page(path: Path) -> None:

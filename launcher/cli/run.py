@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from argparse import Action, Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from launcher.cli.commands import RUN_USAGE
 from launcher.config import profiles
@@ -18,11 +20,6 @@ from launcher.own_module import program
 from launcher.plan.build import name_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
-
-if TYPE_CHECKING:
-    from argparse import Action, Namespace
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 # Values that Hydra reads as what they are without quotes.
 _BARE = re.compile(r"0|[1-9]\d*(:\d\d)*[smhdKMGT]?B?|(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.-]*", re.IGNORECASE)

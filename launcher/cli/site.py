@@ -10,9 +10,10 @@ import json
 import shlex
 import sys
 import time
+from argparse import Namespace
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.cli.progress import Rate, of_download, shown
 from launcher.cli.text import print_columns
@@ -22,17 +23,11 @@ from launcher.formatting import rough_size
 from launcher.own_module import program
 from launcher.paths import resource
 from launcher.plan import workload_hook
+from launcher.plan.workload_hook import KnownDataSet, Progress
 from launcher.remote.clusters import remote_clusters
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
-from launcher.schedulers.site import described_schedulers
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator
-
-    from launcher.plan.workload_hook import KnownDataSet, Progress
-    from launcher.schedulers.site import Site
+from launcher.schedulers.site import Site, described_schedulers
 
 TIMEOUT = 20.0  # seconds for one query to a scheduler
 POOLS = ("partition", "queue")

@@ -9,18 +9,23 @@ import contextlib
 import os
 import sys
 import time
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
 from launcher.cli import remote
 from launcher.cli.commands import remote_profiles
 from launcher.cli.text import confirm, plan_table, print_commands, print_under, program
 from launcher.config import compose
+from launcher.config.compose import Composed
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
 from launcher.config.keys import all_keys, opened
@@ -28,21 +33,13 @@ from launcher.config.schema import MISSING, Program
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource
 from launcher.plan import limits
-from launcher.plan.plan import member_plan, race_token
+from launcher.plan.plan import JobPlan, member_plan, race_token
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-
-    from hydra.core.config_loader import ConfigLoader
-    from omegaconf import DictConfig
-
     from launcher.cli.multirun import Multirun
-    from launcher.config.compose import Composed
-    from launcher.plan.plan import JobPlan
     from launcher.runs.output import Stream
     from launcher.submission.prepare import Prepared
     from launcher.submission.resume import Ready

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DECLINED, LauncherError
 from launcher.formatting import clean, format_size, format_time, number, one_line, plural, ranges
-from launcher.monitoring.run_status import RunState
+from launcher.monitoring.run_status import RunState, RunStatus
 from launcher.own_module import program as program
+from launcher.plan.plan import JobPlan
 from launcher.runs import directory
+from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from launcher.monitoring.run_status import RunStatus
     from launcher.monitoring.sweep import PointStatus
     from launcher.plan.limits import Cost
-    from launcher.plan.plan import JobPlan
-    from launcher.runs.directory import Run
 
 WIDTH = 80
 LONGEST_CELL = 24  # characters of a value in a table of points

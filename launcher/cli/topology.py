@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import textwrap
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING
 
 from launcher.binding import hardware, masks
+from launcher.binding.hardware import Node
 from launcher.cli.text import WIDTH, print_unreadable, table
 from launcher.errors import RunError
 from launcher.formatting import name_ranks
+from launcher.runs.events import Bound, BoundRank
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
 from launcher.runs.lookup import find
 from launcher.units import parse_ranges
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from launcher.binding.hardware import Node
-    from launcher.runs.events import Bound, BoundRank
 
 _HOSTS = 6  # hosts that are named
 _CELL = 32  # characters of a cell in the table of NUMA nodes, after which it is wrapped

@@ -9,8 +9,9 @@ import signal
 import stat
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown
 from launcher.cli.text import cause_of_point, flat, metric_text, outcome, program
@@ -35,9 +36,6 @@ from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import SearchRecord, Sweep, differing, label, sweep_of
 from launcher.schedulers.query_cache import interval
 from launcher.submission.submit import print_notice
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 LOCAL_INTERVAL = 0.1  # seconds between two looks at a run on this machine
 QUIET_INTERVAL = 15.0  # the same, while nothing changes or nothing can be read

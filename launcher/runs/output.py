@@ -10,23 +10,18 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from launcher import bounds
 from launcher.errors import UnavailableError
 from launcher.files import run_files
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.runs import event_file
+from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first
 from launcher.structs import Struct
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from launcher.runs.directory import Attempt, Run
-
 
 LONGEST_STATE = 1 << 12  # bytes that are kept of a state: more than a line of any terminal has
 END = re.compile(rb"(\r?\n|\r(?!\n))")
