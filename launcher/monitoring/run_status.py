@@ -89,19 +89,19 @@ DAMAGE = (
 T = TypeVar("T")
 
 
-class RunState(Enum):
+class RunState(Enum):  # in the order of a run's life
     UNCONFIRMED = "unconfirmed"  # the submission was interrupted, so it is not known whether there is a job
     UNSUBMITTED = "unsubmitted"  # the user is to submit it by hand (submit=false), and the scheduler has no such job
     QUEUED = "queued"
     RUNNING = "running"
     SUSPENDED = "suspended"  # the scheduler has stopped its processes, and will continue them
+    UNKNOWN = "unknown"  # the scheduler does not respond or reports a new state, or the files cannot be read now
     DONE = "done"
     PRUNED = "pruned"  # the search of its sweep ended it early, because other points have a better objective
     STOPPED = "stopped"  # it ended early and can be resumed
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"  # its job is gone, and nothing records why
-    UNKNOWN = "unknown"  # the scheduler does not respond or reports a new state, or the files cannot be read now
 
     @property
     def over(self) -> bool:

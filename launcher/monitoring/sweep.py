@@ -43,15 +43,7 @@ WAITING = "waiting"
 DAMAGED = "damaged"
 RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, for rates
 # In the order of a point's life; `done` and the states after it are final.
-STATES = (
-    WAITING, *(
-        state.value for state in (
-            RunState.UNCONFIRMED, RunState.UNSUBMITTED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED,
-            RunState.UNKNOWN, RunState.DONE, RunState.PRUNED, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED,
-            RunState.LOST,
-        )
-    ), DAMAGED,
-)  # fmt: skip
+STATES = (WAITING, *(state.value for state in RunState), DAMAGED)
 LIVE = tuple(state.value for state in RunState if not state.over)
 
 
