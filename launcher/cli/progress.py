@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from launcher.formatting import brief, coloured, long_size, number, one_line, raw
 from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved, Started, every, known
-from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,47 +91,40 @@ def of_download(done: int, total: int, rate: Rate) -> str:
 # -- How far a run is: steps, rate, time left and checkpoints, from its events
 
 
-class RunProgress(Struct):
-    """Progress of a run, with the keys of `status --json`. A field is None if it is unknown or does not apply."""
-
-    step: int | None = None  # number of steps done, as the program reports it
-    steps: int | None = None  # the same: the total
-    percent: int | None = None  # percentage of steps done, rounded down; 100 only when all are done
-    rate: float | None = None  # steps per second of the later half of the attempt's steps, with saves and evaluations
-    needs: int | None = None  # seconds that the remaining steps will take at this rate
-    elapsed: int | None = None  # seconds since the last attempt started or, if the run is over, its duration
-    left: int | None = None  # seconds left of the attempt's wall time
-    checkpoint: int | None = None  # number of steps done in the last checkpoint
-    checkpoint_age: int | None = None  # seconds since the last checkpoint was written
-    breakpoints: tuple[Breakpoint, ...] = ()  # the ranks that wait at a breakpoint; `needs` is then unknown
-
-
-def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
-    """Returns the progress at `now`; before: newest checkpoint (`saved_before`), if the last attempt has saved none."""
-    events, live = seen.history.events, not seen.state.over
-    step, steps, percent = _steps(seen.progress)
+def progress_of(seen: RunStatus, now: float) -> dict[str, Any]:
+    """Returns the progress of a run, by keys of `status --json`. A value is None if it is unknown or does not apply."""
+    events, history, running = seen.history.events, seen.history, seen.state.value == "running"
+    at = at_breakpoints(events) if seen.plan.debugs and running else {}
+    waits = [
+        {"rank": rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
+        for rank, each in sorted(at.items())
+    ]
+    step = steps = percent = needs = elapsed = None
     rate = rate_of([(event.time, event.step) for event in every(events, Progress)])
-    waits: tuple[Breakpoint, ...] = ()
-    if seen.plan.debugs and seen.state.value == "running":
-        waits = tuple(event for _, event in sorted(at_breakpoints(events).items()))
-    needs, runs = None, seen.state.value == "running" and not waits
-    if runs and rate and steps is not None and step is not None and seen.progress:
-        needs = max(0, round((steps - step) / rate - (now - seen.progress.time)))
-    elapsed = int((now if live else events[-1]["time"]) - events[0]["time"]) if events else None
-    event = seen.history.last(Saved)
-    saved = (event.step, event.time) if event else before
-    return RunProgress(
-        step, steps, percent, None if rate is None else round(rate, 4), needs,
-        None if elapsed is None else max(0, elapsed), _time_left(seen, now, saved is not None),
-        saved[0] if saved else None, max(0, int(now - saved[1])) if saved else None, waits,
-    )  # fmt: skip
-
-
-def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | None]:
-    if progress is None:
-        return None, None, None
-    step, steps = int(progress.step), int(progress.total)
-    return (step, steps, min(100, 100 * step // steps)) if steps > 0 else (step, None, None)
+    if (progress := seen.progress) is not None:
+        step, steps = int(progress.step), int(progress.total) if progress.total >= 1 else None
+        if steps is not None:
+            percent = min(100, 100 * step // steps)
+            needs = (
+                max(0, round((steps - step) / rate - (now - progress.time))) if running and rate and not at else None
+            )
+    if events:
+        elapsed = max(0, int((events[-1]["time"] if seen.state.over else now) - events[0]["time"]))
+    saved = (event.step, event.time) if (event := history.last(Saved)) else None
+    if saved is None and history.attempt is not None and seen.state.value != "done":
+        saved = saved_before(seen.plan.checkpoint.dir)
+    return {
+        "step": step,  # steps done, as the program reports it
+        "steps": steps,  # the same: the total
+        "percent": percent,  # of steps done, rounded down; 100 only when all are done
+        "rate": None if rate is None else round(rate, 4),  # steps per second, with saves and evaluations
+        "needs": needs,  # seconds that the remaining steps will take at this rate; unknown at a breakpoint
+        "elapsed": elapsed,  # seconds since the last attempt started or, if the run is over, its duration
+        "left": _time_left(seen, now, saved is not None),  # seconds left of the attempt's wall time
+        "checkpoint": saved[0] if saved else None,  # steps done in the last checkpoint
+        "checkpoint_age": max(0, int(now - saved[1])) if saved else None,  # seconds
+        "breakpoints": waits,  # the ranks that wait at one
+    }
 
 
 def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:

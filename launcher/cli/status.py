@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.cleanup import Orphan, Orphans, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.cli.progress import on_terminal, progress_of, saved_before, still
+from launcher.cli.progress import on_terminal, progress_of, still
 from launcher.cli.remote import RemoteRows
 from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
 from launcher.errors import ConfigError, RunError
@@ -31,7 +31,7 @@ from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, done, not_
 from launcher.paths import default_runs_dir
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import Run
-from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Saved, Started, last
+from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Started, last
 from launcher.runs.health import remarks, stragglers
 from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep
@@ -321,23 +321,15 @@ def _at(path: str) -> Run | Sweep | None:
 
 def _row_of(seen: RunStatus) -> Row:
     now = time.time()
-    before = None
-    if seen.history.attempt is not None and seen.state is not RunState.DONE and seen.history.last(Saved) is None:
-        before = saved_before(seen.plan.checkpoint.dir)
-    progress = progress_of(seen, now, before)
     again = seen.state is RunState.QUEUED and seen.history.attempt is not None
     without = seen.state.value in WITHOUT_CAUSE and not again
     why, codes = (None, dict.fromkeys(CODES)) if without else ending(seen)
     nodes, spares, ranks = _size(seen)
     restored = seen.history.last(Restored)
-    waits = [
-        {"rank": each.rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
-        for each in progress.breakpoints
-    ]
     return {
-        **dict.fromkeys(KEYS), **vars(progress), **codes,
+        **dict.fromkeys(KEYS), **progress_of(seen, now), **codes,
         "run": seen.run.id, "state": _state(seen), "job": seen.history.job_id, "cluster": seen.plan.cluster.name,
-        "nodes": nodes, "spares": spares, "ranks": ranks, "attempt": seen.history.attempt, "breakpoints": waits,
+        "nodes": nodes, "spares": spares, "ranks": ranks, "attempt": seen.history.attempt,
         "restored": restored and {"step": restored.step, "memory": restored.memory, "redone": restored.redone},
         "reason": seen.job.text or None,
         "cause": why,

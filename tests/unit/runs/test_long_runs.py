@@ -180,8 +180,8 @@ def test_the_step_is_known_whatever_the_number_of_metrics(attempt: Attempt, metr
     evaluated = json.dumps(event_file.entry(Evaluated(time=2e9, step=40, values=values)))
     attempt.events_file("rank-0").write_text(lines(40, metrics) + evaluated + "\n" + half)
     seen = ended(attempt)
-    assert progress_of(seen, time.time()).step == 40
-    assert progress_of(seen, time.time()).rate == 1.0
+    assert progress_of(seen, time.time())["step"] == 40
+    assert progress_of(seen, time.time())["rate"] == 1.0
     assert seen.history.last(Evaluated) is not None
 
 
