@@ -91,40 +91,45 @@ def of_download(done: int, total: int, rate: Rate) -> str:
 # -- How far a run is: steps, rate, time left and checkpoints, from its events
 
 
+# The keys of `status --json` about progress. A value is None if it is unknown or does not apply.
+PROGRESS: Mapping[str, Any] = {
+    "step": None,  # steps done, as the program reports it
+    "steps": None,  # the same: the total
+    "percent": None,  # of steps done, rounded down; 100 only when all are done
+    "rate": None,  # steps per second of the later half of the attempt's steps, with saves and evaluations
+    "needs": None,  # seconds that the remaining steps will take at this rate
+    "elapsed": None,  # seconds since the last attempt started or, if the run is over, its duration
+    "left": None,  # seconds left of the attempt's wall time
+    "checkpoint": None,  # steps done in the last checkpoint
+    "checkpoint_age": None,  # seconds since the last checkpoint was written
+    "breakpoints": [],  # the ranks that wait at a breakpoint; `needs` is then unknown
+}
+
+
 def progress_of(seen: RunStatus, now: float) -> dict[str, Any]:
-    """Returns the progress of a run, by keys of `status --json`. A value is None if it is unknown or does not apply."""
-    events, history, running = seen.history.events, seen.history, seen.state.value == "running"
+    """Returns the progress of a run, with the keys of PROGRESS."""
+    events, running, found = seen.history.events, seen.state.value == "running", dict(PROGRESS)
+    if rate := rate_of([(event.time, event.step) for event in every(events, Progress)]):
+        found["rate"] = round(rate, 4)
     at = at_breakpoints(events) if seen.plan.debugs and running else {}
-    waits = [
+    found["breakpoints"] = [
         {"rank": rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
         for rank, each in sorted(at.items())
     ]
-    step = steps = percent = needs = elapsed = None
-    rate = rate_of([(event.time, event.step) for event in every(events, Progress)])
     if (progress := seen.progress) is not None:
-        step, steps = int(progress.step), int(progress.total) if progress.total >= 1 else None
-        if steps is not None:
-            percent = min(100, 100 * step // steps)
-            needs = (
-                max(0, round((steps - step) / rate - (now - progress.time))) if running and rate and not at else None
-            )
+        found["step"] = step = int(progress.step)
+        if (steps := int(progress.total)) > 0:
+            found |= {"steps": steps, "percent": min(100, 100 * step // steps)}
+            if running and rate and not at:
+                found["needs"] = max(0, round((steps - step) / rate - (now - progress.time)))
     if events:
-        elapsed = max(0, int((events[-1]["time"] if seen.state.over else now) - events[0]["time"]))
-    saved = (event.step, event.time) if (event := history.last(Saved)) else None
-    if saved is None and history.attempt is not None and seen.state.value != "done":
+        found["elapsed"] = max(0, int((events[-1]["time"] if seen.state.over else now) - events[0]["time"]))
+    saved = (event.step, event.time) if (event := seen.history.last(Saved)) else None
+    if saved is None and seen.history.attempt is not None and seen.state.value != "done":
         saved = saved_before(seen.plan.checkpoint.dir)
-    return {
-        "step": step,  # steps done, as the program reports it
-        "steps": steps,  # the same: the total
-        "percent": percent,  # of steps done, rounded down; 100 only when all are done
-        "rate": None if rate is None else round(rate, 4),  # steps per second, with saves and evaluations
-        "needs": needs,  # seconds that the remaining steps will take at this rate; unknown at a breakpoint
-        "elapsed": elapsed,  # seconds since the last attempt started or, if the run is over, its duration
-        "left": _time_left(seen, now, saved is not None),  # seconds left of the attempt's wall time
-        "checkpoint": saved[0] if saved else None,  # steps done in the last checkpoint
-        "checkpoint_age": max(0, int(now - saved[1])) if saved else None,  # seconds
-        "breakpoints": waits,  # the ranks that wait at one
-    }
+    if saved is not None:
+        found |= {"checkpoint": saved[0], "checkpoint_age": max(0, int(now - saved[1]))}
+    return {**found, "left": _time_left(seen, now, saved is not None)}
 
 
 def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:

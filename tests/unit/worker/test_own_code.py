@@ -13,12 +13,10 @@ import pytest
 import torch.distributed as dist
 
 import launcher
-from launcher.cli import progress as shown_progress
 from launcher.config.keys import opened
 from launcher.config.schema import Function
 from launcher.errors import RunError
 from launcher.runs import event_file
-from launcher.runs.events import Progress, every
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import process_group, stop
 from launcher.worker.main import make_checkpoint_folder
@@ -84,8 +82,6 @@ def test_the_step_is_told_where_the_program_does_not_tell_more(
     launcher.should_stop(9)
     events = list(event_file.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
     assert [(each["step"], each["total"]) for each in events] == [(7, 0), (8, 0), (9, 100)]
-    far = shown_progress._steps(every(events, Progress)[1])
-    assert far == (8, None, None)
 
 
 def test_without_a_group_each_rank_finds_the_stop_file_itself(
