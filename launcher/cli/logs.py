@@ -13,7 +13,7 @@ from launcher.errors import RunError
 from launcher.formatting import plural, ranges, write_output
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.lookup import find_either
-from launcher.runs.output import Part, Stream
+from launcher.runs.output import Part, Stream, rank_files
 
 QUIET, MAX_QUIET = 2.0, 60.0  # seconds without output after which the run's state is read, then less and less often
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
@@ -104,19 +104,14 @@ def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
     for rank in ranks:
         if not any(files_of(each, rank) for number, each in attempts.items() if attempt in (None, number)):
             number = max(attempts) if attempt is None else attempt
-            count = sum(".round-" not in path.name for path in attempts[number].logs.glob("rank-*.out"))
+            count = len({rank for rank, _, kind, _ in rank_files(attempts[number]) if kind == "out"})
             raise RunError(f"{run.id} has no rank {rank} in attempt {number}: it has {plural(count, 'rank')}")
 
 
 def files_of(attempt: Attempt, rank: int) -> list[Path]:
     """Returns the output files of one rank in an attempt, in the order of the rounds; stdout before stderr."""
-
-    def place(path: Path) -> tuple[int, bool]:
-        _, found, rest = path.name.partition(".round-")
-        return int(rest.partition(".")[0]) if found else 0, path.suffix != ".out"
-
-    names = ("out", "err", "round-*.out", "round-*.err")
-    return sorted((path for name in names for path in attempt.logs.glob(f"rank-{rank}.{name}")), key=place)
+    found = [each for each in rank_files(attempt, rank) if each[2] in ("out", "err")]
+    return [path for _, _, _, path in sorted(found, key=lambda each: (each[1], each[2] == "err"))]
 
 
 class OneRank(Stream):

@@ -21,7 +21,7 @@ from launcher.plan.plan import JobPlan, keys_of
 from launcher.runs import saves
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
-from launcher.runs.output import rank_logs, tail
+from launcher.runs.output import rank_files, rank_logs, tail
 from launcher.schedulers import registry
 
 LAST_LINES = 10  # last lines of the failed rank's log that are shown
@@ -146,8 +146,7 @@ def _user(ids: Sequence[str]) -> str:
 
 
 def _others(attempt: Attempt, rank: int, trace: str) -> tuple[list[int], list[int], dict[int, str]]:
-    names = (re.fullmatch(r"rank-(\d+)\.err", path.name) for path in attempt.logs.glob("rank-*.err"))
-    ranks = sorted(int(match[1]) for match in names if match)[:MOST_RANKS]
+    ranks = sorted({each for each, _, kind, _ in rank_files(attempt) if kind == "err"})[:MOST_RANKS]
     first = trace.splitlines()[-1].strip() if trace else ""
     same, followed, others = list[int](), list[int](), dict[int, str]()
     for each in ranks:
@@ -177,13 +176,10 @@ def _errors(attempt: Attempt, rank: int) -> list[str]:
 
 
 def _stacks(attempt: Attempt) -> list[dict[str, Any]]:
-    newest: dict[int, tuple[int, Path]] = {}
-    for path in attempt.logs.glob("rank-*.stacks"):
-        if match := re.fullmatch(r"rank-(\d+)(?:\.round-(\d+))?\.stacks", path.name):
-            newest[int(match[1])] = max(newest.get(int(match[1]), (-1, path)), (int(match[2] or 0), path))
-    last = max((number for number, _ in newest.values()), default=0)
+    found = [each for each in rank_files(attempt) if each[2] == "stacks"]
+    last = max((number for _, number, _, _ in found), default=0)
     groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, (number, path) in sorted(newest.items()):
+    for rank, number, _, path in found:
         if number == last:
             groups.setdefault(known.main_frames("\n".join(tail(path))), []).append(rank)
     return [{"ranks": ranks, "frames": frames} for frames, ranks in groups.items()]

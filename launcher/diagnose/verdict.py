@@ -385,10 +385,10 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
         start = start_of(attempt)
         names = file_names(start.job if start else None)
         outputs = [path for path in outputs if path.name in names] or outputs
-        begin = (start.offset if start else None) or 0
+        begin = start.output if start else 0
         after = start_of(following) if following is not None else None
         if start and after and after.job == start.job:
-            end = after.offset or None
+            end = after.output or None
     return tail(outputs[-1], begin, end) if outputs else []
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +91,7 @@ def last_state(line: str) -> str:
 
 BLOCK = 1 << 18  # bytes of one read
 TAIL = 64 * 1024  # bytes that are read from the end of an output or a log
+_RANK_FILE = re.compile(r"rank-(\d+)(?:\.round-(\d+))?\.(\w+)")
 EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 
@@ -114,19 +115,9 @@ class Part(Struct):
         return f"--- {', '.join(word for word in (attempt, job, moment) if word)} ---"
 
 
-class Start(Struct):
-    """Where and when the output of an attempt begins."""
-
-    number: int  # number of the attempt
-    job: str | None  # id of the attempt's job
-    time: float  # when the attempt started, in seconds since the epoch
-    offset: int | None = None  # offset in the job's output file, in bytes; None: unknown
-
-
-def start_of(attempt: Attempt) -> Start | None:
-    """Returns where the output of an attempt begins; None: its script has not written the event `started` yet."""
-    started = first(event_file.read(attempt.events_file("script")), Started)
-    return None if started is None else Start(attempt.number, started.job, started.time, started.output)
+def start_of(attempt: Attempt) -> Started | None:
+    """Returns where the output of an attempt begins; None: its script has not written the event yet."""
+    return first(event_file.read(attempt.events_file("script")), Started)
 
 
 def file_names(job: str | None) -> list[str]:
@@ -145,29 +136,35 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
     return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
 
 
+def rank_files(attempt: Attempt, rank: int | str = "*") -> list[tuple[int, int, str, Path]]:
+    """Returns (rank, round, kind, path) of the files of ranks: `rank-3.out`, `rank-3.round-1.err`, `rank-3.stacks`."""
+    paths = ((_RANK_FILE.fullmatch(path.name), path) for path in attempt.logs.glob(f"rank-{rank}.*"))
+    return sorted((int(match[1]), int(match[2] or 0), match[3], path) for match, path in paths if match)
+
+
 def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
     """Returns the existing log files of a rank in its last round: `out` is standard output, `err` standard error."""
     found: dict[int, dict[str, Path]] = {}
-    for path in attempt.logs.glob(f"rank-{rank}.*"):
-        if match := re.fullmatch(rf"rank-{rank}(?:\.round-(\d+))?\.(\w+)", path.name):
-            found.setdefault(int(match[1] or 0), {})[match[2]] = path
-    newest = next((found[number] for number in sorted(found, reverse=True) if found[number].keys() & {*kinds}), {})
+    for _, number, kind, path in rank_files(attempt, rank):
+        if kind in kinds:
+            found.setdefault(number, {})[kind] = path
+    newest = found[max(found)] if found else {}
     return [newest[kind] for kind in kinds if kind in newest]
 
 
-def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:
+def parts_of(starts: Mapping[int, Started], files: Sequence[tuple[Path, float]]) -> list[Part]:
     """Divides output files, with their mtimes (seconds since the epoch), among the attempts, oldest first."""
     of_file: dict[Path, list[Part]] = {path: [] for path, _ in files}
     names = {path.name: path for path, _ in files}
-    for start in sorted(starts, key=lambda start: start.number):
+    for number, start in sorted(starts.items()):
         path = next((names[name] for name in file_names(start.job) if name in names), None)
-        if path is None or (of_file[path] and start.offset is None):  # its output cannot be told from the previous one
+        if path is None:
             continue
         before = of_file[path]
-        begin = (start.offset or 0) if before else 0  # output before the first attempt belongs to it
+        begin = start.output if before else 0  # output before the first attempt belongs to it
         if before:
             before[-1] = replace(before[-1], end=begin)
-        before.append(Part(path, begin, None, start.number, start.job, start.time))
+        before.append(Part(path, begin, None, number, start.job, start.time))
     for path, written in files:
         if not of_file[path]:
             job = path.stem.removeprefix("output-") if path.suffix == ".log" else path.stem
@@ -257,7 +254,7 @@ class Stream:
         self._run, self._attempt = run, attempt
         self._wanted = lines_of(ranks) if ranks else None
         self._read: dict[Path, int] = {}
-        self._starts: dict[int, Start] = {}
+        self._starts: dict[int, Started] = {}
         self._headed: set[int | None] = set()  # attempts whose heading was yielded or is not needed
         self._shown: Part | None = None  # where the last yielded line came from
         self._lines = LineCollapser()
@@ -269,12 +266,12 @@ class Stream:
 
     def parts(self) -> list[Part]:
         """Returns the output of each attempt that has any now, oldest first."""
-        starts = [start for attempt in self._run.attempts() if (start := self._start(attempt))]
+        starts = {attempt.number: start for attempt in self._run.attempts() if (start := self._start(attempt))}
         files = [(path, path.stat().st_mtime) for path in self._run.outputs()]
         found = parts_of(starts, files)
         return [part for part in found if self._attempt is None or part.attempt == self._attempt]
 
-    def _start(self, attempt: Attempt) -> Start | None:
+    def _start(self, attempt: Attempt) -> Started | None:
         if attempt.number not in self._starts and (start := start_of(attempt)):
             self._starts[attempt.number] = start
         return self._starts.get(attempt.number)

@@ -19,7 +19,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
-from launcher.runs.output import Part, Start, Stream, file_names, lines_of, parts_of, read, start_of_last
+from launcher.runs.output import Part, Stream, file_names, lines_of, parts_of, read, start_of_last
 
 A, B = Path("/r/output-7.log"), Path("/r/output-8.log")
 
@@ -34,7 +34,9 @@ def begin(run: Run, number: int, job: str, output: int | None) -> None:
     """Attempt `number` begins, after so many bytes of its job's output."""
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
-    event_file.append(events / "script.jsonl", kinds.Started(job=job, **({} if output is None else {"output": output})))
+    event_file.append(
+        events / "script.jsonl", kinds.kinds.Started(job=job, **({} if output is None else {"output": output}))
+    )
 
 
 def write(run: Run, text: str, job: str = "7") -> None:
@@ -53,20 +55,22 @@ def told(stream: Stream, last: bool = False) -> str:
 @pytest.mark.parametrize(
     ("starts", "parts"),
     [
-        ([], [Part(A, job="7", began=5.0), Part(B, job="8", began=6.0)]),
-        ([Start(0, "7", 1.0, 30)], [Part(A, 0, None, 0, "7", 1.0), Part(B, job="8", began=6.0)]),
+        ({}, [Part(A, job="7", began=5.0), Part(B, job="8", began=6.0)]),
         (
-            [Start(1, "7", 2.0, 30), Start(0, "7", 1.0, 3), Start(2, "8", 3.0, 0)],
-            [Part(A, 0, 30, 0, "7", 1.0), Part(A, 30, None, 1, "7", 2.0), Part(B, 0, None, 2, "8", 3.0)],
+            {0: kinds.Started(job="7", time=1.0, output=30)},
+            [Part(A, 0, None, 0, "7", 1.0), Part(B, job="8", began=6.0)],
         ),
-        # Nobody noted where the second attempt begins: it is shown as the first one's.
         (
-            [Start(0, "7", 1.0), Start(1, "7", 2.0), Start(2, "8", 3.0)],
-            [Part(A, 0, None, 0, "7", 1.0), Part(B, 0, None, 2, "8", 3.0)],
+            {
+                1: kinds.Started(job="7", time=2.0, output=30),
+                0: kinds.Started(job="7", time=1.0, output=3),
+                2: kinds.Started(job="8", time=3.0),
+            },
+            [Part(A, 0, 30, 0, "7", 1.0), Part(A, 30, None, 1, "7", 2.0), Part(B, 0, None, 2, "8", 3.0)],
         ),
     ],
 )
-def test_the_parts_of_the_output(starts: list[Start], parts: list[Part]) -> None:
+def test_the_parts_of_the_output(starts: dict[int, kinds.Started], parts: list[Part]) -> None:
     assert parts_of(starts, [(A, 5.0), (B, 6.0)]) == parts
 
 
