@@ -34,9 +34,7 @@ def begin(run: Run, number: int, job: str, output: int | None) -> None:
     """Attempt `number` begins, after so many bytes of its job's output."""
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
-    event_file.append(
-        events / "script.jsonl", kinds.kinds.Started(job=job, **({} if output is None else {"output": output}))
-    )
+    event_file.append(events / "script.jsonl", kinds.Started(job=job, **({} if output is None else {"output": output})))
 
 
 def write(run: Run, text: str, job: str = "7") -> None:
