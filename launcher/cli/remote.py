@@ -255,9 +255,8 @@ class RemoteRows:
                 raise Unreachable(f"{cluster.name}: {' '.join(''.join(errors).split())}")
             rows = list(filter(_sound, json.loads(b"".join(text))))
         except (Unreachable, ConfigError, OSError, ValueError, TypeError, KeyError) as error:
-            seen = clusters.last_seen(cluster)
-            old = tuple(_as_seen_last(row, cluster) for row in seen.rows)
-            return Answer(cluster, old, str(error), seen.time or None)
+            seen, rows = clusters.last_seen(cluster)
+            return Answer(cluster, tuple(_as_seen_last(row, cluster) for row in rows), str(error), seen)
         clusters.save_seen(cluster, rows)
         return Answer(cluster, tuple(_of_cluster(row, cluster) for row in rows))
 

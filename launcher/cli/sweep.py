@@ -39,6 +39,7 @@ from launcher.monitoring.sweep import (
     counts,
     live_pilots,
     over,
+    placed,
     point_statuses,
     summary,
 )
@@ -312,13 +313,10 @@ def order_of(sort: str | None, reverse: bool, manifest: SweepManifest, known: Se
 def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
     """Returns the numbers of points in the given order; points without the metric, or with NaN, come last."""
 
-    def place(index: int) -> tuple[bool, float, int]:
-        value = metrics[index].get(order.metric or "")
-        if not isinstance(value, (int, float)) or value != value:
-            return True, 0.0, index
-        return False, -float(value) if order.largest_first else float(value), index
+    def place(index: int) -> tuple[bool, float]:
+        return placed(metrics[index].get(order.metric or ""), largest_first=order.largest_first)
 
-    return sorted(metrics, key=place)
+    return sorted(sorted(metrics), key=place)
 
 
 def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:

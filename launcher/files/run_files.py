@@ -89,6 +89,15 @@ def read_range(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[b
         return _read(file, end - start), start
 
 
+def json_lines(path: AnyPath, most: int) -> Iterator[dict[str, Any]]:
+    """Yields the objects in the last `most` bytes of a file with one a line; other lines, and no file, are left out."""
+    with contextlib.suppress(OSError):
+        for line in read_range(path, 0, None, most)[0].splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(entry := json.loads(line), dict):
+                    yield entry
+
+
 def parse_json(data: bytes) -> Any:
     """Returns the value of a JSON text; raises ValueError, also for what is nested too deeply or too large."""
     try:

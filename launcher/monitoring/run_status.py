@@ -107,11 +107,6 @@ class RunState(Enum):  # in the order of a run's life
     def over(self) -> bool:
         return self not in _NOT_OVER
 
-    @property
-    def exit_code(self) -> int:
-        codes = {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}
-        return codes.get(self, errors.FAILED)
-
 
 class JobStatus(Struct):
     state: JobState | None = None  # None: there is no job, or its state is not known
@@ -142,7 +137,8 @@ class RunStatus(Struct):
     def exit_code(self) -> int:
         if self.state is RunState.FAILED and self.history.code == errors.NO_RETRY:
             return errors.NO_RETRY
-        return self.state.exit_code
+        codes = {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}
+        return codes.get(self.state, errors.FAILED)
 
 
 class DamagedRun(Struct):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, takewhile
+from typing import Any
 
 from launcher.errors import DONE
 from launcher.monitoring.run_status import (
@@ -156,6 +157,13 @@ def done(run: Run) -> bool:
     events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
     ended = kinds.as_kind(events[-1], kinds.Ended) if events else None
     return ended is not None and ended.code == DONE
+
+
+def placed(value: Any, *, largest_first: bool) -> tuple[bool, float]:
+    """Returns by what a point with this value of a metric is sorted; one without a number comes last."""
+    if not isinstance(value, (int, float)) or value != value:
+        return True, 0.0
+    return False, -float(value) if largest_first else float(value)
 
 
 def counts(seen: Iterable[PointStatus]) -> dict[str, int]:

@@ -116,11 +116,6 @@ def chosen(words: Iterable[str]) -> RemoteCluster | None:
 # -- what is known of the runs there: those submitted from here, and the rows of the last answer to `status`
 
 
-class LastSeen(Struct):
-    time: float = 0.0  # seconds since the epoch; 0: never
-    rows: tuple[Mapping[str, Any], ...] = ()
-
-
 def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
     """Records that a run or sweep is submitted to a cluster; before that, so that it is known whatever happens then.
 
@@ -134,13 +129,9 @@ def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
 def noted(cluster: RemoteCluster) -> dict[str, float]:
     """Returns the runs and sweeps that were submitted from here, the newest bounds.REMOTE_RUNS_BYTES, with the time."""
     found: dict[str, float] = {}
-    with contextlib.suppress(OSError):
-        for line in run_files.read_range(cluster.folder / "runs.jsonl", 0, None, bounds.REMOTE_RUNS_BYTES)[
-            0
-        ].splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                found[str(entry["run"])] = float(entry["time"])
+    for entry in run_files.json_lines(cluster.folder / "runs.jsonl", bounds.REMOTE_RUNS_BYTES):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found[str(entry["run"])] = float(entry["time"])
     return {run: when for run, when in found.items() if when}
 
 
@@ -152,16 +143,17 @@ def save_seen(cluster: RemoteCluster, rows: Sequence[Mapping[str, Any]]) -> None
         run_files.replace(cluster.folder / "status.json", text.encode())
 
 
-def last_seen(cluster: RemoteCluster) -> LastSeen:
+def last_seen(cluster: RemoteCluster) -> tuple[float | None, list[Mapping[str, Any]]]:
+    """Returns when `status` was answered last, in seconds since the epoch, and its rows; None: never."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         data = json.loads(run_files.read_whole(cluster.folder / "status.json", bounds.QUERY_BYTES))
-        return LastSeen(float(data["time"]), tuple(row for row in data["rows"] if isinstance(row.get("run"), str)))
-    return LastSeen()
+        return float(data["time"]), [row for row in data["rows"] if isinstance(row.get("run"), str)]
+    return None, []
 
 
 def known_runs(cluster: RemoteCluster) -> dict[str, float]:
     """Returns the runs and sweeps that are known to be on a cluster, with the time of their submission from here."""
-    return {**{str(row["run"]): 0.0 for row in last_seen(cluster).rows}, **noted(cluster)}
+    return {**{str(row["run"]): 0.0 for row in last_seen(cluster)[1]}, **noted(cluster)}
 
 
 def locate(name: str) -> tuple[RemoteCluster | None, str]:

@@ -86,7 +86,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
     try:
         found = unwrap(read_json(run.path / "results.json"))
         fabric = None if found is None else parse(found)
-    except (RunError, Unreadable) as error:
+    except RunError as error:
         notes.append(str(error))
     saved = _checkpoints(Path(seen.plan.checkpoint.dir), notes)
     return RunData(
@@ -327,10 +327,6 @@ _CONDITIONS = {"hosts": list[str], "environment": Mapping[str, str]}
 Row = Mapping[str, Any]
 
 
-class Unreadable(ValueError):
-    """A results.json cannot be read; the text says why."""
-
-
 @dataclass(frozen=True)
 class FabricResults:
     workload: str  # `p2p` or `collective`
@@ -347,20 +343,20 @@ class FabricResults:
 
 
 def parse(values: Any) -> FabricResults:
-    """Converts the parsed JSON of a results.json into Fabric; raises Unreadable."""
+    """Converts the parsed JSON of a results.json into Fabric; raises RunError."""
     if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
-        raise Unreadable("results.json is damaged: it has no rows")
+        raise RunError("results.json is damaged: it has no rows")
     if values.get("format") != FORMAT:
-        raise Unreadable(f"results.json has format {values.get('format')}, and this launcher reads format {FORMAT}")
+        raise RunError(f"results.json has format {values.get('format')}, and this launcher reads format {FORMAT}")
     conditions, roof, matrix = values.get("conditions"), values.get("roof"), values.get("matrix")
     if matrix is not None and not _is_matrix(matrix):
-        raise Unreadable("results.json is damaged: its matrix has not a number or null for each pair of hosts")
+        raise RunError("results.json is damaged: its matrix has not a number or null for each pair of hosts")
     for place, row in enumerate(values["rows"]):
         wrong = misfit(row, dict, f"rows[{place}]") or _misfits(row, _ROW, f"rows[{place}].")
         if wrong:
-            raise Unreadable(f"results.json is damaged: {wrong}")
+            raise RunError(f"results.json is damaged: {wrong}")
     if isinstance(conditions, Mapping) and (wrong := _misfits(conditions, _CONDITIONS, "conditions.")):
-        raise Unreadable(f"results.json is damaged: {wrong}")
+        raise RunError(f"results.json is damaged: {wrong}")
     return FabricResults(
         str(values.get("workload", "")), mapping(conditions), mapping(roof), tuple(values["rows"]), matrix,
         bool(values.get("complete")), str(values.get("reason") or ""),

@@ -551,12 +551,8 @@ class Page:
 HERE = Path(__file__).resolve().parent
 
 
-class ReportError(LauncherError):
-    """The report page cannot be made or written; the text says why and what to do."""
-
-
 def render(page: Page) -> str:
-    """Returns a page as HTML; raises ReportError: plotly is not installed.
+    """Returns a page as HTML; raises LauncherError: plotly is not installed.
 
     jinja2 escapes all text. The figures are JSON in which `<`, `>` and `&` are written as \\u003c and so on, so that
     nothing in them can close the script element. Scripts run only with the page's nonce, and the content security
@@ -590,11 +586,11 @@ def _template() -> Template:
 
 
 def packed_plotly() -> str:
-    """Returns the installed plotly.min.js as base64 of gzip, a third of its size; raises ReportError."""
+    """Returns the installed plotly.min.js as base64 of gzip, a third of its size; raises LauncherError."""
     found = importlib.util.find_spec("plotly")  # not imported, which would take a second
     path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
     if path is None or not path.is_file():
-        raise ReportError("the report page needs plotly, which is not installed here: pip install 'plotly>=6'")
+        raise LauncherError("the report page needs plotly, which is not installed here: pip install 'plotly>=6'")
     return _packed(path)
 
 
@@ -604,9 +600,9 @@ def _packed(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a page atomically, for the user alone; raises ReportError."""
+    """Writes a page atomically, for the user alone; raises LauncherError."""
     try:
         run_files.replace(path, text.encode(), sync=False)
     except OSError as error:
         why = f"{path} cannot be written ({error.strerror}): choose another place with --output FILE"
-        raise ReportError(why) from None
+        raise LauncherError(why) from None

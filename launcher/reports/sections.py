@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from launcher import __version__
 from launcher.failures import text
 from launcher.formatting import clean, long_size, plural, si
-from launcher.monitoring.sweep import LIVE
+from launcher.monitoring.sweep import LIVE, placed
 from launcher.plan import build
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import (
@@ -518,13 +517,7 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
 
 def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
     """Returns the points by their objective, the best (`max`, `min`) first, those without a value last."""
-    sign = -1.0 if best_is == "max" else 1.0
-
-    def key(point: SweepPoint) -> float:
-        value = None if objective is None else point.metric(objective)
-        return math.inf if value is None else sign * value
-
-    return sorted(points, key=key)
+    return sorted(points, key=lambda each: placed(each.metric(objective or ""), largest_first=best_is == "max"))
 
 
 def _points_section(

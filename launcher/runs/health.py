@@ -171,13 +171,10 @@ def preflight_lines(result: Preflighted) -> list[str]:
     return lines + [f"preflight: warning: {each.name}: {each.found.words}" for each in result.warnings]
 
 
-def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [line for event in every(events, Preflighted) for line in preflight_lines(event)]
-
-
 def remarks(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines about the events of an attempt: its preflights, and GPUs that are not used."""
-    return preflights(events) + [of_unused_gpus(each) for each in unused_gpus(events)]
+    lines = [line for event in every(events, Preflighted) for line in preflight_lines(event)]
+    return lines + [of_unused_gpus(each) for each in unused_gpus(events)]
 
 
 def unused_gpus(events: Iterable[Mapping[str, Any]]) -> list[GpusUnused]:

@@ -239,18 +239,8 @@ def add_failures(run_dir: Path, cluster: str, failures: int, node_seconds: float
 def experience(run_dir: Path, cluster: str) -> Experience:
     """Returns what the last attempts on this cluster have seen (the end of the file, bounds.FAILURE_LOG_BYTES)."""
     failures, node_seconds = 0, 0.0
-    with contextlib.suppress(OSError):
-        for line in run_files.read_range(failures_file(run_dir), 0, None, bounds.FAILURE_LOG_BYTES)[0].splitlines():
-            seen = _failures_in(line)
-            if seen is not None and seen["cluster"] == cluster:
-                failures, node_seconds = failures + seen["failures"], node_seconds + seen["node_seconds"]
+    for seen in run_files.json_lines(failures_file(run_dir), bounds.FAILURE_LOG_BYTES):
+        numbers = [seen.get(name) for name in ("failures", "node_seconds")]
+        if seen.get("cluster") == cluster and all(type(each) is int and each >= 0 for each in numbers):
+            failures, node_seconds = failures + numbers[0], node_seconds + numbers[1]
     return Experience(failures, node_seconds)
-
-
-def _failures_in(line: bytes) -> dict[str, Any] | None:
-    with contextlib.suppress(ValueError):
-        seen = json.loads(line)
-        numbers = [seen.get(name) for name in ("failures", "node_seconds")] if isinstance(seen, dict) else []
-        if len(numbers) == 2 and all(type(each) is int and each >= 0 for each in numbers) and "cluster" in seen:
-            return seen
-    return None

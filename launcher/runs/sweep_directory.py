@@ -286,29 +286,26 @@ def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept if sections else sorted(kept, key=key_of))
 
 
-def differing(points: Sequence[Sequence[str]]) -> list[str]:
+def differing(points: Iterable[Sequence[str]]) -> list[str]:
     """Returns the keys in which points differ, in the order in which they first appear."""
-    values: dict[str, set[str | None]] = {}
-    for overrides in points:
-        for each in overrides:
-            values.setdefault(key_of(each), set())
-    for overrides in points:
-        own = {key_of(each): each.partition("=")[2] for each in overrides}
-        for key, found in values.items():
-            found.add(own.get(key))
-    return [key for key, found in values.items() if len(found) > 1]
+    values = [_values(overrides) for overrides in points]
+    keys = dict.fromkeys(key for own in values for key in own)
+    return [key for key in keys if len({own.get(key) for own in values}) > 1]
+
+
+def _values(overrides: Iterable[str]) -> dict[str, str]:
+    return {key_of(each): each.partition("=")[2] for each in overrides}
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
     """Returns the values that a point's overrides set for these keys, as the user wrote them; others are left out."""
-    own = {key_of(each): each.partition("=")[2] for each in overrides}
+    own = _values(overrides)
     return {key: own[key] for key in keys if key in own}
 
 
 def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
     """Returns the values that a point's overrides set for these keys as text, such as `lr=0.1 seed=3`."""
-    shown: Mapping[str, str] = values_of(overrides, keys)
-    return " ".join(f"{key.removeprefix('workload.')}={value}" for key, value in shown.items())
+    return " ".join(f"{key.removeprefix('workload.')}={value}" for key, value in values_of(overrides, keys).items())
 
 
 def _parse_points(text: str) -> tuple[int, ...]:

@@ -137,7 +137,7 @@ def test_what_was_not_submitted_is_forgotten_and_damage_is_left_out(folder: Path
         file.write(b'{"run": 5\n\xff\n{"run": "c"}\n')
     assert list(noted(cluster())) == ["b"]
     (cluster().folder / "status.json").write_text("{")
-    assert last_seen(cluster()) == clusters.LastSeen()
+    assert last_seen(cluster()) == (None, [])
 
 
 def test_names_are_those_of_the_other_side() -> None:

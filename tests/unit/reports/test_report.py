@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
+from launcher.errors import LauncherError, RunError
 from launcher.formatting import clean, si
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
@@ -27,7 +28,6 @@ from launcher.reports.collect import (
     Moment,
     RunData,
     Span,
-    Unreadable,
     coarse,
     collect,
     curves,
@@ -188,7 +188,7 @@ def test_a_coarse_matrix_shows_the_worst_of_each_block() -> None:
     ],
 )
 def test_results_that_cannot_be_shown_are_told(tmp_path: Path, values: Any, told: str) -> None:
-    with pytest.raises(Unreadable, match=told):
+    with pytest.raises(RunError, match=told):
         parse(values)
     assert told in text_of(sections.comparison_page([data_of(make_run(tmp_path, results=values))]))
 
@@ -440,13 +440,13 @@ def test_the_page_is_for_the_user_alone_and_replaces_an_older_one(
 
 def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     data_of(make_run(tmp_path))
-    with pytest.raises(page.ReportError, match="choose another place with --output"):
+    with pytest.raises(LauncherError, match="choose another place with --output"):
         commands.main(["report", "run-1", "--runs-dir", str(tmp_path), "-o", str(tmp_path / "no" / "page.html")])
 
 
 def test_without_plotly_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(page.ReportError, match="pip install 'plotly>=6'"):
+    with pytest.raises(LauncherError, match="pip install 'plotly>=6'"):
         page.packed_plotly()
 
 

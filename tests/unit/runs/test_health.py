@@ -14,7 +14,7 @@ from launcher.errors import ConfigError
 from launcher.failures.codes import CheckCode, PreflightThen
 from launcher.runs import event_file
 from launcher.runs.events import NodeFinding, Observation, Preflighted
-from launcher.runs.health import Straggler, StragglerSearch, _median_without, preflight_lines, preflights, stragglers
+from launcher.runs.health import Straggler, StragglerSearch, _median_without, preflight_lines, remarks, stragglers
 from tests.unit.plans import plan_of
 
 FACTOR, PATIENCE = 1.5, 60.0
@@ -170,7 +170,7 @@ def test_a_preflight_in_lines(then: str, bad: Any, warnings: Any, lines: list[st
         round=0, then=PreflightThen(then), nodes=4, bad=tuple(bad), warnings=tuple(warnings), seconds=1.23
     )
     assert preflight_lines(event) == lines
-    assert preflights([{"event": "met"}, event_file.entry(event)]) == lines
+    assert remarks([{"event": "met"}, event_file.entry(event)]) == lines
 
 
 @pytest.mark.parametrize(
