@@ -240,7 +240,7 @@ def experience(run_dir: Path, cluster: str) -> Experience:
     """Returns what the last attempts on this cluster have seen (the end of the file, bounds.FAILURE_LOG_BYTES)."""
     failures, node_seconds = 0, 0.0
     for seen in run_files.json_lines(failures_file(run_dir), bounds.FAILURE_LOG_BYTES):
-        numbers = [seen.get(name) for name in ("failures", "node_seconds")]
+        numbers: list[Any] = [seen.get(name) for name in ("failures", "node_seconds")]
         if seen.get("cluster") == cluster and all(type(each) is int and each >= 0 for each in numbers):
             failures, node_seconds = failures + numbers[0], node_seconds + numbers[1]
     return Experience(failures, node_seconds)
