@@ -33,9 +33,7 @@ from launcher.formatting import format_time, plural, ranges
 from launcher.monitoring.run_status import JobMonitor, RunState
 from launcher.monitoring.sweep import (
     WAITING,
-    PilotActivity,
     PointStatus,
-    activity_of,
     counts,
     live_pilots,
     over,
@@ -137,15 +135,10 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
     monitor, manifest = JobMonitor(), sweep.manifest()
     seen = point_statuses(sweep, monitor)
     keys = differing(manifest.points)
-    activity = None
-    if manifest.packing is not None:
-        board = monitor.boards.of(sweep, manifest.packing)
-        activity = activity_of(sweep, manifest.packing, board, len(manifest.points))
     search = look(sweep) if manifest.search else None
     if as_json:
         points = [row(each) for each in seen]
         values: dict[str, Any] = {"sweep": sweep.id, "directory": str(sweep.path), "parallelism": manifest.parallelism}
-        values |= {"pilots": vars(activity)} if activity else {}
         if search:
             found, best = search[1], search[1].best
             of_best = best and {"point": best.number, "value": best.value}
@@ -154,8 +147,6 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
         return 0
     bar(sys.stdout, over(counts(seen)), len(seen))
     print(f"{sweep.id}: {summary(counts(seen))}")
-    if activity and activity.slots:
-        print(_pilots_line(activity))
     for line in described(*search) if search else ():
         print(line)
     with_line = [each for each in seen if each.state not in WITHOUT_LINE]
@@ -177,15 +168,6 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
         named = f" {ranges(cancelled)}" if len(cancelled) == len(again) else ""
         print(f"\nnext  {program()} sweep rerun {sweep.id}{named}")
     return 0
-
-
-def _pilots_line(activity: PilotActivity) -> str:
-    parts = [f"{activity.busy} of {plural(activity.slots, 'slot')} busy ({activity.share:.0%} of their time)"]
-    if activity.rate:
-        parts.append(f"{60 * activity.rate:.1f} points a minute")
-    if activity.left:
-        parts.append(f"all over in {format_time(int(activity.left))}")
-    return ", ".join(parts)
 
 
 def row(each: PointStatus) -> dict[str, Any]:

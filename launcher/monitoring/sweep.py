@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -34,15 +33,13 @@ from launcher.monitoring.run_status import (
 )
 from launcher.runs import event_file
 from launcher.runs import events as kinds
-from launcher.runs.claims import Claims, ClaimsBoard, Manager, State
+from launcher.runs.claims import ClaimsBoard, State
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
-from launcher.runs.sweep_directory import Packing, Point, Sweep, sweep_of
-from launcher.structs import Struct, replace
+from launcher.runs.sweep_directory import Point, Sweep, sweep_of
 
 WAITING = "waiting"
 DAMAGED = "damaged"
-RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, for rates
 # In the order of a point's life; `done` and the states after it are final.
 STATES = (WAITING, *(state.value for state in RunState), DAMAGED)
 LIVE = tuple(state.value for state in RunState if not state.over)
@@ -179,59 +176,3 @@ def summary(found: Mapping[str, int]) -> str:
     """Formats the number of points in each state (`counts`): `3/15 done, 2 running, 10 queued`."""
     rest = [f"{number} {state}" for state, number in reversed([*found.items()]) if state != RunState.DONE.value]
     return ", ".join([f"{found.get(RunState.DONE.value, 0)}/{sum(found.values())} done", *rest])
-
-
-# -- The throughput of pilots
-
-
-class PilotActivity(Struct):
-    slots: int = 0  # number of slots of the slot managers that are alive
-    busy: int = 0  # number of these slots that run a point now
-    share: float = 0.0  # fraction of the slots' time in which they ran a point, in what is read of their journals
-    rate: float = 0.0  # number of points that ended per second
-    left: float | None = None  # seconds until all points are over, at this rate; None: unknown
-
-
-def activity(
-    board: ClaimsBoard, journals: Mapping[Manager, Iterable[kinds.Event]], count: int, now: float
-) -> PilotActivity:
-    """Computes the throughput from the latest events of slot managers that are alive, oldest first."""
-    slots, busy_time, slot_time, ended, since = 0, 0.0, 0.0, 0, now
-    for events in journals.values():
-        began: dict[int, float] = {}
-        first: float | None = None
-        own = 1
-        for event in events:
-            if isinstance(event, kinds.ManagerBegan):
-                own = event.slots
-            first = event.time if first is None else first
-            if isinstance(event, kinds.PointBegan):
-                began[event.slot] = event.time
-            elif isinstance(event, kinds.PointEnded):
-                busy_time += event.time - began.pop(event.slot, first)
-                ended += 1
-        if first is None:
-            continue
-        slots += own
-        busy_time += sum(now - each for each in began.values())
-        slot_time += own * (now - first)
-        since = min(since, first)
-    busy = sum(log.state is State.HELD and log.owner in board.alive for log in board.logs.values())
-    rate = ended / (now - since) if ended and now > since else 0.0
-    left = count - sum(log.state.over for log in board.logs.values())
-    return PilotActivity(slots, busy, busy_time / slot_time if slot_time else 0.0, rate, left / rate if rate else None)
-
-
-def activity_of(sweep: Sweep, packing: Packing, board: ClaimsBoard, count: int) -> PilotActivity:
-    """Reads the journals of slot managers that are alive, and returns the throughput of a sweep's pilots."""
-    reads = Claims(sweep.path, packing.retries)
-    journals = {}
-    for each in board.alive:
-        path = reads.journal(each)
-        recent = list(kinds.known(event_file.read(path, RECENT)))
-        if recent and not isinstance(recent[0], kinds.ManagerBegan):
-            first = next(iter(kinds.known(event_file.first_and_last(path))), None)
-            if isinstance(first, kinds.ManagerBegan):
-                recent.insert(0, replace(first, time=recent[0].time))
-        journals[each] = recent
-    return activity(board, journals, count, time.time())

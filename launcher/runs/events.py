@@ -417,7 +417,7 @@ class Stays(Event, kind="stays"):
     error: str | None = None  # that prevents another attempt
 
 
-# -- the journal of a slot manager, for statistics and messages (launcher/runs/claims.py decides the state of a point)
+# -- the journal of a slot manager (launcher/runs/claims.py decides the state of a point)
 
 
 class ManagerBegan(Event, kind="manager_began"):

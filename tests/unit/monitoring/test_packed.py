@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.monitoring.sweep import PilotActivity, activity, point_statuses
+from launcher.monitoring.sweep import point_statuses
 from launcher.runs import claims
-from launcher.runs.claims import CLAIMS, Boards, Claims, ClaimsBoard, EntryKind, Manager, PointLog, State
-from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEnded
+from launcher.runs.claims import CLAIMS, Boards, Claims, EntryKind, Manager
+from launcher.runs.events import ManagerBegan, ManagerEnded
 from tests.unit.clock import Clock
 from tests.unit.pilots.managers import PACKING, packed_sweep
 
@@ -69,19 +69,3 @@ def test_claims_that_have_not_changed_are_not_listed_again(tmp_path: Path, monke
         clock.now += 3.0
     monkeypatch.setattr(Claims, "logs", None)
     assert set(boards.of(sweep, PACKING).logs) == {0}
-
-
-def held(*points: int) -> dict[int, PointLog]:
-    return {point: PointLog(State.HELD, A, 1, begun=True) for point in points}
-
-
-def test_the_activity_of_pilots() -> None:
-    """One slot of two is busy from 100 to 110 s, and the other one until now, which is 120 s."""
-    events = [
-        BEGAN, PointBegan(point=0, slot=0, time=100.0), PointBegan(point=1, slot=1, time=100.0),
-        PointEnded(point=0, slot=0, code=0, kind="done", time=110.0),
-    ]  # fmt: skip
-    logs = {**held(1), 0: PointLog(State.DONE, None, 2, begun=True)}
-    found = activity(ClaimsBoard(logs, frozenset([A])), {A: events}, 4, now=120.0)
-    assert found == PilotActivity(slots=2, busy=1, share=0.75, rate=0.05, left=60.0)
-    assert activity(ClaimsBoard({}, frozenset()), {}, 4, now=120.0) == PilotActivity()
