@@ -12,8 +12,7 @@ Point-to-point transfers:
 - `p2p`: `workload=p2p`: runs, times and verifies the chosen patterns; output, metrics, comparison with a baseline
 - `keys`: what the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes; free of torch
 - `exchanges`: the transfers of p2p: between two ranks, and the patterns of all ranks
-- `matrix`: the matrix of p2p: measures the link between each two nodes, and finds slow links and the suspects
-- `matrix_text`: the printed lines about the matrix of links: heat map, slow links, suspects, how to exclude them
+- `matrix`: the matrix of p2p: measures the link between each two nodes, finds slow links and the suspects, prints them
 
 Training:
 

@@ -13,7 +13,7 @@ from launcher import progress, run_dir
 from launcher.formatting import format_size, long_size
 from launcher.worker import devices
 from launcher.worker.stop import how_to_exclude
-from workloads import bench, exchanges, keys, matrix, matrix_text, results, roof
+from workloads import bench, exchanges, keys, matrix, results, roof
 from workloads.exchanges import AT_ONCE, EXCHANGES, Case
 from workloads.keys import parse_seconds, parse_sizes
 from workloads.ranks import WorkloadError, gather, introduce, name_ranks, say
@@ -177,7 +177,7 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
 
     The metrics are, for each pattern, `PATTERN/us` (median time of the smallest size in microseconds; for pingpong half
     the round trip) and `PATTERN/mb_per_s` (the best, in 10^6 bytes/s); `matrix/slow` (number of slow pairs),
-    `matrix/exclude` (suspects as a Slurm node list, if there are any), `patterns` (number of them), and `checked`
+    `matrix/exclude` (host names of the suspects, if there are any), `patterns` (number of them), and `checked`
     (number of elements compared).
 
     Raises WorkloadError: a received value was wrong, a speed is lower than the baseline allows, or pairs are slow and
@@ -227,7 +227,7 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
                 written.matrix = links.as_dict()
                 if folder:
                     links.write(folder)
-                for line in matrix_text.lines(links, config, how_to_exclude):
+                for line in matrix.lines(links, config, how_to_exclude):
                     say(line)
             faults += matrix.faults(links, this.hosts)
             if env.rank == 0:
@@ -265,7 +265,7 @@ def _judge(
                 f"{len(since)} links are slower than baseline={config.baseline} allows (tolerance={config.tolerance:g})"
             )
     if config.fail_on_slow and links and links.slow:
-        worst = matrix_text.pair_in_words(links.slow[0].pair, links)
+        worst = matrix.pair_in_words(links.slow[0].pair, links)
         slower.append(f"workload.fail_on_slow: {len(links.slow)} slow links, {worst} the worst")
     if reasons := [each for each in slower if each]:
         raise WorkloadError("; ".join(reasons))

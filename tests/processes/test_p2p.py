@@ -23,7 +23,7 @@ from launcher.reports.page import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.unit.plans import plan_of
-from workloads import exchanges, keys, matrix, matrix_text, p2p, results, roof
+from workloads import exchanges, keys, matrix, p2p, results, roof
 from workloads.hooks import Benchmark
 from workloads.keys import PATTERNS
 from workloads.matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
@@ -228,14 +228,14 @@ def matrix_of(hosts: list[str], bad: dict[int, float], **changes: Any) -> Matrix
     [
         ({}, "exclude {}", ["no slow pair (below 70 % of the median, or over 3 x its latency)"]),
         ({2: 0.5}, "exclude {}", ["suspects: node2", "without them: exclude node2"]),
-        ({2: 0.5, 5: 0.1}, "exclude {}", ["suspects: node5, node2", "without them: exclude node[2,5]"]),
+        ({2: 0.5, 5: 0.1}, "exclude {}", ["suspects: node5, node2", "without them: exclude node5,node2"]),
         ({2: 0.5}, "this scheduler cannot exclude nodes; name a resource of the good ones",
          ["without them: this scheduler cannot exclude nodes; name a resource of the", "  good ones"]),
         ({2: 0.5}, "", ["suspects: node2"]),
     ],
 )  # fmt: skip
 def test_the_verdict_ends_with_what_to_do(bad: dict[int, float], how: str, last: list[str]) -> None:
-    lines = matrix_text.lines(matrix_of([f"node{node}" for node in range(8)], bad), p2p_config(), how.format)
+    lines = matrix.lines(matrix_of([f"node{node}" for node in range(8)], bad), p2p_config(), how.format)
     assert lines[-len(last) :] == last
     assert all(len(line) <= 76 for line in lines)
 
@@ -244,7 +244,7 @@ def test_one_slow_link_is_no_nodes_fault() -> None:
     found = matrix_of([f"node{node}" for node in range(6)], {})
     found.seen.bandwidth[1][4] = 1e8  # type: ignore[index]
     slow = matrix.slow_pairs(found.seen, matrix.Limits(0.7, 3))
-    lines = matrix_text.lines(Matrix(**{**vars(found), "slow": slow}), p2p_config(), "exclude {}".format)
+    lines = matrix.lines(Matrix(**{**vars(found), "slow": slow}), p2p_config(), "exclude {}".format)
     assert lines[-2:] == [
         "slow: node1 - node4: 0.10 GB/s, 10 % of the median (100.0 us)",
         "no node is slow with most of its partners: links are slow, and no node",
@@ -255,7 +255,7 @@ def test_nodes_that_share_a_name_are_not_excluded_by_it() -> None:
     found = matrix_of(["here"] * 4, {3: 0.1})
     found = Matrix(**{**vars(found), "labels": [f"here#{node}" for node in range(4)]})
     assert (found.suspected, found.exclude) == (["here#3"], "")
-    assert matrix_text.lines(found, p2p_config(), "exclude {}".format)[-1] == "suspects: here#3"
+    assert matrix.lines(found, p2p_config(), "exclude {}".format)[-1] == "suspects: here#3"
 
 
 # Thousands of nodes

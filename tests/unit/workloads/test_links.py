@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.schedulers.topology import expand
 from workloads.matrix import (
+    ROWS,
     Limits,
     Measured,
     Usual,
-    compress,
+    heat_map,
     rounds_of,
     slow_pairs,
     slow_since,
@@ -22,7 +22,6 @@ from workloads.matrix import (
     tournament,
     usual,
 )
-from workloads.matrix_text import ROWS, heat_map
 
 LIMITS = Limits(bandwidth=0.7, latency=3)
 
@@ -141,37 +140,6 @@ def test_pairs_that_were_not_measured_are_not_slow() -> None:
     nothing: list[list[float | None]] = [[None] * 3 for _ in range(3)]
     seen = Measured([0, 1, 2], nothing, nothing)
     assert (seen.pairs(), usual(seen), slow_pairs(seen, LIMITS)) == ({}, None, [])
-
-
-# Lists of hosts
-
-
-@pytest.mark.parametrize(
-    ("hosts", "text"),
-    [
-        ([], ""),
-        (["node3"], "node3"),
-        (["node7", "node3"], "node[3,7]"),
-        (["n9", "n10", "n11", "n9"], "n[9-11]"),
-        (["n08", "n09", "n10", "n100"], "n[08-10],n100"),
-        (["n1", "n01"], "n1,n01"),
-        (["r1n2-ib", "r1n3-ib", "r2n2-ib"], "r1n[2-3]-ib,r2n2-ib"),
-        (["login", "n1"], "n1,login"),
-    ],
-)
-def test_lists_of_hosts_are_short(hosts: list[str], text: str) -> None:
-    assert compress(hosts) == text
-
-
-names = st.from_regex(r"[a-z]{0,2}[0-9]{0,3}[a-z-]{0,2}[0-9]{0,4}(-ib)?", fullmatch=True).filter(bool)
-neighbours = st.builds(lambda prefix, first, width: [f"{prefix}{first + i:0{width}}" for i in range(4)],
-                       st.sampled_from(["n", "gpu-a"]), st.integers(0, 120), st.integers(1, 4))  # fmt: skip
-
-
-@given(st.lists(names | neighbours, max_size=12))
-def test_slurm_reads_a_list_as_the_hosts_it_was_made_of(found: list[str | list[str]]) -> None:
-    hosts = [host for one in found for host in ([one] if isinstance(one, str) else one)]
-    assert sorted(expand(compress(hosts))) == sorted(set(hosts))
 
 
 # The heat map
