@@ -9,7 +9,7 @@ Importing this package does not load torch either; the first use of one of its n
 - `loading`: what a checkpoint contains, and does it fit; reads it into the tensors and objects of a state
 - `format`: the format on disk: names of files and folders, manifest, checksums; reads with retries
 - `folder`: the checkpoint folder: lists, publishes, quarantines and removes checkpoints; which of them are kept
-- `storage`: writes files with checksums, reads them without executing anything; for code that calls dcp.save, dcp.load
+- `storage`: writes files with checksums, reads them without executing anything; files of torch.distributed.checkpoint
 - `state`: splits a state into tensors by name and all other values; refuses tensors that differ between ranks
 - `memory`: copies of the state in memory that outlives the ranks: making and loading them, on all ranks
 - `copies`: the format of these copies; which of them are loaded

@@ -64,8 +64,8 @@ class CheckpointFolder:
         self._parent: int | None = None
         self._remover: threading.Thread | None = None
 
-    def prepare(self, *, remove_leftovers: bool = True) -> None:
-        """Makes the folder, and removes what killed saves have left (not if one of this process may be in progress).
+    def prepare(self) -> None:
+        """Makes the folder, and removes what killed saves have left.
 
         Raises CheckpointError (it cannot, or others can write to it) or CannotRead.
         """
@@ -83,8 +83,6 @@ class CheckpointFolder:
                 "set it to a folder that you can write to and that all nodes share"
             ) from None
         self.require_private(self.path)
-        if not remove_leftovers:
-            return
         there = checkpoints.entries(self.path, self._timeout)
         for path, step in checkpoints.leftovers(self.path, self.attempt).items():
             # If a save was killed between two renames, the replaced checkpoint is the only one of its step: restore it.

@@ -248,7 +248,7 @@ class File:
 class Manifest:
     step: int  # steps of the run that were done
     # `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
-    # (everything in such files)
+    # (everything in such files, as former versions could write it)
     kind: str
     world_size: int  # number of ranks that saved it. attempt: index of their attempt
     attempt: int
@@ -505,11 +505,6 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
 
     with ThreadPoolExecutor(threads) as pool:
         return [problem for problem in pool.map(look, found) if problem]
-
-
-def require_none(path: Path, problems: Sequence[str]) -> None:
-    if problems:
-        raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
 
 
 # -- listing

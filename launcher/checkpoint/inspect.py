@@ -124,9 +124,8 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
     Raises Damaged (it has changed), CannotRead, or CheckpointError (there is nothing under one of the keys).
     """
     found = [block for block in checkpoints.blocks(manifest) if not block.name.startswith("rank-")]
-    checkpoints.require_none(
-        path, checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
-    )
+    if problems := checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2):
+        raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
     contents = read_contents(path, manifest)
     wanted = {name: kind for name, kind in contents.kinds.items() if is_named(name, keys)}
     for key in keys:

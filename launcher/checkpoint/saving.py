@@ -30,10 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from launcher import __version__
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import state, storage
 from launcher.checkpoint.agreement import Peers, combined_error, one_line
-from launcher.checkpoint.folder import CheckpointFolder
+from launcher.checkpoint.folder import CheckpointFolder, fsync_folder
 from launcher.checkpoint.format import CheckpointError, File, Manifest
 from launcher.checkpoint.loading import expanded
 from launcher.checkpoint.state import Content, facts, local_part, owned, plain
@@ -386,11 +387,17 @@ class Writer:
         return self._publish(save, temporary, checkpoints.SHARDED, joined)
 
     def _publish(self, save: Save, temporary: Path, kind: str, written: dict[str, File]) -> float:
-        described = Manifest(
-            save.step, kind, self.peers.world_size, self.folder.attempt, self.identity, save.extra,
-            save.metrics, written,
-        )  # fmt: skip
-        path, manifest = storage.publish(self.folder, temporary, described, self._require_run)
+        manifest = self.folder.describe(Manifest(
+            save.step, kind, self.peers.world_size, self.folder.attempt, self.identity, save.extra, save.metrics,
+            written, torch=torch.__version__, launcher=__version__,
+        ))  # fmt: skip
+        if problems := checkpoints.wrong_sizes(temporary, manifest):
+            raise CheckpointError("; ".join(problems))
+        with storage.hashed_file(temporary / checkpoints.MANIFEST, {}) as stream:
+            stream.write(manifest.text().encode())
+        fsync_folder(temporary)
+        self._require_run()
+        path = self.folder.publish(temporary, manifest, self._require_run)
         save.published = True
         seconds = time.perf_counter() - save.began
         blocked = save.blocked if save.thread is not None else seconds

@@ -57,6 +57,6 @@ def test_small_tensors_are_written_together(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_tensor_of_which_a_part_is_missing_is_refused_by_name(tmp_path: Path) -> None:
     written: dict[str, Any] = {}
-    ((result, data),) = storage.write_tensors(tmp_path, {"w": torch.ones(3)}, 0, written)
+    ((index, place, data),) = storage.write_tensors(tmp_path, {"w": torch.ones(3)}, 0, written)
     with pytest.raises(storage.CheckpointError, match=r"w: the ranks have written 3 of its 6 elements"):
-        storage.write_metadata(tmp_path, [(result, replace(data, size=torch.Size([6])))], written)
+        storage.write_metadata(tmp_path, [(index, place, replace(data, size=torch.Size([6])))], written)
