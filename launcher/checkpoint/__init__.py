@@ -6,7 +6,8 @@ Importing this package does not load torch either; the first use of one of its n
 - `checkpointer`: `Checkpointer`, the public class: `save`, `load`, `wait`; which checkpoints `load` skips or refuses
 - `resumable`: `Resumable`: what a training loop needs to be stopped and resumed, given once; default generators
 - `saving`: takes a rank's state; the steps of one save, local and collective, to the published checkpoint
-- `loading`: what a checkpoint contains, and does it fit; reads it into the tensors and objects of a state
+- `loading`: what a checkpoint contains, and does it fit; reads it into the tensors and objects of a state; without a
+  process group: lists tensors and shards, verifies, and extracts a state, also as safetensors
 - `format`: the format on disk: names of files and folders, manifest, checksums; reads with retries
 - `folder`: the checkpoint folder: lists, publishes, quarantines and removes checkpoints; which of them are kept
 - `storage`: writes files with checksums, reads them without executing anything; files of torch.distributed.checkpoint
@@ -14,7 +15,6 @@ Importing this package does not load torch either; the first use of one of its n
 - `memory`: copies of the state in memory that outlives the ranks: making and loading them, on all ranks
 - `copies`: the format of these copies; which of them are loaded
 - `agreement`: collective calls of the ranks; an error on one rank is raised on all
-- `inspect`: lists tensors and shards, and extracts a state, also as safetensors, without a process group
 """
 
 from __future__ import annotations

@@ -181,13 +181,12 @@ def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
 
 
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
-    from launcher.checkpoint import inspect as checkpoint_read
-    from launcher.checkpoint.loading import read_contents
+    from launcher.checkpoint import loading
 
     require_private(path.parent)
     require_private(path)
-    contents = read_contents(path, manifest)
-    entries, rest = checkpoint_read.entries(contents), contents.values
+    contents = loading.read_contents(path, manifest)
+    entries, rest = loading.entries(contents), contents.values
     if as_json:
         shown = {**asdict(manifest), "path": str(path), "tensors": entries}
         print(json.dumps({**shown, "values": flat(rest)}, indent=1, default=str))
@@ -214,12 +213,12 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
 
 
 def _verify(place: NamedCheckpoints) -> int:
-    from launcher.checkpoint import inspect as checkpoint_read
+    from launcher.checkpoint import loading
 
     code = 0
     for path in _chosen(place):
         try:
-            problems = checkpoint_read.verify(path)
+            problems = loading.verify(path)
             verdict = "damaged" if problems else "sound"
         except checkpoints.Misfit as error:
             verdict, problems = "damaged", [str(error)]
@@ -233,7 +232,7 @@ def _verify(place: NamedCheckpoints) -> int:
 
 
 def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments: Namespace) -> int:
-    from launcher.checkpoint import inspect as checkpoint_read
+    from launcher.checkpoint import loading
 
     plain = arguments.as_format == "safetensors"
     output = arguments.output or Path(f"{place.name}-{path.name}.{'safetensors' if plain else 'pt'}")
@@ -243,12 +242,12 @@ def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments:
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     require_private(path.parent)
     require_private(path)
-    state = checkpoint_read.whole(path, manifest, arguments.keys)
+    state = loading.whole(path, manifest, arguments.keys)
     if plain:
-        count = checkpoint_read.save_safetensors(output, state, {"format": "pt", "step": str(manifest.step)})
+        count = loading.save_safetensors(output, state, {"format": "pt", "step": str(manifest.step)})
         told = f"{count} tensors, by their dotted names"
     else:
-        checkpoint_read.save_plain(output, state)
+        loading.save_plain(output, state)
         told = f"read it with torch.load({str(output)!r}, weights_only=True)"
     print(f"{output}: {long_size(output.stat().st_size)}; {told}")
     return 0

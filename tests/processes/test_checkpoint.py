@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from launcher import Env
 from launcher.checkpoint import folder, storage
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import inspect as checkpoint_read
+from launcher.checkpoint import loading as checkpoint_read
 from launcher.checkpoint import saving as checkpoint
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded, merge
 from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed

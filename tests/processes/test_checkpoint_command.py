@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from launcher import Env
-from launcher.checkpoint import inspect
+from launcher.checkpoint import loading
 from launcher.checkpoint import saving as checkpoint
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.cli import commands
@@ -92,7 +92,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     data = bytearray(path.read_bytes())
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    types = {short: getattr(torch, name) for name, short in inspect._TYPES.items() if hasattr(torch, name)}
+    types = {short: getattr(torch, name) for name, short in loading._TYPES.items() if hasattr(torch, name)}
     found = {}
     for name, entry in header.items():
         if name != "__metadata__":

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from launcher import Env, errors
 from launcher.checkpoint import Checkpointer, merge, saving
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import inspect as inspection
+from launcher.checkpoint import loading as inspection
 from launcher.checkpoint.agreement import SavesFail
 from launcher.checkpoint.format import CheckpointError, SaveFailed
 from launcher.checkpoint.loading import read_contents

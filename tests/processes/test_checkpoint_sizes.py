@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 from launcher import Env
 from launcher.checkpoint import Checkpointer, storage
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import inspect as inspection
+from launcher.checkpoint import loading as inspection
 from launcher.checkpoint.format import DCP, SHARDED, SINGLE, Manifest
 from launcher.checkpoint.loading import read_contents
 from launcher.checkpoint.saving import SMALL

@@ -14,7 +14,7 @@ import torch
 from launcher import Env, bounds
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import inspect as inspection
+from launcher.checkpoint import loading as inspection
 from launcher.checkpoint.format import CheckpointError, Misfit
 from tests.fakes.checkpoint_files import changed, file_of
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from launcher import Env, bounds
 from launcher.checkpoint import Checkpointer, saving, storage
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import inspect as inspection
+from launcher.checkpoint import loading as inspection
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from launcher import Env
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import inspect as inspection
+from launcher.checkpoint import loading as inspection
 from launcher.checkpoint.format import Manifest, Misfit
 from tests.fakes.checkpoint_files import changed, file_of
 
