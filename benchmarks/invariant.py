@@ -25,8 +25,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
 from launcher import Env
-from launcher.checkpoint.resumable import seed_generators
-from launcher.worker.global_batch import share
+from launcher.checkpoint.resumable import seed_generators, share
 from workloads.ddp import Net
 from workloads.invariant import GradientBuckets, InvariantGradients
 

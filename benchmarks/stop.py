@@ -3,8 +3,8 @@
     python -m benchmarks.stop
 
 8 ranks take steps of 10 ms: an all_reduce of 64 KiB, and a wait, as for a GPU. They do so without `Resumable.boundary`
-after each step, with it, and with only the time marks by which slow ranks are found (`launcher.worker.step_timing`), in
-turns. The results are medians of the ratios of neighbouring turns. Another process polls the memory that the ranks
+after each step, with it, and with only the time marks by which slow ranks are found (`StepTimer`), in turns. The
+results are medians of the ratios of neighbouring turns. Another process polls the memory that the ranks
 share with it, as their agent does.
 """
 
@@ -25,9 +25,9 @@ from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
 from launcher import Env, Resumable
 from launcher.agent.supervisor import AGREES, TICK
+from launcher.checkpoint.resumable import StepTimer
 from launcher.worker import heartbeat
 from launcher.worker.heartbeat import AgentSide, LeaderSide
-from launcher.worker.step_timing import StepTimer
 from launcher.worker.stop import CHECKPOINT, Settings
 
 TARGET = 1.01

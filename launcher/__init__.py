@@ -59,13 +59,12 @@ TYPE_CHECKING = False  # type checkers take this name for True
 if TYPE_CHECKING:
     from launcher.api import PreparedRun, Run, find, prepare, submit
     from launcher.checkpoint.checkpointer import Checkpointer
-    from launcher.checkpoint.resumable import Resumable
+    from launcher.checkpoint.resumable import GlobalBatchSampler, Resumable
     from launcher.errors import ConfigError
     from launcher.monitoring.run_status import RunState
     from launcher.plan.workload_hook import WorkloadHook
     from launcher.remote.command import RemoteRun
     from launcher.schedulers.topology import Topology, TopologyError
-    from launcher.worker.global_batch import GlobalBatchSampler
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
     from launcher.worker.stop import should_stop, stopping
 
@@ -78,7 +77,7 @@ __all__ = [
 _MODULES = {
     "Checkpointer": "launcher.checkpoint.checkpointer",
     "ConfigError": "launcher.errors",
-    "GlobalBatchSampler": "launcher.worker.global_batch",
+    "GlobalBatchSampler": "launcher.checkpoint.resumable",
     "PreparedRun": "launcher.api",
     "Resumable": "launcher.checkpoint.resumable",
     "RemoteRun": "launcher.remote.command",

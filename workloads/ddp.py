@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher import Resumable, evaluated, progress
-from launcher.checkpoint.resumable import generators, restore_generators, seed_generators
-from launcher.worker.global_batch import GlobalBatchSampler
+from launcher.checkpoint.resumable import GlobalBatchSampler, generators, restore_generators, seed_generators
 from launcher.worker.stop import Settings, settings
 from workloads import datasets, training
 from workloads.invariant import GradientBuckets, InvariantGradients

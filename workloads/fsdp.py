@@ -17,10 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
 from launcher import Resumable, evaluated, progress
-from launcher.checkpoint.resumable import seed_generators
+from launcher.checkpoint.resumable import GlobalBatchSampler, seed_generators, share
 from launcher.errors import ConfigError
 from launcher.torch_compat import DTensor, fsdp_computes_on
-from launcher.worker.global_batch import GlobalBatchSampler, share
 from launcher.worker.stop import Settings, settings
 from workloads import gpt, texts, training
 from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.checkpoint.resumable import share
 from launcher.torch_compat import all_gather_single
 from launcher.worker import devices
-from launcher.worker.global_batch import share
 
 
 class GradientBuckets:

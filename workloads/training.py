@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from launcher.checkpoint.resumable import share
 from launcher.worker import devices
 from launcher.worker.devices import cores
-from launcher.worker.global_batch import share
 from workloads.datasets import DatasetError, Found, read_header
 from workloads.ranks import WorkloadError
 

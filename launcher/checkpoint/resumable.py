@@ -13,13 +13,16 @@ import hashlib
 import math
 import os
 import random
+import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import Misfit, SaveFailed
@@ -30,9 +33,8 @@ from launcher.formatting import brief, plural
 from launcher.runs import lease
 from launcher.runs.history import PRIOR
 from launcher.worker import devices as accelerator
-from launcher.worker import process_group, stop
+from launcher.worker import heartbeat, process_group, stop
 from launcher.worker.process_group import Env
-from launcher.worker.step_timing import StepTimer
 from launcher.worker.stop import Settings, StopFlag, settings
 
 FIRST = 30.0  # seconds until the first save, by which the cost of a save is measured
@@ -402,3 +404,217 @@ def _update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
             _update(into[key], value)
         else:
             into[key] = value
+
+
+# -- Which samples each rank takes at each step
+
+
+class GlobalBatchSampler:
+    """Chooses the samples of each step as a pure function of (seed, epoch, step), whatever the world size.
+
+    An epoch is a new permutation of all samples, cut into global batches of `batch_size`. The last samples, fewer than
+    `batch_size`, are not used in that epoch. Each rank takes a contiguous share of each global batch; the sizes of
+    shares differ by at most one sample.
+
+    With `micro_batches` the global batch is cut into that many micro-batches, and each rank takes whole ones. Their
+    sizes differ by at most one sample and do not depend on the world size.
+
+    Attributes:
+        steps_per_epoch: number of global batches in an epoch.
+        sizes: number of samples of each of this rank's micro-batches; without micro-batches, of its whole share.
+
+    Raises:
+        ValueError: the data set is smaller than one batch, the batch has fewer samples than there are ranks or
+            micro-batches, or there are fewer micro-batches than ranks.
+    """
+
+    def __init__(
+        self, size: int, batch_size: int, seed: int, rank: int, world_size: int,
+        device: torch.device | str = "cpu", micro_batches: int | None = None,
+    ) -> None:  # fmt: skip
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size} ranks")
+        if batch_size < world_size:
+            raise ValueError(
+                f"workload.batch_size={batch_size} leaves some of the {world_size} ranks without a sample: "
+                f"set it to {world_size} or more"
+            )
+        if micro_batches is not None and not world_size <= micro_batches <= batch_size:
+            raise ValueError(
+                f"train.micro_batches={micro_batches} must be from {world_size} (the number of ranks) to {batch_size} "
+                "(workload.batch_size). A run keeps it for its whole life: the weights depend on it"
+            )
+        if size < batch_size:
+            raise ValueError(
+                f"the training set has {size} samples, fewer than workload.batch_size={batch_size}: "
+                f"set it to {size} or less"
+            )
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self.micro_batches = micro_batches
+        self.steps_per_epoch = size // batch_size
+        parts = world_size if micro_batches is None else micro_batches
+        first, last = (rank, rank + 1) if micro_batches is None else share(micro_batches, rank, world_size)
+        bounds = [share(batch_size, part, parts) for part in range(first, last)]
+        self._first, self._last = bounds[0][0], bounds[-1][1]
+        self.sizes = [end - begin for begin, end in bounds]
+        self._order: tuple[int, Tensor] | None = None
+
+    @property
+    def weight(self) -> float:
+        """Factor by which to multiply the sum of this rank's per-sample losses.
+
+        The mean of the ranks' gradients then equals the gradient of the mean loss over the global batch, even if shares
+        differ in size: mean_r(W / B x sum_r) = sum / B, with world size W and batch size B.
+        """
+        return self.world_size / self.batch_size
+
+    def order(self, epoch: int) -> Tensor:
+        """Returns the indices of all samples in the order of an epoch, int64 [size]."""
+        if self._order is None or self._order[0] != epoch:
+            digest = hashlib.sha256(f"{self.seed}/{epoch}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+            # Always drawn on the CPU: a GPU's generator draws another permutation for the same seed.
+            self._order = epoch, torch.randperm(self.size, generator=generator).to(self.device)
+        return self._order[1]
+
+    def global_batch(self, epoch: int, step: int) -> Tensor:
+        """Returns the indices of all ranks' samples at a step of an epoch, int64 [batch_size]; raises IndexError."""
+        if not 0 <= step < self.steps_per_epoch:
+            raise IndexError(f"step {step} is not one of the {self.steps_per_epoch} steps of an epoch")
+        return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
+
+    def batch(self, epoch: int, step: int) -> Tensor:
+        """Returns the indices of this rank's samples at a step of an epoch, int64 [sum of `sizes`]."""
+        return self.global_batch(epoch, step)[self._first : self._last]
+
+    def batches(self, epoch: int, step: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """Yields (step, indices of this rank's samples) for each step of the epoch from `step` on."""
+        for following in range(step, self.steps_per_epoch):
+            yield following, self.batch(epoch, following)
+
+    def locate(self, global_step: int) -> tuple[int, int]:
+        """Returns (epoch, step within the epoch) of the step that follows the first `global_step` steps of the run."""
+        return divmod(global_step, self.steps_per_epoch)
+
+
+def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Returns a rank's share of `count` items as a half-open range (first, end). Shares differ by at most one item."""
+    return count * rank // world_size, count * (rank + 1) // world_size
+
+
+# -- Measures how long each rank works in a step, at next to no cost, and passes it to the rank's agent
+#
+# In synchronous training each rank waits for the slowest: what differs is how much of a step a rank works. A training
+# marks where its own work ends and where its waiting ends:
+#
+#     pace.begin()      # a step starts (`Resumable.boundary` calls this)
+#     pace.computed()   # the time since the last mark was this rank's own work
+#     pace.waited()     # the time since the last mark was spent waiting for other ranks
+#
+# `watch_gradients` and `watch_blocks` set the marks for DistributedDataParallel and FSDP. A step without `computed`
+# does not count. On a GPU the marks are CUDA events, and the host never waits for them.
+
+
+INTERVAL = 1.0  # seconds between two reports to the agent
+KEPT = 1024  # times of at most so many steps are kept for the next report
+BEHIND = 64  # at most so many steps are kept that the device has not finished
+
+
+class _Host:
+    # The host's clock: on the CPU, work is complete when a call returns
+
+    @staticmethod
+    def mark() -> float:
+        return time.perf_counter()
+
+    @staticmethod
+    def passed(mark: float) -> bool:
+        return True
+
+    @staticmethod
+    def seconds(first: float, last: float) -> float:
+        return last - first
+
+
+class _Device:
+    # Events on the accelerator's current stream
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = accelerator.module(device).Event
+
+    def mark(self) -> torch.Event:
+        event: torch.Event = self._event(enable_timing=True)
+        event.record()
+        return event
+
+    def passed(self, mark: torch.Event) -> bool:
+        return bool(mark.query())
+
+    def seconds(self, first: torch.Event, last: torch.Event) -> float:
+        return float(first.elapsed_time(last)) / 1000
+
+
+class StepTimer:
+    """Measures how long one rank works in a step (or in each of `units` equal parts); without an agent, nothing."""
+
+    def __init__(self, device: torch.device, slot: heartbeat.RankSlot | None = None, clock: Any = None) -> None:
+        # None: this rank's slot, if it has one; the clock of the device. A mark is of the clock's own type
+        self.units = 1.0
+        self._slot = heartbeat.mine() if slot is None else slot
+        self._clock: Any = clock or (_Host if device.type == "cpu" else _Device(device))
+        self._mark: Any = None
+        self._spans: list[tuple[Any, Any]] = []  # (first, last) mark of each span of work in this step
+        # spans of steps that the device has not finished
+        self._owed: deque[list[tuple[Any, Any]]] = deque(maxlen=BEHIND)
+        self._times: deque[float] = deque(maxlen=KEPT)
+        self._steps, self._next_report = 0, 0.0
+
+    def begin(self) -> None:
+        """Marks the start of a step, which ends the step before; reports the median time at most once per INTERVAL."""
+        if self._slot is None:
+            return
+        if self._spans:
+            self._owed.append(self._spans)
+            self._spans = []
+        clock = self._clock
+        while self._owed and clock.passed(self._owed[0][-1][1]):
+            self._times.append(sum(clock.seconds(first, last) for first, last in self._owed.popleft()))
+            self._steps += 1
+        if self._times and (now := time.monotonic()) >= self._next_report:
+            self._next_report = now + INTERVAL
+            self._slot.pace(statistics.median(self._times) / self.units, self._steps)
+            self._times.clear()
+        self._mark = clock.mark()
+
+    def computed(self) -> None:
+        """Counts the time since the last mark as this rank's own work."""
+        if self._mark is not None:
+            now = self._clock.mark()
+            self._spans.append((self._mark, now))
+            self._mark = now
+
+    def waited(self) -> None:
+        """Counts the time since the last mark as waiting for other ranks."""
+        if self._mark is not None:
+            self._mark = self._clock.mark()
+
+    def watch_gradients(self, model: nn.Module) -> None:
+        """Calls `computed` when the first parameter, the last in a backward pass, has got its gradient."""
+        first = next((each for each in model.parameters() if each.requires_grad), None)
+        if self._slot is not None and first is not None:
+            first.register_post_accumulate_grad_hook(lambda _: self.computed())
+
+    def watch_blocks(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        """Counts forward passes of fully_shard's blocks as work, the gathering of weights before each as waiting."""
+        if self._slot is None:
+            return
+        model.register_forward_pre_hook(lambda *_: self._in_training(self.computed), prepend=True)
+        for block in blocks:
+            block.register_forward_pre_hook(lambda *_: self._in_training(self.waited))  # after FSDP's, which waits
+            block.register_forward_hook(lambda *_: self._in_training(self.computed), prepend=True)
+
+    @staticmethod
+    def _in_training(mark: Any) -> None:
+        if torch.is_grad_enabled():
+            mark()

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from launcher import Env
-from launcher.checkpoint.resumable import seed_generators
+from launcher.checkpoint.resumable import seed_generators, share
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker.global_batch import share
 from tests.processes.workload_ranks import run_ranks
 from workloads import invariant
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from launcher import Env
+from launcher.checkpoint import resumable
 from launcher.config.schema import DDPMnist, FSDPLm, Sync
-from launcher.worker import heartbeat, step_timing
+from launcher.worker import heartbeat
 from launcher.worker.heartbeat import Pulse
 from tests.processes.workload_ranks import run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
@@ -26,7 +27,7 @@ def slow_forward(seconds: float, *modules: nn.Module) -> None:
 
 def train(config: Any, env: Env) -> dict[str, Any]:
     """A training whose rank 1 is slow; what each rank has told of its pace."""
-    step_timing.INTERVAL = 0.0
+    resumable.INTERVAL = 0.0
     signs = Pulse(1)
     heartbeat.take(signs.slot(0))
     medians: list[float] = []

@@ -8,12 +8,12 @@ import torch.distributed as dist
 
 from launcher.agent import node_checks as checks
 from launcher.checkpoint import resumable, saving
+from launcher.checkpoint.resumable import StepTimer
 from launcher.failures.codes import CheckCode
 from launcher.runs.events import Observation
 from launcher.schedulers import topology
 from launcher.worker import devices, heartbeat, process_group
 from launcher.worker.devices import BackendError
-from launcher.worker.step_timing import StepTimer
 from tests.fakes import xpu
 from tests.unit.plans import plan_of
 from workloads import bench, roof, training

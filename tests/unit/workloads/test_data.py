@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.worker.global_batch import GlobalBatchSampler, share
+from launcher.checkpoint.resumable import GlobalBatchSampler, share
 from workloads.datasets import DatasetError, Found, find
 from workloads.training import load, read_idx
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.worker import heartbeat, step_timing
+from launcher.checkpoint import resumable
+from launcher.checkpoint.resumable import StepTimer
+from launcher.worker import heartbeat
 from launcher.worker.heartbeat import Pulse
-from launcher.worker.step_timing import StepTimer
 
 CPU = torch.device("cpu")
 
@@ -33,7 +34,7 @@ class Clock:
 
 @pytest.fixture
 def signs(monkeypatch: pytest.MonkeyPatch) -> Pulse:
-    monkeypatch.setattr(step_timing, "INTERVAL", 0.0)
+    monkeypatch.setattr(resumable, "INTERVAL", 0.0)
     return Pulse(1)
 
 
@@ -70,7 +71,7 @@ def test_the_median_of_the_steps_since_the_last_word_is_told(signs: Pulse, monke
     clock = Clock()
     own = StepTimer(CPU, signs.slot(0), clock)
     do("b9cb", own, clock)
-    monkeypatch.setattr(step_timing, "INTERVAL", 3600.0)
+    monkeypatch.setattr(resumable, "INTERVAL", 3600.0)
     own._next_report = time.monotonic() + 3600
     do("2cb4cb3cb", own, clock)
     assert signs.paces() == [(9.0, 1)]
@@ -98,7 +99,7 @@ def test_a_device_that_never_comes_costs_no_memory(signs: Pulse) -> None:
     clock.there = -1.0
     own = StepTimer(CPU, signs.slot(0), clock)
     do("b" + "1cb" * 1000, own, clock)
-    assert len(own._owed) == step_timing.BEHIND
+    assert len(own._owed) == resumable.BEHIND
 
 
 def test_unequal_numbers_of_parts_are_divided_by(signs: Pulse) -> None:
