@@ -2,7 +2,7 @@
 
 A signal may reach some ranks only (PBS signals one node), so the ranks combine their flags at step boundaries: those
 with an agent through their agents (see `heartbeat`), others (`init()` under srun, mpiexec or torchrun) by one small
-all_reduce in a gloo group of its own, if steps are short in the background and only every few steps (see `interval`).
+all_reduce in a gloo group of its own.
 
 | cause | source | known to |
 |---|---|---|
@@ -48,11 +48,8 @@ from launcher.worker.heartbeat import BoundaryAction, Cause, Want, decide
 from launcher.worker.process_group import Env
 
 FILES_INTERVAL = 1.0  # seconds between two checks for RUN/stop and RUN/save
-LATENCY = 0.5  # seconds between two agreements in the background
-SLOW_STEP = 0.1  # seconds; ranks with longer steps agree at every boundary, which costs them next to nothing
 SAVES = 2  # a stop before a deadline comes early enough for this many saves of the longest duration so far,
 MARGIN = 5.0  # plus these seconds
-RAREST = 64  # most steps between two agreements, since steps may become longer
 LOOK = 0.001  # seconds between two polls of a rank that waits for the commit of a stop or a save
 _RANKS = 1 << 32
 _REASONS = {
@@ -70,13 +67,6 @@ class StopVerdict:
 
 
 CONTINUE = StopVerdict()
-
-
-def interval(step_time: float) -> int:
-    """Returns the number of steps between two agreements; 0: at every step, which waits for the result."""
-    if step_time > SLOW_STEP:
-        return 0
-    return max(1, min(int(LATENCY / max(step_time, 1e-6)), RAREST))
 
 
 class _ThroughAgents:
@@ -148,10 +138,7 @@ class StopFlag:
                 backend="gloo", timeout=None if seconds is None else timedelta(seconds=seconds)
             )
             destroy_without_gil(self._group)
-        self._work: dist.Work | None = None
         self._agreed = Want()
-        self._flags = torch.zeros(3, dtype=torch.int64)
-        self._interval, self._countdown = 0, 0
         self._last: float | None = None
         self._step_time = 0.0
         self._next_look, self._files = 0.0, (False, False)
@@ -175,16 +162,12 @@ class StopFlag:
         if self._last is not None:
             # A moving average with weight 1/2, so that one slow step (a save, an evaluation) is soon forgotten.
             self._step_time = (self._step_time + now - self._last) / 2
-        if self._env.world_size == 1:
-            verdict = self._verdict(self._wanted(now, save_due))
-        elif self._agents is not None:
-            verdict = self._verdict(self._agents.boundary(self._wanted(now, save_due), self._step_time))
-        elif self._interval == 0:
-            flags = self._flags_of(self._wanted(now, save_due))
-            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
-            verdict = self._combined(flags)
-        else:
-            verdict = self._agree_in_background(now, save_due)
+        want = self._wanted(now, save_due)
+        if self._agents is not None:
+            want = self._agents.boundary(want, self._step_time)
+        elif self._env.world_size > 1:
+            want = self._combined(want)
+        verdict = self._verdict(want)
         if verdict.stop is not None and self._env.rank == 0:
             Events(current_attempt(), "stop")(replace(self._stop_event(), step=step))
         self._last = time.monotonic()
@@ -204,9 +187,6 @@ class StopFlag:
         """Declares that this rank has no more boundaries. All ranks call it after the same number of boundaries."""
         if self._agents is not None:
             self._agents.close()
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
 
     def _on_signal(self, number: int, _: object) -> None:
         if os.getpid() != self._pid:  # a process that this rank has forked, which has the handler as well
@@ -218,21 +198,6 @@ class StopFlag:
         self._cause = max(self._cause, Cause.TERM if term else Cause.WARNING)
         if self._agents is not None:
             self._agents.want(self._cause)
-
-    def _agree_in_background(self, now: float, save_due: bool) -> StopVerdict:
-        verdict = CONTINUE
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-            verdict = self._combined(self._flags)
-            if verdict is not CONTINUE or self._interval == 0:
-                return verdict
-        self._countdown -= 1
-        if self._countdown <= 0:
-            self._countdown = self._interval
-            self._flags = self._flags_of(self._wanted(now, save_due))
-            self._work = dist.all_reduce(self._flags, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        return verdict
 
     def _wanted(self, now: float, save_due: bool) -> Want:
         cause = self._cause
@@ -248,16 +213,13 @@ class StopFlag:
             cause = max(cause, Cause.FILE)
         return Want(cause, self._env.rank if cause else 0, save_due or save_file)
 
-    def _flags_of(self, want: Want) -> torch.Tensor:
-        wanted = interval(self._step_time) if self._last is not None else 0
-        wanted = min(wanted, 2 * max(self._interval, 1))  # the first step may be unusually fast
-        who = _RANKS - 1 - self._env.rank  # so that the maximum over ranks chooses the lowest rank
-        return torch.tensor([want.cause * _RANKS + who if want.cause else 0, int(want.save), wanted])
-
-    def _combined(self, flags: torch.Tensor) -> StopVerdict:
-        stop, save, self._interval = flags.tolist()
+    def _combined(self, want: Want) -> Want:
+        who = _RANKS - 1 - want.rank  # so that the maximum over ranks chooses the lowest rank
+        flags = torch.tensor([want.cause * _RANKS + who if want.cause else 0, int(want.save)])
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
+        stop, save = flags.tolist()
         cause, who = divmod(stop, _RANKS)
-        return self._verdict(Want(Cause(cause), _RANKS - 1 - who if stop else 0, bool(save)))
+        return Want(Cause(cause), _RANKS - 1 - who if stop else 0, bool(save))
 
     def _verdict(self, agreed: Want) -> StopVerdict:
         if agreed.save and self._files[1]:

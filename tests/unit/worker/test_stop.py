@@ -12,26 +12,12 @@ import torch.distributed as dist
 
 from launcher.worker import heartbeat, stop
 from launcher.worker.heartbeat import Cause, Proposal, Pulse, RankState, Want
-from launcher.worker.stop import CONTINUE, Settings, StopFlag, StopVerdict, interval
+from launcher.worker.stop import CONTINUE, Settings, StopFlag, StopVerdict
 from tests.unit.clock import Clock
 from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of
 
 pytestmark = pytest.mark.usefixtures("handlers")
-
-
-@pytest.mark.parametrize(
-    ("step_time", "steps"),
-    [
-        (1.0, 0),  # long steps agree at each boundary
-        (0.1, 5),  # a stop waits for LATENCY at most
-        (0.05, 10),
-        (0.005, 64),  # and for RAREST steps
-        (0.0, 64),
-    ],
-)
-def test_agreements_are_as_rare_as_they_may_be(step_time: float, steps: int) -> None:
-    assert interval(step_time) == steps
 
 
 @pytest.mark.parametrize(
