@@ -15,8 +15,8 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `control`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for messages and
   signals
 - `coordinator`: the leader's state and decisions, and the table of messages: members of a round, verdicts
-- `policy`: decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart
-- `failures`: how a round or an attempt of this agent ends, and what it reports of a failure
+- `policy`: decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart;
+  how a round or an attempt of an agent ends, and what it reports of a failure
 - `rank_status`: what an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events
 - `output`: the output of ranks: names of its files, and what is copied from them to the agent's own output
 """

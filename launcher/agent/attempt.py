@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -17,8 +18,16 @@ import torch
 
 from launcher import errors, processes
 from launcher.agent.control import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
-from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by, fault_of_end, fault_of_start
-from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundLimits
+from launcher.agent.policy import (
+    AttemptFailed,
+    Done,
+    History,
+    NextRound,
+    RoundEnd,
+    RoundFailure,
+    RoundLimits,
+    fault_of_end,
+)
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.supervisor import Supervisor
@@ -138,6 +147,35 @@ def run(run_dir: str) -> dict[str, Any]:
         failed = failed_by(error, host)
         events(failed.event)
         raise failed from None
+
+
+def fault_of_start(error: StartError, host: str) -> Fault:
+    processes, files = ("unlimited" if each < 0 else str(each) for each in (error.processes, error.files))
+    fix = {
+        errno.EAGAIN: f"no more processes are allowed here: raise `ulimit -u` (now {processes}) or the job's pids "
+                      "limit, or have fewer ranks (procs_per_node) and data loader workers",
+        errno.ENOMEM: "there is no memory for one more process: ask for more, or have fewer ranks (procs_per_node)",
+        errno.EMFILE: f"the agent may open no more files: raise `ulimit -n` (now {files}), for instance in "
+                      "cluster.setup",
+        errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
+    }.get(error.number)  # fmt: skip
+    message = f"{text.rank_on(error.rank, host)} cannot be started: {error.message}" + (f"; {fix}" if fix else "")
+    return Fault(code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message, message=message)
+
+
+def failed_by(error: Exception, host: str) -> AttemptFailed:
+    """Returns how the attempt ends after an error that stops an agent.
+
+    If it is transient, or the leader was lost, it can be resumed; a damaged run directory would make it fail again.
+    """
+    lost = isinstance(error, (LeaderLost, Overtaken, NobodyLeads))
+    unreadable = isinstance(error, errors.RunError)
+    exit_code = errors.NO_RETRY if unreadable else errors.FAILED
+    if is_transient(error) or lost:
+        exit_code = errors.RESUME
+    code = FaultCode.UNREADABLE if unreadable else FaultCode.LEADER_LOST if lost else FaultCode.AGENT
+    fault = Fault(code=code, host=host, error=str(error), ends_with=exit_code)
+    return AttemptFailed(fault, exit_code, decides=not isinstance(error, NobodyLeads))
 
 
 def _stopped_early(host: str, request: AskedToStop, when: str) -> Fault:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.agent import failures, rank_status
+from launcher.agent import policy, rank_status
 from launcher.agent.control import Control
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_status import AgentContext, RankStatus
@@ -92,7 +92,7 @@ class Supervisor:
         self._memory = rank_status.Watch()
         self._stops = AgentSide(self._first_rank)
 
-    def run(self) -> failures.Done | failures.NextRound:
+    def run(self) -> policy.Done | policy.NextRound:
         if self._leads and self._control.coordinator is not None:
             self._control.coordinator.watch(self._clock())
         while True:
@@ -100,7 +100,7 @@ class Supervisor:
             if outcome is not None:
                 return outcome
 
-    def turn(self, messages: Sequence[Message]) -> failures.Done | failures.NextRound | None:
+    def turn(self, messages: Sequence[Message]) -> policy.Done | policy.NextRound | None:
         """Handles what is new since the last call. Returns the outcome; None: none yet. Raises AttemptFailed."""
         now = self._clock()
         self._more_output = self._workers.forward_output()
@@ -263,9 +263,9 @@ class Supervisor:
         if self._phase not in (Phase.RUNNING, Phase.LEAVING):
             return
         returns = self._plan.workload.kind != "Program"
-        ends = [failures.failure_of(ended, self._own.host, returns=returns) for ended in self._exits.values()]
+        ends = [policy.failure_of(ended, self._own.host, returns=returns) for ended in self._exits.values()]
         failed = [failure for failure in ends if failure is not None]
-        leave = bool(failed) and failures.exited_to_resume(
+        leave = bool(failed) and policy.exited_to_resume(
             failed, resumable=self._resumable, left_first=self._left_first, signalled=bool(self._program_signalled),
             saving=self._phase is Phase.LEAVING or self._too_late,
         )  # fmt: skip
@@ -281,7 +281,7 @@ class Supervisor:
                     self._report_left()
                 self._end(now)
         elif failed:
-            self._report_failure(failures.to_blame(failed), now)
+            self._report_failure(policy.to_blame(failed), now)
         elif not self._alive:
             if self._program_signalled or self._phase is Phase.LEAVING:
                 self._report_left()  # they exited in time, and may have more to do; if not, the next attempt is short
@@ -293,7 +293,7 @@ class Supervisor:
         self._gives_up = now + LATE if self._too_late else None
         self._control.send({"type": "ended"})
 
-    def _report_failure(self, failure: failures.Failure, now: float) -> None:
+    def _report_failure(self, failure: policy.Failure, now: float) -> None:
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
@@ -310,7 +310,7 @@ class Supervisor:
             return
         asked = self._agreed_stop() or self._requests.get("stop") or self._requests.get("warning")
         killed_after = float(self._plan.launch.grace) if self._too_late else None
-        stop = failures.stop_of_exits(self._exits.values(), asked, self._own.host, killed_after=killed_after)
+        stop = policy.stop_of_exits(self._exits.values(), asked, self._own.host, killed_after=killed_after)
         self._send_failure(RoundEnd.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
 
     def _agreed_stop(self) -> Stop | None:
@@ -354,7 +354,7 @@ class Supervisor:
             return
         ended_by = int(self._context.signals.ends() or signal.SIGTERM) if self._phase is Phase.ENDING else None
         asked = self._requests.get("stop")
-        fault = failures.fault_of_lost_leader(leader, reason, stopping=self._ending, ended_by=ended_by, asked=asked)
+        fault = policy.fault_of_lost_leader(leader, reason, stopping=self._ending, ended_by=ended_by, asked=asked)
         if ended_by is None:
             failure = self._failure(RoundEnd.LOST_NODE, fault, lost=(leader.index,))
         else:
@@ -404,13 +404,13 @@ class Supervisor:
             self._kill(now)
         if self._killed_at is not None and now - self._killed_at > DIES and self._alive:
             left = [LeftOver.of(self._first_rank + place, self._workers.pids()[place]) for place in self._alive]
-            raise failures.AttemptFailed(failures.fault_of_end(left, self._own.host), errors.RESUME)
+            raise policy.AttemptFailed(policy.fault_of_end(left, self._own.host), errors.RESUME)
         if self._gives_up is not None and now > self._gives_up and self._verdict is None:
             self._lose_leader("it has decided nothing in time", now)
 
     # -- outcome
 
-    def _outcome(self, now: float) -> failures.Done | failures.NextRound | None:
+    def _outcome(self, now: float) -> policy.Done | policy.NextRound | None:
         if self._alive:
             return None
         verdict = self._verdict
@@ -419,17 +419,17 @@ class Supervisor:
                 return None
             self._status.watch_gpus(now, over=True)
             first = min(self._exits)
-            return failures.Done(dict(self._exits[first].returned or {}))
+            return policy.Done(dict(self._exits[first].returned or {}))
         if verdict.saves and self._phase is not Phase.ENDED:  # these ranks could not resume; others may be saving
             self._end(now)
         if verdict.saves and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None
         if verdict.restarts:
             planned = verdict.failure.kind is RoundEnd.REGROUP
-            return failures.NextRound(verdict.history, verdict.failure.lost, self._rendezvous.spares, planned)
+            return policy.NextRound(verdict.history, verdict.failure.lost, self._rendezvous.spares, planned)
         ours, event = verdict.failure.member == self._own.index, verdict.event
         suspended = event if self._cut_off and isinstance(event, Fault) else None
-        raise failures.AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)
+        raise policy.AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)
 
 
 # -- Decides when every rank of a program, which need not check for stop requests itself, gets `workload.stop_signal`:

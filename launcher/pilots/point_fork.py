@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from launcher import errors, processes
 from launcher.agent import attempt as agent
-from launcher.agent.failures import AttemptFailed
+from launcher.agent.policy import AttemptFailed
 from launcher.agent.workers import garbage_kept, take_streams
 from launcher.binding import hardware, masks
 from launcher.binding.masks import DeviceError, RankDevices

@@ -18,9 +18,8 @@ import torch
 
 from launcher import Env
 from launcher.agent.attempt import Binder
-from launcher.agent.failures import NextRound
 from launcher.agent.node_checks import CheckLevel, NodeCheck
-from launcher.agent.policy import History
+from launcher.agent.policy import History, NextRound
 from launcher.agent.preflight import Preflight, PreflightVerdict
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
 from launcher.attach import node_session

@@ -17,10 +17,9 @@ import pytest
 
 from launcher import errors
 from launcher.agent import attempt as module
-from launcher.agent.attempt import Binder
+from launcher.agent.attempt import Binder, failed_by
 from launcher.agent.control import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
-from launcher.agent.failures import AttemptFailed, Done, NextRound, failed_by
-from launcher.agent.policy import History
+from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.preflight import PreflightVerdict
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.failures import (
+from launcher.agent.attempt import fault_of_start
+from launcher.agent.policy import (
     Failure,
+    RoundEnd,
     exited_to_resume,
     failure_of,
     fault_of_end,
     fault_of_lost_leader,
-    fault_of_start,
     stop_of_exits,
     to_blame,
 )
-from launcher.agent.policy import RoundEnd
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.rounds import Member

@@ -16,8 +16,7 @@ import pytest
 from launcher import errors
 from launcher.agent.control import Signals
 from launcher.agent.coordinator import Coordinator
-from launcher.agent.failures import AttemptFailed, Done, NextRound
-from launcher.agent.policy import STACKS, History, RoundLimits
+from launcher.agent.policy import STACKS, AttemptFailed, Done, History, NextRound, RoundLimits
 from launcher.agent.rank_status import AgentContext
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
