@@ -4,7 +4,6 @@ Collectives:
 
 - `collective`: measures and verifies collective operations over many sizes: the workload `collective`
 - `operations`: the collective operations: for each, its buffers on a rank, its torch call, and its expected result
-- `sweep`: measures one collective operation over many sizes: warm-up, timing and verification of each
 - `bench`: shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank
 
 Point-to-point transfers:
@@ -19,8 +18,7 @@ Training:
 - `ddp`: `workload=ddp_mnist`: the model and the training loop
 - `datasets`: the image data sets of ddp_mnist: finds, verifies and downloads their files
 - `training`: parts of a training loop that do not depend on the model, and image data sets as tensors
-- `fsdp`: `workload=fsdp_lm`: the training loop
-- `gpt`: a GPT-like language model over bytes, sharded over the ranks by FSDP2, and its windows of text
+- `fsdp`: `workload=fsdp_lm`: a GPT-like language model over bytes, sharded by FSDP2, and the training loop
 - `texts`: the text files of fsdp_lm: finds and reads them, and checks the settings against their length
 - `invariant`: averages gradients over ranks: in buckets, or bitwise the same at any world size
 - `function`: `workload=function`: calls the user's function in every rank

@@ -18,7 +18,7 @@ from launcher import Env
 from launcher.config.schema import Collective
 from launcher.torch_compat import reduce_scatter_single
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import collective, operations, results, roof, sweep
+from workloads import collective, operations, results, roof
 from workloads.keys import OPERATIONS, REDOPS, REDUCING, places_of
 
 BOTH = [name for name in OPERATIONS if len(places_of(name, "both")) == 2]
@@ -101,7 +101,7 @@ def test_groups_of_unequal_sizes() -> None:
 def test_a_budget_decides_how_many_iterations_on_all_ranks() -> None:
     first, _ = run(config_of(op="all_reduce", budget="100ms"), 2, prepare=keeps_results)
     (row,) = json.loads(first.printed.splitlines()[-1])["rows"]
-    assert 2 <= row["iterations"] <= sweep.MOST_ITERATIONS and row["wrong"] == 0
+    assert 2 <= row["iterations"] <= collective.MOST_ITERATIONS and row["wrong"] == 0
 
 
 def keeps_results(env: Env) -> None:

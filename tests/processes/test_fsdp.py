@@ -20,7 +20,7 @@ from launcher.worker.stop import Settings
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
 from tests.unit.plans import run_settings
-from workloads import gpt, training
+from workloads import fsdp, training
 from workloads.fsdp import Trainer, compute_dtype, main
 from workloads.ranks import WorkloadError
 
@@ -44,7 +44,7 @@ def whole_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def gradients(config: FSDPLm, env: Env) -> dict[str, Any]:
     """The gradient of the first global batch, whole, beside that of one process with the whole model."""
     trainer = Trainer(config, env, Settings())
-    single = gpt.GPT(config.layers, config.heads, config.width, config.context)
+    single = fsdp.GPT(config.layers, config.heads, config.width, config.context)
     with torch.no_grad():
         single.load_state_dict(whole_parameters(trainer.model))
     found: dict[str, torch.Tensor] = {}
@@ -90,7 +90,7 @@ def test_the_gradient_is_that_of_the_whole_batch(ranks: int, passes: list[int], 
 def first_weights(config: FSDPLm, env: Env) -> dict[str, Any]:
     trainer = Trainer(config, env, Settings())
     mine = sum(weights.to_local().numel() for weights in trainer.model.parameters())  # type: ignore[attr-defined]
-    whole = gpt.GPT(config.layers, config.heads, config.width, config.context)
+    whole = fsdp.GPT(config.layers, config.heads, config.width, config.context)
     whole.load_state_dict(whole_parameters(trainer.model))
     return {
         "sha256": training.weights_sha256(trainer.model),

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Backend, FSDPLm
 from launcher.errors import ConfigError
-from workloads import gpt, texts
-from workloads.gpt import Part
+from workloads import fsdp, texts
+from workloads.fsdp import Part
 from workloads.texts import Text, TextError
 
 CONFIG = FSDPLm(name="fsdp_lm", entry="", seed=0)
@@ -147,11 +147,11 @@ def test_a_window_is_followed_by_the_next_byte() -> None:
 def test_a_text_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(200)))
-    corpus = gpt.load_text(texts.find(str(path)), context=4)
+    corpus = fsdp.load_text(texts.find(str(path)), context=4)
     assert torch.cat([corpus.train.tokens, corpus.validation.tokens]).tolist() == list(range(200))
     assert len(corpus.validation.tokens) == 20
     assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_what_a_model_writes_cannot_reach_the_terminal() -> None:
-    assert gpt.printable(b"a\x1b[2J\tb\n\xc3\xa9\xff\r") == "a�[2J�b\né��"
+    assert fsdp.printable(b"a\x1b[2J\tb\n\xc3\xa9\xff\r") == "a�[2J�b\né��"
