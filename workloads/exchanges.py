@@ -248,7 +248,7 @@ def _star(case: Case, at_once: int, ends: tuple[Ends, Ends], *, back: bool = Tru
         elif case.rank in peers:
             yield Exchange(ends[1], [(0, case.message(case.rank, 0))] if back else [], [case.receipt(0)])
         else:
-            yield Exchange(_idle)
+            yield Exchange(ends[1])
 
 
 def send(case: Case) -> Iterator[Exchange]:
@@ -288,45 +288,35 @@ def ring(case: Case) -> Iterator[Exchange]:
         carried = receipt.buffer
 
 
-def _idle(exchange: Exchange) -> None:
-    pass  # this rank does not take part in the exchange
-
-
 def _blocking_first(exchange: Exchange) -> None:
-    _blocking_send(exchange)
-    _blocking_receive(exchange)
+    _send(exchange)
+    _receive(exchange)
 
 
 def _blocking_second(exchange: Exchange) -> None:
-    _blocking_receive(exchange)
-    _blocking_send(exchange)
+    _receive(exchange)
+    _send(exchange)
 
 
-def _blocking_send(exchange: Exchange) -> None:
+def _send(exchange: Exchange) -> None:
     for peer, data in exchange.sends:
         dist.send(data, peer)
 
 
-def _blocking_receive(exchange: Exchange) -> None:
+def _receive(exchange: Exchange) -> None:
     for receipt in exchange.receipts:
         dist.recv(receipt.buffer, receipt.peer)
 
 
 # The two ends of a pair start their operations in matching order: NCCL runs those of a pair one after the other.
 def _sends_first(exchange: Exchange) -> None:
-    _wait([*_start_sends(exchange), *_start_receives(exchange)])
+    sent = [dist.isend(data, peer) for peer, data in exchange.sends]
+    _wait([*sent, *(dist.irecv(receipt.buffer, receipt.peer) for receipt in exchange.receipts)])
 
 
 def _receives_first(exchange: Exchange) -> None:
-    _wait([*_start_receives(exchange), *_start_sends(exchange)])
-
-
-def _start_sends(exchange: Exchange) -> list[dist.Work | None]:
-    return [dist.isend(data, peer) for peer, data in exchange.sends]
-
-
-def _start_receives(exchange: Exchange) -> list[dist.Work | None]:
-    return [dist.irecv(receipt.buffer, receipt.peer) for receipt in exchange.receipts]
+    received = [dist.irecv(receipt.buffer, receipt.peer) for receipt in exchange.receipts]
+    _wait([*received, *(dist.isend(data, peer) for peer, data in exchange.sends)])
 
 
 def _batch(exchange: Exchange) -> None:

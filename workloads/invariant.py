@@ -27,41 +27,18 @@ class GradientBuckets:
         if bucket_mb <= 0:
             raise ValueError(f"workload.bucket_mb={bucket_mb} is not above 0: set it to 1 or so")
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        self.buckets = [_Bucket(group) for group in _groups(wanted[::-1], bucket_mb * 2**20)]
+        self.buckets = _groups(wanted[::-1], bucket_mb * 2**20)
 
     def average(self) -> None:
         """Replaces every gradient with its mean over all ranks. All ranks must call it."""
-        world_size = dist.get_world_size()
+        factor = 1 / dist.get_world_size()
         for bucket in self.buckets:
-            bucket.fill(1 / world_size)
-            dist.all_reduce(bucket.flat)
-            bucket.empty()
-
-
-class _Bucket:
-    """Parameters of one type and device, and a flat tensor for all their gradients."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.flat = torch.empty(
-            sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype, device=parameters[0].device
-        )
-        pieces = self.flat.split([parameter.numel() for parameter in parameters])
-        self.views = [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
-
-    def fill(self, factor: float) -> None:
-        for view, parameter in zip(self.views, self.parameters, strict=True):
-            if parameter.grad is None:  # not used in this rank's forward pass
-                view.zero_()
-            else:
-                torch.mul(parameter.grad, factor, out=view)
-
-    def empty(self) -> None:
-        for view, parameter in zip(self.views, self.parameters, strict=True):
-            if parameter.grad is None:
-                parameter.grad = view.clone()
-            else:
-                parameter.grad.copy_(view)
+            # Zeros for parameters that are not used in this rank's forward pass
+            parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+            flat = torch.cat([part.flatten() for part in parts]).mul_(factor)
+            dist.all_reduce(flat)
+            for parameter, piece in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+                parameter.grad = piece.view_as(parameter)
 
 
 def _groups(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:

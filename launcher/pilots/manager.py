@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -119,7 +119,6 @@ class SlotManager:
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
         self._leads, self._mine, self._host = environ.get("RANK", "0") == "0", mine, host
         self._claims = Claims(sweep.path, packing.retries)
-        self._journal = JournalWriter(self._claims, mine, packing.lease, signals)
         self._running: dict[int, Running] = {}  # by process id
         self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
         count = self._search.count() if self._search else len(manifest.points)
@@ -134,6 +133,9 @@ class SlotManager:
         self._next_look = self._next_prune = self._next_start = 0.0
         self._events, self._reported = Events(attempt, "rank-0"), -1
         self._free: list[Slot] = []
+        self._pulse = heartbeat.mine()
+        self._next_beat, self._beaten = 0.0, time.monotonic()
+        self._waited = False
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Any]:
         """Claims points and runs them in these slots until no point is left that this slot manager may claim.
@@ -141,13 +143,16 @@ class SlotManager:
         Returns `points`, the number of attempts of points that ended here, and `done`, how many of these succeeded.
         Raises SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
         """
-        self._journal.begin(self._host, len(slots))
+        self._begin(len(slots))
         self._free = [*slots][::-1]
         try:
             self._loop()
             self._report(self._board.ended)
         finally:
-            self._journal.end(self._running)
+            for pid in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._note(kinds.ManagerEnded())
         if self._stopping is not None:
             if self._leads:
                 Events(self._attempt, "stop")(kinds.Stop(reason=self._stopping, rank=0, host=self._host))
@@ -179,7 +184,7 @@ class SlotManager:
                 idle_since = None
             elif idle_since is None:
                 idle_since = now
-            self._journal.wait(TICK)
+            self._wait()
 
     def _is_over(self) -> bool:
         with contextlib.suppress(OSError, UnavailableError):
@@ -231,13 +236,13 @@ class SlotManager:
         slot = self._free.pop()
         try:
             attempt = point_fork.begin(run)
-            self._journal.note(kinds.PointBegan(point=point, slot=slot.number, attempt=attempt.number))
+            self._note(kinds.PointBegan(point=point, slot=slot.number, attempt=attempt.number))
             pid = self._starts(attempt, slot, self._host)
         except (OSError, UnavailableError) as error:
             kind = EntryKind.RELEASED if is_transient(error) else EntryKind.FAILED  # no process is left, or a full disk
             log_line(f"point {point} cannot be started: {error}")
             self._claims.add(point, entry, kind, self._mine)
-            self._journal.note(kinds.PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
+            self._note(kinds.PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
             self._free.append(slot)
             self._next_start = time.monotonic() + PAUSE
             return
@@ -264,11 +269,11 @@ class SlotManager:
         self._free.append(each.slot)
         self._board.changed()
         self._outcomes.append((each.point, kind))
-        self._journal.note(kinds.PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
+        self._note(kinds.PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
         if kind is EntryKind.FAILED and claims.left_out(self._outcomes, self._board.others_done):
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is EntryKind.FAILED)
-            self._journal.note(kinds.NodeLeftOut(points=failed[-claims.SEVERAL :]))
+            self._note(kinds.NodeLeftOut(points=failed[-claims.SEVERAL :]))
             log_line(
                 f"{self._host} runs no more points: {failed[-claims.SEVERAL :]} failed here, others elsewhere did not"
             )
@@ -305,12 +310,49 @@ class SlotManager:
 
     # -- heartbeats, stops
 
+    def _begin(self, slots: int) -> None:
+        if self._pulse is not None:
+            self._pulse.listen()
+        if why := unsafe_to_fork():
+            log_line(f"this pilot {why}: points may take long to start")
+        process, job = Process.of(os.getpid()), os.environ.get("LAUNCHER_JOB_ID", "")
+        self._claims.note(self._mine, kinds.ManagerBegan(
+            host=self._host, job=job, slots=slots, pid=process.pid, start=process.start, namespace=namespace()
+        ))  # fmt: skip
+
+    def _note(self, event: kinds.Event) -> None:
+        with contextlib.suppress(OSError):  # the journal only describes what the claims decide
+            self._claims.note(self._mine, event)
+
     def _beat(self, now: float) -> None:
-        if self._journal.beat(now) and self._running:
+        # Points are killed if no heartbeat could be written for half a lease, since others may soon take them over
+        if self._pulse is not None:
+            self._pulse.beat()
+        lease = self._packing.lease
+        late = now - self._beaten > lease / 2
+        if now >= self._next_beat:
+            self._next_beat = now + min(claims.HEARTBEAT, lease / 6)
+            with contextlib.suppress(OSError):
+                self._claims.beat(self._mine)
+                self._beaten = time.monotonic()
+        if not late:
+            return
+        self._beaten = now
+        if self._running:
             log_line("no heartbeat could be written for too long: points are killed, as other nodes may run them now")
-            for pid, each in self._running.items():
-                each.stopping = True
-                os.kill(pid, signal.SIGKILL)
+        for pid, each in self._running.items():
+            each.stopping = True
+            os.kill(pid, signal.SIGKILL)
+
+    def _wait(self) -> None:
+        # Until a child process ends or a signal arrives, for at most TICK
+        if not self._waited:  # it takes a quarter of a second: later, the first points run already
+            use_large_pages()
+        self._waited = True
+        poll = select.poll()
+        poll.register(self._signals.wake, select.POLLIN)
+        poll.poll(TICK * 1000)
+        self._signals.clear()
 
     def _look(self, now: float) -> None:
         # Polls for stop requests and cancelled points; asks points to stop, and kills those that did not in time
@@ -404,69 +446,6 @@ def outcome(
     if code == errors.RESUME or stopping:
         return EntryKind.FATAL if spent else EntryKind.RELEASED
     return EntryKind.FAILED
-
-
-# -- Writes the journal of a slot manager, and its heartbeats (the journal's mtime); waits for child exits and signals
-
-
-class JournalWriter:
-    """Writes the journal and the heartbeats of one slot manager, and waits for its next event."""
-
-    def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
-        self._claims, self._mine, self._lease, self._signals = folder, mine, lease, signals
-        self._pulse = heartbeat.mine()
-        self._next_beat, self._beaten = 0.0, time.monotonic()
-        self._waited = False
-
-    def begin(self, host: str, slots: int) -> None:
-        """Starts the journal with the event ManagerBegan, the first heartbeat; raises OSError."""
-        if self._pulse is not None:
-            self._pulse.listen()
-        if why := unsafe_to_fork():
-            log_line(f"this pilot {why}: points may take long to start")
-        process, job = Process.of(os.getpid()), os.environ.get("LAUNCHER_JOB_ID", "")
-        self._claims.note(self._mine, kinds.ManagerBegan(
-            host=host, job=job, slots=slots, pid=process.pid, start=process.start, namespace=namespace()
-        ))  # fmt: skip
-
-    def note(self, event: kinds.Event) -> None:
-        """Appends an event to the journal, if possible. A failed write is ignored."""
-        with contextlib.suppress(OSError):
-            self._claims.note(self._mine, event)
-
-    def beat(self, now: float) -> bool:
-        """Writes the heartbeat if it is due. Returns whether this slot manager must kill its points.
-
-        It must kill them if no heartbeat could be written for half a lease, since others may soon take them over.
-        """
-        if self._pulse is not None:
-            self._pulse.beat()
-        late = now - self._beaten > self._lease / 2
-        if now >= self._next_beat:
-            self._next_beat = now + min(claims.HEARTBEAT, self._lease / 6)
-            with contextlib.suppress(OSError):
-                self._claims.beat(self._mine)
-                self._beaten = time.monotonic()
-        if late:
-            self._beaten = now
-        return late
-
-    def wait(self, timeout: float) -> None:
-        """Waits until a child process ends or a signal arrives, for at most `timeout` seconds."""
-        if not self._waited:  # it takes a quarter of a second: later, the first points run already
-            use_large_pages()
-        self._waited = True
-        poll = select.poll()
-        poll.register(self._signals.wake, select.POLLIN)
-        poll.poll(timeout * 1000)
-        self._signals.clear()
-
-    def end(self, pids: Iterable[int]) -> None:
-        """Kills the processes with these ids, and appends ManagerEnded to the journal."""
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.note(kinds.ManagerEnded())
 
 
 # -- What a slot manager reads from the claims and heartbeats of all: which points are free, which managers are dead
