@@ -11,12 +11,11 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `node_checks`: the checks of a node, alone (devices, space, folders) and with others (clocks, network)
 - `supervisor`: the event loop of a round: watches this agent's ranks and the leader, passes on stop requests (also when
   the time is up), reports failures
-- `workers`: starts the ranks of one agent as processes, polls, signals and kills them; whether a fork is safe
+- `workers`: starts the ranks of one agent as processes, polls, signals and kills them; copies their output
 - `control`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for messages and
   signals
 - `coordinator`: the leader's state and decisions, and the table of messages: members of a round, verdicts
 - `policy`: decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart;
   how a round or an attempt of an agent ends, and what it reports of a failure
 - `rank_status`: what an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events
-- `output`: the output of ranks: names of its files, and what is copied from them to the agent's own output
 """

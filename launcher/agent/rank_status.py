@@ -15,9 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from launcher import processes
 from launcher.agent.control import Signals
-from launcher.agent.output import log_name
-from launcher.agent.workers import uses_gpu
+from launcher.agent.workers import log_name
 from launcher.attach.node_session import GONE, RankProcess, RequestHandler, write_reply
 from launcher.binding import hardware
 from launcher.failures import text
@@ -177,7 +177,7 @@ def gpu_is_open() -> bool | None:
     """Returns whether a process below this one has opened a GPU; None: it cannot be known."""
     for pid in hangs.family(os.getpid()):
         try:
-            if pid != os.getpid() and uses_gpu(pid, DEVICES):
+            if pid != os.getpid() and processes.uses_gpu(pid, DEVICES):
                 return True
         except OSError as error:
             if error.errno == errno.EACCES and hangs.state(pid) not in ("", "Z", "X"):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from launcher import errors, processes
 from launcher.agent.control import Signals
 from launcher.agent.supervisor import StopChecker
-from launcher.agent.workers import preload, unsafe_to_fork, use_large_pages
+from launcher.agent.workers import preload
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
@@ -313,7 +313,7 @@ class SlotManager:
     def _begin(self, slots: int) -> None:
         if self._pulse is not None:
             self._pulse.listen()
-        if why := unsafe_to_fork():
+        if why := processes.unsafe_to_fork():
             log_line(f"this pilot {why}: points may take long to start")
         process, job = Process.of(os.getpid()), os.environ.get("LAUNCHER_JOB_ID", "")
         self._claims.note(self._mine, kinds.ManagerBegan(
@@ -347,7 +347,7 @@ class SlotManager:
     def _wait(self) -> None:
         # Until a child process ends or a signal arrives, for at most TICK
         if not self._waited:  # it takes a quarter of a second: later, the first points run already
-            use_large_pages()
+            processes.use_large_pages()
         self._waited = True
         poll = select.poll()
         poll.register(self._signals.wake, select.POLLIN)

@@ -15,7 +15,7 @@ from typing import NoReturn
 from launcher import errors, processes
 from launcher.agent import attempt as agent
 from launcher.agent.policy import AttemptFailed
-from launcher.agent.workers import garbage_kept, take_streams
+from launcher.agent.workers import take_streams
 from launcher.binding import hardware, masks
 from launcher.binding.masks import DeviceError, RankDevices
 from launcher.errors import NO_RETRY, LauncherError, UnavailableError
@@ -139,7 +139,7 @@ def start(attempt: Attempt, slot: Slot, host: str) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    with garbage_kept():  # in the child, it lasts until the process ends
+    with processes.garbage_kept():  # in the child, it lasts until the process ends
         if (pid := os.fork()) == 0:
             _run(attempt, slot, host, manager)
     return pid

@@ -32,7 +32,6 @@ import struct
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
@@ -69,10 +68,7 @@ class RanksStore:
         # listener: that ranks connect to; this object closes it. Raises OSError: no process or memory is left
         agent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            with warnings.catch_warnings():
-                # Python warns if there are threads; the fork runs this file alone, which waits for no lock of theirs.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self.pid = os.fork()
+            self.pid = processes.fork()  # it runs this file alone, which waits for no lock of other threads
             if self.pid == 0:
                 _run(listener, hosts, agent)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import workers
+from launcher import processes
 from launcher.agent.workers import Fresh, WorkerExit, WorkerGroup
 from launcher.config.schema import (
     Collective,
@@ -126,7 +126,7 @@ def test_a_program_takes_the_place_of_a_rank(
     agent = Agent(
         tmp_path / "a", monkeypatch, workload={"kind": "Program", "params": {**params, "fork": how == "fork"}}
     )
-    monkeypatch.setattr(workers, "unsafe_to_fork", lambda: "is a test" if how == "fresh" else "")
+    monkeypatch.setattr(processes, "unsafe_to_fork", lambda: "is a test" if how == "fresh" else "")
     done, failed = agent.ends()
     output = [(agent.logs / f"rank-{rank}.{kind}").read_text() for rank in (0, 1) for kind in ("out", "err")]
     assert output[0] == "0 0 []\n", output
@@ -170,7 +170,7 @@ def test_a_function_is_called_in_the_rank_only(
         monkeypatch,
         workload={"kind": "Function", "entry": plan.workload.entry, "params": plan.workload.params},
     )
-    monkeypatch.setattr(workers, "unsafe_to_fork", lambda: "is a test" if how == "fresh" else "")
+    monkeypatch.setattr(processes, "unsafe_to_fork", lambda: "is a test" if how == "fresh" else "")
     for ended in agent.ends():
         if refuse:
             assert ended.error is not None

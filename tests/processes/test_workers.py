@@ -20,7 +20,6 @@ import pytest
 
 from launcher import processes
 from launcher.agent import workers
-from launcher.agent.output import Forwarder
 from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup, WorkersStillThere
 from launcher.rendezvous.rounds import Placement
 from launcher.worker import hangs, rank_report
@@ -144,7 +143,8 @@ def test_300_megabytes_printed_at_once_are_copied_and_hold_up_no_other_rank(
         os.write(1, b"the end of %d\n" % me.rank)
 
     copy = os.open(tmp_path / "copy", os.O_RDWR | os.O_CREAT)
-    monkeypatch.setattr(workers, "Forwarder", lambda: Forwarder(copy, copy))
+    real = workers.Forwarder
+    monkeypatch.setattr(workers, "Forwarder", lambda: real(copy, copy))
     group.start(ranks(2), prints)
     group.open_gate()
     ended = 0
@@ -353,7 +353,7 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
 def test_a_fork_is_tried_again(group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    real, left = workers.fork, [2]
+    real, left = processes.fork, [2]
 
     def fork() -> int:
         left[0] -= 1
@@ -361,14 +361,14 @@ def test_a_fork_is_tried_again(group: WorkerGroup, monkeypatch: pytest.MonkeyPat
             raise OSError(number, os.strerror(number))
         return real()
 
-    monkeypatch.setattr(workers, "fork", fork)
+    monkeypatch.setattr(processes, "fork", fork)
     assert [each.code for each in ends(group, lambda me: None, 2)] == [0, 0]
 
 
 def test_where_no_process_is_left_those_that_were_started_are_killed(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, forked, before = workers.fork, [0], children()
+    real, forked, before = processes.fork, [0], children()
 
     def fork() -> int:
         forked[0] += 1
@@ -376,7 +376,7 @@ def test_where_no_process_is_left_those_that_were_started_are_killed(
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return real()
 
-    monkeypatch.setattr(workers, "fork", fork)
+    monkeypatch.setattr(processes, "fork", fork)
     monkeypatch.setattr(processes, "NOT_NOW_SECONDS", 0.03)
     with pytest.raises(StartError) as failed:
         group.start(ranks(4, first=4), lambda me: time.sleep(60))
@@ -424,7 +424,7 @@ def test_a_round_leaves_no_descriptor(group: WorkerGroup) -> None:
 def test_beside_a_thread_ranks_get_an_interpreter_of_their_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "LONE", 0.0)
+    monkeypatch.setattr(processes, "LONE", 0.0)
 
     def fresh(me: Placement) -> Fresh:
         return Fresh(["bash", "-c", f"echo rank $RANK; read line <&$LAUNCHER_GATE; exit {me.place + 3}"], ())
@@ -448,13 +448,13 @@ def test_beside_a_thread_ranks_get_an_interpreter_of_their_own(
 
 ALONE = """
 import os, sys
-from launcher.agent import workers
-print(repr(workers.unsafe_to_fork()))
+from launcher import processes
+print(repr(processes.unsafe_to_fork()))
 import numpy  # whose OpenBLAS has threads from now on, and ends them before a fork
-print(repr(workers.unsafe_to_fork()))
+print(repr(processes.unsafe_to_fork()))
 import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-print(repr(workers.unsafe_to_fork()))
+print(repr(processes.unsafe_to_fork()))
 print(sorted({"torch", "omegaconf", "submitit"} & set(sys.modules)))
 """
 

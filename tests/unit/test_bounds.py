@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from launcher import Env, bounds
-from launcher.agent import output
+from launcher.agent import workers
 from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import Damaged
@@ -492,7 +492,7 @@ def events_of_a_number(place: Place) -> Tried:
 
 @tries("OUTPUT_LINE_BYTES")
 def a_line(place: Place) -> Tried:
-    place.patch.setattr(output, "READ", 1)
+    place.patch.setattr(workers, "READ", 1)
     place.patch.setattr(printed, "BLOCK", 30)
     line, counted = b"x" * 100 + b"\n", iter(range(100))
 

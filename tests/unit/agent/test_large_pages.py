@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.agent import workers
+from launcher import processes
 
 MAPS = """\
 55d5c0000000-55d5c0200000 r--p 00000000 fe:00 123 /usr/bin/python3.11
@@ -18,7 +18,7 @@ MAPS = """\
 
 
 def test_the_heap_and_other_private_memory_as_far_as_whole_large_pages_fit() -> None:
-    assert [(hex(begin), hex(end)) for begin, end in workers.large_ranges(MAPS.splitlines())] == [
+    assert [(hex(begin), hex(end)) for begin, end in processes.large_ranges(MAPS.splitlines())] == [
         ("0x55d5c3000000", "0x55d5c8400000"),
         ("0x7f0000000000", "0x7f0000200000"),
         ("0x7f0000400000", "0x7f0000600000"),
@@ -26,6 +26,6 @@ def test_the_heap_and_other_private_memory_as_far_as_whole_large_pages_fit() -> 
 
 
 def test_what_a_process_has_in_memory_stays() -> None:
-    data = bytearray(b"abc" * (workers.LARGE * 2))
-    workers.use_large_pages()
-    assert data == b"abc" * (workers.LARGE * 2)
+    data = bytearray(b"abc" * (processes.LARGE * 2))
+    processes.use_large_pages()
+    assert data == b"abc" * (processes.LARGE * 2)

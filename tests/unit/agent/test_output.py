@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import output
-from launcher.agent.output import Forwarder
+from launcher.agent import workers
+from launcher.agent.workers import Forwarder
 
 
 class Files:
@@ -73,7 +73,7 @@ def test_a_line_is_shown_whole(files: Files) -> None:
 def test_a_line_that_has_no_end_is_not_held_back_for_ever(files: Files) -> None:
     files.write("0.err", b"reading ... ")
     files.forwarder.forward()
-    files.now += output.STALE
+    files.now += workers.STALE
     files.forwarder.forward()
     assert files.copied("err") == b"[0] reading ... \n"
     files.write("0.err", b"done\n")
@@ -98,12 +98,12 @@ def test_a_progress_bar_of_an_hour_takes_a_state_a_second(files: Files) -> None:
         files.now = tenth / 10
         files.write("0.err", b"\r%3d%%" % (tenth // 6))
         files.forwarder.forward()
-    files.now += output.STALE
+    files.now += workers.STALE
     files.forwarder.forward()
     states = files.copied("err").split(b"\r")
     assert 55 <= len(states) <= 65
     assert states[-2:] == [b"[0]  99%", b""]  # that stands, and has not ended
-    files.now += output.STALE
+    files.now += workers.STALE
     files.forwarder.forward()
     assert files.copied("err").split(b"\r") == states
     files.write("0.err", b"\n")
@@ -118,8 +118,8 @@ def test_a_progress_bar_that_never_ended_its_line_is_kept(files: Files) -> None:
 
 
 def test_much_output_is_copied_in_pieces(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "READ", 8)
-    monkeypatch.setattr(output, "MOST", 16)
+    monkeypatch.setattr(workers, "READ", 8)
+    monkeypatch.setattr(workers, "MOST", 16)
     files.write("0.out", b"0123456\n" * 4)
     assert files.forwarder.forward() is True
     assert files.copied() == b"[0] 0123456\n" * 2
@@ -128,8 +128,8 @@ def test_much_output_is_copied_in_pieces(files: Files, monkeypatch: pytest.Monke
 
 
 def test_who_prints_much_does_not_hold_up_the_others(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "READ", 8)
-    monkeypatch.setattr(output, "MOST", 16)
+    monkeypatch.setattr(workers, "READ", 8)
+    monkeypatch.setattr(workers, "MOST", 16)
     files.write("0.out", b"0123456\n" * 100)
     files.write("11.out", b"here\n")
     files.forwarder.forward()
@@ -140,15 +140,15 @@ def test_who_prints_much_does_not_hold_up_the_others(files: Files, monkeypatch: 
 def test_each_call_takes_the_same_work_however_much_was_printed(
     files: Files, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "READ", 80)
-    monkeypatch.setattr(output, "MOST", 800)
+    monkeypatch.setattr(workers, "READ", 80)
+    monkeypatch.setattr(workers, "MOST", 800)
     reads, pread = [0], os.pread
 
     def counted(*arguments: int) -> bytes:
         reads[0] += 1
         return pread(*arguments)
 
-    monkeypatch.setattr(output.os, "pread", counted)
+    monkeypatch.setattr(workers.os, "pread", counted)
     files.write("0.out", b"0123456\n" * size)
     calls = 0
     while files.forwarder.forward():
@@ -160,9 +160,9 @@ def test_each_call_takes_the_same_work_however_much_was_printed(
 def test_what_there_is_no_time_for_is_named_and_the_last_lines_are_copied(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "READ", 64)
-    monkeypatch.setattr(output, "TAIL", 64)
-    monkeypatch.setattr(output, "MOST", 64)
+    monkeypatch.setattr(workers, "READ", 64)
+    monkeypatch.setattr(workers, "TAIL", 64)
+    monkeypatch.setattr(workers, "MOST", 64)
     files.write("0.out", b"".join(b"line %d\n" % number for number in range(1000)))
     files.write("11.err", b"ValueError: no")
     files.forwarder.finish(timeout=0)
@@ -183,7 +183,7 @@ def test_what_a_full_disk_did_not_take_is_written_later(files: Files, monkeypatc
         room[0] -= count
         return write(descriptor, data[:count])
 
-    monkeypatch.setattr(output.os, "write", nearly_full)
+    monkeypatch.setattr(workers.os, "write", nearly_full)
     for number in range(3):
         files.write("0.out", b"line %d\n" % number)
         files.forwarder.forward()

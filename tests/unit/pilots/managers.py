@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launcher import processes
 from launcher.agent.control import Signals
 from launcher.pilots import manager
 from launcher.pilots.manager import SlotManager, packing_of
@@ -88,7 +89,7 @@ def slot_manager(
 ) -> Managed:  # fmt: skip
     """The slot manager of a pilot."""
     monkeypatch.setattr(manager, "TICK", 0.001)
-    monkeypatch.setattr(manager, "use_large_pages", lambda: None)  # of the process of the tests
+    monkeypatch.setattr(processes, "use_large_pages", lambda: None)  # of the process of the tests
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     manifest = sweep.manifest()

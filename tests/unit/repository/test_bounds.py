@@ -41,7 +41,7 @@ NO_BOUNDS = {
         "cli/doctor.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
-        "agent/workers.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
+        "processes.LARGE", "agent/workers.PIPE", "checkpoint/agreement._RANKS", "checkpoint/state.BUCKETS",
         "checkpoint/copies.AREA", "checkpoint/copies.HEADER", "worker/rank_report._MEMORY_SIZE",
         "cli/doctor.MIB", "cli/doctor.GIB",
         "diagnose/findings.GIB",
