@@ -32,7 +32,7 @@ from launcher.agent.preflight import Preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere, preload
-from launcher.attach.node_session import RequestHandler
+from launcher.attach import RequestHandler
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices

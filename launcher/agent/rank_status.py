@@ -18,7 +18,7 @@ from typing import Any
 from launcher import processes
 from launcher.agent.control import Signals
 from launcher.agent.workers import log_name
-from launcher.attach.node_session import GONE, RankProcess, RequestHandler, write_reply
+from launcher.attach import GONE, RankProcess, RequestHandler, write_reply
 from launcher.binding import hardware
 from launcher.failures import text
 from launcher.files.json_types import as_json

@@ -24,7 +24,7 @@ from launcher.agent.control import Control
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_status import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
-from launcher.attach.node_session import GONE
+from launcher.attach import GONE
 from launcher.failures import text
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
+import secrets
+import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import termios
+import time
+import tty
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
 
-from launcher.attach import connect, node_session
-from launcher.attach.connect import REPLY_TIMEOUT, connect_terminal, run_prompt, wait_until
+from launcher import attach
+from launcher.attach import HELLO, SECRET, SERVED, data_message, data_of, exchange
 from launcher.cli.progress import at_breakpoints
 from launcher.errors import RunError
 from launcher.files.ownership import require_own
 from launcher.files.shared_files import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
+from launcher.own_module import own_module
+from launcher.plan.plan import JobPlan
+from launcher.rendezvous.channel import Channel, ChannelError
+from launcher.rendezvous.rounds import find_leader
 from launcher.runs import health
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Breakpoint, Met, every
 from launcher.runs.lookup import find
+from launcher.schedulers import registry
+from launcher.schedulers.base import Scheduler
+
+REPLY_TIMEOUT = 15.0  # seconds for the agents' replies; the leading agent looks for requests every second
+EXIT_TIMEOUT = 5.0  # seconds for srun to exit by itself, and once more after SIGTERM, which it only forwards
+CONNECT_TIMEOUT = 10.0  # seconds for one address of a node
 
 
 def run(arguments: Namespace) -> int:
@@ -56,7 +77,7 @@ def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
 
 
 def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> None:
-    if not members or not node_session.is_listening(seen.run.attempts()[-1]):
+    if not members or not attach.is_listening(seen.run.attempts()[-1]):
         raise RunError(f"{seen.run.id} has not finished its rendezvous yet: try again in a moment")
     ranks = members[0].ranks
     if rank is not None and rank >= ranks:
@@ -65,14 +86,14 @@ def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> 
 
 def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     count = members[0].members
-    folder = node_session.send(attempt, node_session.STACKS, count)
-    wait_until(lambda: len(node_session.replies(folder)) >= count or None)
-    replies = node_session.replies(folder)
+    folder = attach.send(attempt, attach.STACKS, count)
+    wait_until(lambda: len(attach.replies(folder)) >= count or None)
+    replies = attach.replies(folder)
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(health.group_stacks(reports)):
         print("\n".join(["", *health.stack_lines(group)] if number else health.stack_lines(group)))
     whole = "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports)
-    node_session.write_reply(folder / "stacks.txt", whole)
+    attach.write_reply(folder / "stacks.txt", whole)
     print(f"\nall threads of each: {folder}/stacks.txt")
     if len(replies) == count:
         return 0
@@ -84,40 +105,40 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
 
 def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
     count = members[0].members
-    folder = node_session.send(attempt, node_session.RANK, count, rank=rank)
-    place = connect.wait_until(lambda: next(iter(node_session.replies(folder)), None))
+    folder = attach.send(attempt, attach.RANK, count, rank=rank)
+    place = wait_until(lambda: next(iter(attach.replies(folder)), None))
     if place is None:
-        raise RunError(f"the agent of rank {rank} does not answer within {connect.REPLY_TIMEOUT:g} s")
-    file, location = folder / f"member-{place}", node_session.replies(folder)[place]
+        raise RunError(f"the agent of rank {rank} does not answer within {REPLY_TIMEOUT:g} s")
+    file, location = folder / f"member-{place}", attach.replies(folder)[place]
     host, job = location["host"], location["job"]
-    access = connect.access(seen.plan, host, job, socket.gethostname())
-    if access is None:
+    way = access(seen.plan, host, job, socket.gethostname())
+    if way is None:
         term = os.environ.get("TERM")
-        return connect_terminal(connect.over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
-    command = access.command("shell", str(file), terminal=sys.stdin.isatty())
+        return connect_terminal(over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
+    command = way.command("shell", str(file), terminal=sys.stdin.isatty())
     try:
-        return subprocess.run(command, env=access.environment(os.environ), check=False).returncode
+        return subprocess.run(command, env=way.environment(os.environ), check=False).returncode
     except NOT_ON_PATH:
-        raise connect.not_on_path(command) from None
+        raise not_on_path(command) from None
 
 
 def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     at = _choose(seen, at_breakpoints(attempt.latest_events()), rank)
     rank, host, job = at.rank, at.host, at.job
-    access = connect.access(seen.plan, host, job, socket.gethostname())
-    if access is not None:
-        command = access.command("relay", at.socket, terminal=False)
-        debugger = connect.over_process(command, access.environment(os.environ))
+    way = access(seen.plan, host, job, socket.gethostname())
+    if way is not None:
+        command = way.command("relay", at.socket, terminal=False)
+        debugger = over_process(command, way.environment(os.environ))
     else:
         count = members[0].members
-        channel = connect.over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at.socket)
-        debugger = connect.over_channel(channel)
+        channel = over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at.socket)
+        debugger = over_channel(channel)
     try:
         code = run_prompt(debugger, rank)
     finally:
         debugger.close()
-    if code and access is not None and access.scheduler is not None:
-        print(f"launcher: that was {access.scheduler.step_requirement}, to {host}", file=sys.stderr)
+    if code and way is not None and way.scheduler is not None:
+        print(f"launcher: that was {way.scheduler.step_requirement}, to {host}", file=sys.stderr)
     return code
 
 
@@ -136,3 +157,280 @@ def _choose(seen: RunStatus, at: Mapping[int, Breakpoint], rank: int | None) -> 
     raise RunError(
         f"no rank of {id} waits at a breakpoint now (debug.rank: {ranks}); `attach {id} --stack` shows where they are"
     )
+
+
+# -- Connections to a rank's node: by a step of the job or a process here, or over the network
+
+
+@dataclass(frozen=True)
+class NodeAccess:
+    plan: JobPlan
+    host: str  # name of the rank's node
+    job: str = ""  # id of the run's job, whose steps the scheduler starts
+    scheduler: Scheduler | None = None  # None: the node is this machine
+
+    def command(self, *arguments: str, terminal: bool) -> list[str]:
+        python = sys.executable if self.scheduler is None else self.plan.python
+        session = [python, *own_module("launcher.attach"), *arguments]
+        if self.scheduler is None:
+            return session
+        return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        found = dict(self.scheduler.step_environment(environ) if self.scheduler else environ)
+        if self.plan.code_root:
+            found["PYTHONPATH"] = os.pathsep.join(filter(None, [self.plan.code_root, found.get("PYTHONPATH", "")]))
+        return found
+
+
+def access(plan: JobPlan, host: str, job: str | None, here: str) -> NodeAccess | None:
+    """Returns how to start processes on a rank's node; None: only its agent can, for a client on the network."""
+    if host.partition(".")[0] == here.partition(".")[0]:
+        return NodeAccess(plan, host)
+    scheduler = registry.starting_steps(plan.starter) if job else None
+    return NodeAccess(plan, host, job, scheduler) if scheduler and job else None
+
+
+@dataclass
+class DebuggerConnection:
+    """A connection to a rank's debugger. Each message is one line of JSON."""
+
+    reading: IO[bytes]
+    writing: IO[bytes]
+    close: Callable[[], None]
+
+    def send(self, **message: Any) -> None:
+        """Sends one message. Raises OSError: the connection is closed."""
+        self.writing.write(json.dumps(message).encode() + b"\n")
+        self.writing.flush()
+
+    def receive(self) -> dict[str, Any] | None:
+        """Waits for the next message; None: the end, or not JSON; RunError: lost on the network, or tampered with."""
+        try:
+            line = self.reading.readline()
+            return dict(json.loads(line)) if line else None
+        except ChannelError as error:
+            raise connection_lost(error) from None
+        except (OSError, ValueError):
+            return None
+
+
+def over_channel(channel: Channel) -> DebuggerConnection:
+    file = _ChannelFile(channel)
+    return DebuggerConnection(io.BufferedReader(file), file, channel.close)  # type: ignore[arg-type]
+
+
+class _ChannelFile(io.RawIOBase):
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._read, self._ended = channel, b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._read and not self._ended:
+            for message in exchange(self._channel, {})[0]:
+                self._read += data_of(message)
+                self._ended = self._ended or "end" in message
+        part, self._read = self._read[: len(buffer)], self._read[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def write(self, data: Any) -> int:
+        self._channel.send(data_message(bytes(data)))
+        while self._channel.unsent:
+            exchange(self._channel, {}, reads=False)
+        return len(data)
+
+
+def connection_lost(error: ChannelError) -> RunError:
+    return RunError(f"the connection to the rank's node was lost: {error}; the run goes on, attach again")
+
+
+def over_process(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
+    """Starts a command (srun), whose stderr is the terminal's, and connects to a debugger through it; RunError."""
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+            start_new_session=True,  # Ctrl-C is for the prompt
+        )  # fmt: skip
+    except NOT_ON_PATH:
+        raise not_on_path(command) from None
+    reading, writing = process.stdout, process.stdin
+    assert reading is not None and writing is not None
+
+    def close() -> None:
+        with contextlib.suppress(OSError):
+            writing.close()
+        for number in (0, signal.SIGTERM, signal.SIGKILL):  # 0 sends no signal
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_TIMEOUT)
+                break
+        reading.close()
+
+    return DebuggerConnection(reading, writing, close)
+
+
+def not_on_path(command: Sequence[str]) -> RunError:
+    return RunError(f"{command[0]} is not on this machine's PATH: attach from a login node of the cluster")
+
+
+def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> Channel:
+    """Has the rank's agent start `launcher.attach serve`; returns an authenticated connection to it; raises RunError.
+
+    members: number of agents of the attempt, any of which may be the rank's. details: `mode=shell` with `term` (the
+    terminal's type), or `mode=debug` with `socket` (path of the debugger's socket).
+    """
+    secret = secrets.token_hex(32)
+    request = {**details, "ports": list(plan.cluster.port_range)}
+    folder = attach.send(
+        attempt, attach.SERVE, members, {SECRET: secret, SERVED: "", "question": json.dumps(request)}, rank=rank
+    )
+    served = wait_until(lambda: attach.read_reply(folder / SERVED))
+    if served is None:
+        raise RunError(f"the agent of rank {rank} on {host} does not answer within {REPLY_TIMEOUT:g} s")
+    names, problems = list(dict.fromkeys([host + plan.cluster.host_suffix, host, served["host"]])), []
+    for name in names:
+        found = find_leader(name, [served["port"]], secret.encode(), time.monotonic() + CONNECT_TIMEOUT)
+        if isinstance(found, Channel):
+            found.send(HELLO)
+            return found
+        problems.append(f"{name}: {found or f'no answer within {CONNECT_TIMEOUT:g} s'}")
+    raise RunError(
+        f"port {served['port']} of {host} cannot be reached from here ({'; '.join(problems)}): where you may log in to "
+        f"the node (ssh {host}), give the same command there"
+    )
+
+
+def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
+    """Calls `poll` until it returns something, and returns that; None after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (found := poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+RESIZE_INTERVAL = 0.2  # seconds between two looks at the size of the window
+
+
+def connect_terminal(channel: Channel) -> int:
+    """Is the terminal of the shell until it ends; returns 0; RunError: the connection was lost, or tampered with."""
+    keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
+    events, window = {keyboard: select.POLLIN}, None
+    try:
+        with contextlib.closing(channel), _raw(keyboard):
+            while True:
+                size = shutil.get_terminal_size()
+                if size != window:
+                    channel.send({"window": [size.lines, size.columns]})
+                    window = size
+                messages, ready = exchange(channel, {} if channel.unsent else events, timeout=RESIZE_INTERVAL)
+                for message in messages:
+                    if message.get("end"):
+                        return 0
+                    data = data_of(message)
+                    while data:
+                        data = data[os.write(screen, data) :]
+                if keyboard in ready:
+                    typed = os.read(keyboard, 1 << 12)
+                    if not typed:  # a pipe that has ended: the shell gets Ctrl-D, and may still print something
+                        events = {}
+                    channel.send(data_message(typed or b"\x04"))
+    except ChannelError as error:
+        raise connection_lost(error) from None
+
+
+@contextlib.contextmanager
+def _raw(keyboard: int) -> Iterator[None]:
+    # Switches a terminal to raw mode, so that every key, also Ctrl-C, is sent to the shell
+    if not os.isatty(keyboard):
+        yield
+        return
+    before = termios.tcgetattr(keyboard)
+    tty.setraw(keyboard)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+# -- The prompt for a rank's debugger: lines are edited here, with readline; the rank computes completions
+
+
+LEFT = "the rank stays at its breakpoint; the same command attaches again"
+
+
+def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
+    """Runs the prompt until the rank ends or the user detaches (Ctrl-D, or Ctrl-C while it runs); 1: no answer."""
+    reached = runs = False
+    complete = _Completions(debugger)
+    try:
+        while (message := debugger.receive()) is not None:
+            reached = True
+            if "text" in message:
+                print(message["text"], end="", flush=True)
+            elif "prompt" in message:
+                runs, typed = False, _ask(str(message["prompt"]), complete)
+                if typed is None:
+                    print(f"launcher: {LEFT}")
+                    return 0
+                debugger.send(line=typed)
+            elif "runs" in message:
+                print(f"launcher: rank {rank} continues; its next breakpoint shows up here, Ctrl-C detaches")
+                runs = True
+            elif "bye" in message:
+                print(f"launcher: {message['bye']}")
+                return 0
+    except KeyboardInterrupt:
+        print("" if runs else f"\nlauncher: {LEFT}")
+        return 0
+    except OSError:
+        pass
+    if not reached:
+        print(f"launcher: the debugger of rank {rank} cannot be reached", file=sys.stderr)
+        return 1
+    print(f"launcher: rank {rank} has ended")
+    return 0
+
+
+def _ask(prompt: str, complete: Any) -> str | None:
+    while True:
+        try:
+            with complete:
+                return input(prompt)
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print("\n--KeyboardInterrupt--")
+
+
+class _Completions:
+    # Inside a `with` block, on the Tab key, from the rank's debugger
+
+    def __init__(self, debugger: DebuggerConnection) -> None:
+        self._debugger = debugger
+        self._found: list[str] = []
+        self._readline: Any = None
+        with contextlib.suppress(ImportError):
+            import readline
+
+            self._readline = readline if sys.stdin.isatty() else None
+
+    def __enter__(self) -> None:
+        if self._readline:
+            self._readline.set_completer(self._complete)
+            self._readline.set_completer_delims(" \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?")  # as in pdb
+            self._readline.parse_and_bind("tab: complete")
+
+    def __exit__(self, *_: object) -> None:
+        if self._readline:
+            self._readline.set_completer(None)
+
+    def _complete(self, word: str, state: int) -> str | None:
+        if state == 0:
+            edited = self._readline
+            self._debugger.send(complete=[word, edited.get_line_buffer(), edited.get_begidx(), edited.get_endidx()])
+            self._found = [str(each) for each in (self._debugger.receive() or {}).get("completions", ())]
+        return self._found[state] if state < len(self._found) else None

@@ -20,7 +20,7 @@
       attempts/N/pace/      member-I.jsonl: step times of the ranks of agent I
       attempts/N/preflight/ member-I: written by agent I, so that other agents can test the shared file system;
           rank-R.out, rank-R.err: what the checks of rank R have printed
-      attempts/N/attach*    requests of commands to the attempt's agents, and the replies; see attach/node_session.py
+      attempts/N/attach*    requests of commands to the attempt's agents, and the replies; see launcher/attach.py
       attempts/N/exit_code  exit code of the attempt's agents
       result.json           metrics of rank 0, written when the run is done
       tensorboard/, mlflow_run   with `track`: TensorBoard's files; the id of the run in MLflow

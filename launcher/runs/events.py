@@ -174,7 +174,7 @@ class GpusUnused(Event, kind="gpus_unused"):
 
 
 class AttachRequest(Event, kind="attach_request"):
-    """A request of a user's command (`attach`) to the agents of a run; see `launcher.attach.node_session`."""
+    """A request of a user's command (`attach`) to the agents of a run; see `launcher.attach`."""
 
     id: str  # id of the request, and name of the folder for the replies
     what: str

@@ -85,7 +85,7 @@ DEBUGGER = Frame("", 0, "the debugger, which waits for `attach --debug`")
 class Group:
     """Ranks whose main threads have the same stack."""
 
-    ranks: tuple[Mapping[str, Any], ...]  # their reports: see `RequestHandler._stacks` in attach/node_session.py
+    ranks: tuple[Mapping[str, Any], ...]  # their reports: see `RequestHandler._stacks` in launcher/attach.py
     frames: tuple[Frame, ...]  # frames of the main thread, innermost call last; empty: the ranks wrote no stack
     threads: tuple[int, ...]  # for each of these ranks, the number of its threads besides the main thread
 

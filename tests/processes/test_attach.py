@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.attach import connect, node_session
-from launcher.attach.node_session import RankProcess, data_message, data_of, exchange, rank_location
+from launcher import attach as node_session
+from launcher.attach import RankProcess, data_message, data_of, exchange, rank_location
+from launcher.cli import attach as connect
 from launcher.errors import RunError
 from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
 from launcher.rendezvous.rounds import find_leader
@@ -28,7 +29,7 @@ HEAD = 4 + MAC
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[int, subprocess.Popen[bytes]]]]:
-    """Starts `node_session serve` as an agent does; its port and its process."""
+    """Starts `launcher.attach serve` as an agent does; its port and its process."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(limit: int = 1024, **details: str) -> tuple[int, subprocess.Popen[bytes]]:
@@ -39,7 +40,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[int, subprocess.Popen[
         files = {"member-0": json.dumps(location), node_session.SECRET: SECRET, node_session.SERVED: ""}
         for name, text in {**files, "question": json.dumps(request)}.items():
             node_session.write_reply(tmp_path / name, text)
-        module = [sys.executable, "-m", "launcher.attach.node_session", "serve", str(tmp_path), "member-0"]
+        module = [sys.executable, "-m", "launcher.attach", "serve", str(tmp_path), "member-0"]
         started.append(subprocess.Popen(["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *module]))
         until(lambda: node_session.read_reply(tmp_path / node_session.SERVED), "its port")
         return node_session.read_reply(tmp_path / node_session.SERVED)["port"], started[-1]

@@ -26,7 +26,7 @@ def test_modules_of_the_working_folder_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "launcher").mkdir()
     (tmp_path / "launcher/__init__.py").write_text(EVIL)
     done = subprocess.run(
-        [sys.executable, "-u", *own_module("launcher.attach.node_session"), "relay", "/nowhere"], cwd=tmp_path,
+        [sys.executable, "-u", *own_module("launcher.attach"), "relay", "/nowhere"], cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "PATH": "/bin:/usr/bin"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "the rank's debugger is not at /nowhere any more" in done.stderr

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from launcher import Env
+from launcher import attach as node_session
 from launcher.agent.attempt import Binder
 from launcher.agent.node_checks import CheckLevel, NodeCheck
 from launcher.agent.policy import History, NextRound
 from launcher.agent.preflight import Preflight, PreflightVerdict
 from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
-from launcher.attach import node_session
 from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError

@@ -20,7 +20,7 @@ from launcher.agent.policy import STACKS, AttemptFailed, Done, History, NextRoun
 from launcher.agent.rank_status import AgentContext
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
-from launcher.attach.node_session import RequestHandler
+from launcher.attach import RequestHandler
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.plan.plan import JobPlan

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher.attach import connect, node_session
-from launcher.attach.node_session import RankProcess, RequestHandler, initial_environment
+from launcher import attach as node_session
+from launcher.attach import RankProcess, RequestHandler, initial_environment
+from launcher.cli import attach as connect
 from launcher.cli.attach import _members
 from launcher.cli.progress import at_breakpoints
 from launcher.own_module import own_module
@@ -46,7 +47,7 @@ def test_srun_overlaps_the_steps_that_run_and_takes_nothing_of_this_shells_job()
     assert step is not None
     command = step.command("shell", "/runs/a b/x", terminal=True)
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
-    assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach.node_session"), "shell", "/runs/a b/x"]
+    assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach"), "shell", "/runs/a b/x"]
     environ = {"SLURM_CONF": "/c", "SLURM_NTASKS_PER_NODE": "4", "SRUN_DEBUG": "1", "HOME": "/h", "PYTHONPATH": "/mine"}
     environ |= {"SLURM_CLUSTERS": "there"}
     assert step.environment(environ) == {

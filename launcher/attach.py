@@ -1,8 +1,8 @@
 """`attach` on a rank's node: the program that it starts there, and how agents are asked for it.
 
-    python -m launcher.attach.node_session shell LOCATION         a shell in the rank's folder and environment
-    python -m launcher.attach.node_session relay SOCKET           connects stdin and stdout to a rank's debugger
-    python -m launcher.attach.node_session serve FOLDER LOCATION  shell or relay, for one client on the network
+    python -m launcher.attach shell LOCATION         a shell in the rank's folder and environment
+    python -m launcher.attach relay SOCKET           connects stdin and stdout to a rank's debugger
+    python -m launcher.attach serve FOLDER LOCATION  shell or relay, for one client on the network
 
 LOCATION is the file that the rank's agent has written; see `rank_location`. `serve` is for schedulers that do not let
 users start a process on a node (PBS): there the agent starts it, for one client, which has to prove within a minute
@@ -220,7 +220,7 @@ def data_of(message: Message) -> bytes:
 
 STACKS = "stacks"  # the stacks of all ranks
 RANK = "rank"  # the location of one rank; see rank_location
-SERVE = "serve"  # the same, and start `node_session serve` on the rank's node
+SERVE = "serve"  # the same, and start `launcher.attach serve` on the rank's node
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -343,7 +343,7 @@ class RequestHandler:
 
     def _serve(self, request: dict[str, Any], place: int) -> None:
         folder = folder_of(self.attempt, request)
-        command = [sys.executable, *own_module("launcher.attach.node_session"), "serve", str(folder), f"member-{place}"]
+        command = [sys.executable, *own_module("launcher.attach"), "serve", str(folder), f"member-{place}"]
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             preexec_fn=processes.restore_limit,
@@ -355,7 +355,7 @@ def rank_location(host: str, rank: RankProcess) -> dict[str, Any]:
     """Returns a rank's `rank`, `host`, `pid`, `cwd`, `job` (id of Slurm) and `changes`; raises OSError.
 
     `changes` has the variables that differ from the environment with which the process was started (None: removed):
-    that may contain secrets, so `node_session` reads it from /proc.
+    that may contain secrets, so the shell reads it from /proc.
     """
     now, first = rank.environment, initial_environment(rank.pid)
     if first.get("RANK") == str(rank.rank):  # the rank has called exec, so /proc has its present environment
