@@ -58,20 +58,15 @@ _met: Counter[str] = Counter()  # number of verified barriers by name: each need
 
 
 class Run:
-    """The runs of one operation at one size, in place or out of place, on this rank.
-
-    case: the operation's case; None: this rank is in no group, and only joins the gathers of all ranks.
-    buffers: the case's buffers; None: there is no case.
-    checked: number of elements compared so far.
-    wrong: number of wrong elements; for a barrier, number of ranks that had not arrived; None: unknown.
-    """
+    """The runs of one operation at one size on this rank. Without case and buffers it is in no group, and only joins
+    the gathers of all ranks."""
 
     def __init__(
         self, config: Collective, operation: Operation, env: Env, case: Case | None, buffers: Buffers | None
     ) -> None:
         self.config, self.operation, self.env, self.case, self.buffers = config, operation, env, case, buffers
-        self.checked = 0
-        self.wrong: int | None = 0
+        self.checked = 0  # elements compared so far
+        self.wrong: int | None = 0  # of these; for a barrier, number of ranks that had not arrived; None: unknown
         on_stream = devices.ON_STREAM.get(env.backend) == env.device.type
         self._time: Callable[[Call, Call, int], list[float]] = (
             partial(bench.time_on_device, device=env.device) if on_stream else bench.time_calls
@@ -210,10 +205,7 @@ def _remade(groups: Groups, env: Env) -> Groups:
 
 
 class Sweep:
-    """One operation on all groups of a kind. All ranks create it, and call its methods together.
-
-    Raises ValueError: the root does not exist in the smallest group.
-    """
+    """One operation on all groups of a kind. All ranks create it, and call its methods together; raises ValueError."""
 
     def __init__(self, config: Collective, operation: Operation, groups: Groups, env: Env) -> None:
         self.config, self.operation, self.groups, self.env = config, operation, groups, env
@@ -424,10 +416,7 @@ def _speed(value: float | None) -> str:
 
 
 def table_summary(rows: Sequence[Row], roof: float | None, of: str) -> str:
-    """Returns the last line of a table: `average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`.
-
-    With one row the line is `busbw is 43 % of the socket's 2.4 GB/s`; empty if no row has a busbw. roof: bytes/s.
-    """
+    """Returns the last line of a table: `average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`."""
     speeds = [row["busbw"] for row in rows if row.get("busbw")]
     if not speeds:
         return ""
@@ -507,15 +496,10 @@ class Report:
 
 
 def main(config: Collective, env: Env) -> dict[str, float | int | str]:
-    """Measures and verifies the chosen operations, and returns the metrics of the run. All ranks must call it.
-
-    The metrics are, for each operation on each kind of group, `OP/GROUP/busbw` (the best, in 10^9 bytes/s) and
-    `OP/GROUP/us` (median time of the first size, in microseconds); and `operations`, `checked` (number of elements
-    compared) and `wrong` (number of wrong ones).
+    """Measures and verifies the chosen operations; returns the metrics that docs/fabric-and-benchmarks.md lists.
 
     Raises WorkloadError: a result was wrong or slower than the baseline allows (raised after measuring everything), the
-        backend lacks an operation that was chosen by name, the first size does not fit into memory, or the config is
-        not valid.
+    backend lacks an operation that was chosen by name, the first size needs too much memory, or a key is not valid.
     """
     try:
         kinds, operations = parse_groups(config.groups), choose("operation", config.op, OPERATIONS)

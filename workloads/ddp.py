@@ -45,10 +45,7 @@ class Net(nn.Module):
 
 
 class Trainer:
-    """One training run on this rank. `run` is the training loop, and calls the other methods.
-
-    run: settings of the run; None: those of the run that this process belongs to.
-    """
+    """One training run on this rank. `run` is the training loop, and calls the other methods."""
 
     def __init__(self, config: DDPMnist, env: Env, run: Settings | None = None) -> None:
         self.config, self.env = config, env
@@ -319,9 +316,5 @@ class Trainer:
 
 
 def main(config: DDPMnist, env: Env) -> dict[str, float | int | str]:
-    """Trains the model, and returns the metrics of the run.
-
-    The metrics are accuracy (0 to 1) and test_loss on the test set, loss (mean of the last epoch), images_per_s,
-    epochs, steps, dataset, seconds and weights_sha256. images_per_s and seconds are those of the last attempt.
-    """
+    """Trains the model; returns the metrics of the run, of which images_per_s and seconds are of the last attempt."""
     return Trainer(config, env).run()

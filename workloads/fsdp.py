@@ -134,11 +134,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The language model: bytes int64 [n, tokens] -> scores of the next byte after each, [n, tokens, 256].
-
-    heads: number of attention heads; divides `width`.
-    recompute: whether the backward pass recomputes activations, to save memory.
-    """
+    """The language model: bytes int64 [n, tokens] -> scores of the next byte after each, [n, tokens, 256]."""
 
     def __init__(
         self, layers: int, heads: int, width: int, context: int, drop: float = 0.0, recompute: bool = False
@@ -230,7 +226,6 @@ def perplexity(loss: float) -> float:
 class Trainer:
     """One training run on this rank. `run` is the training loop, and calls the other methods.
 
-    run: settings of the run; None: those of the run that this process belongs to.
     Raises WorkloadError: a setting is not valid, the text is missing, or this torch's FSDP does not support CPUs.
     """
 
@@ -469,10 +464,5 @@ class Trainer:
 
 
 def main(config: FSDPLm, env: Env) -> dict[str, Any]:
-    """Trains the model, and returns the metrics of the run.
-
-    The metrics are loss (mean of the steps of the last log line), val_loss and perplexity on the validation part,
-    tokens_per_s, steps, parameters, text, seconds and weights_sha256. tokens_per_s and seconds are those of the last
-    attempt.
-    """
+    """Trains the model; returns the metrics of the run, of which tokens_per_s and seconds are of the last attempt."""
     return Trainer(config, env).run()

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(config: Function, env: Env | None) -> dict[str, Any]:
-    """Calls the target.
-
-    env: this rank; None: the config requests no process group. Then the target may call `launcher.init()`.
-    Returns the metrics that the target returned; empty for None.
-    Raises WorkloadError: the target returned neither a dict of metrics nor None.
-    """
+    """Calls the target; returns its metrics. WorkloadError: it returned neither a dict of metrics nor None."""
     assert config.target is not None, "checked before the submission"
     result = target(config.target)(**config.kwargs)
     if result is None:
@@ -37,7 +32,6 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
 
 
 def target(name: str) -> Any:
-    """Imports and returns the object that `package.module:function` names. The part after the colon may have dots
-    (`Trainer.run`)."""
+    """Imports and returns the object that `package.module:function` or `package.module:Trainer.run` names."""
     module, _, path = name.partition(":")
     return reduce(getattr, path.split("."), importlib.import_module(module))

@@ -15,12 +15,11 @@ from launcher.worker import devices
 
 
 class GradientBuckets:
-    """Averages the gradients of parameters over all ranks, with one all_reduce per bucket.
+    """Averages the gradients of parameters over all ranks, with one all_reduce per bucket of about `bucket_mb` MiB.
 
-    Buckets are filled from the last parameter to the first, as the backward pass finishes them. A bucket has neighbours
-    of one type and device, of `bucket_mb` MiB unless one is larger. Each gradient is multiplied by 1 / world size
-    before it is summed, as in DistributedDataParallel, so that two ranks get bitwise the same weights with both. With
-    more ranks the order of the sums may differ.
+    Buckets are filled from the last parameter to the first, as the backward pass finishes them. Each gradient is
+    multiplied by 1 / world size before it is summed, as in DistributedDataParallel, so that two ranks get bitwise the
+    same weights with both.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_mb: float) -> None:
@@ -135,14 +134,7 @@ def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
 
 
 class TreeReduction:
-    """Sums one vector per leaf over all leaves along the tree. The sum is bitwise the same at any number of ranks.
-
-    leaves: number of leaves of the tree (M); at least the number of ranks.
-    group: process group of the ranks that share the leaves; None: all ranks.
-    own_leaves: indices of this rank's leaves.
-    mine: the subtrees that these leaves make up.
-    Raises ValueError: there are fewer leaves than ranks.
-    """
+    """Sums one vector per leaf over all leaves along the tree. ValueError: there are fewer leaves than ranks."""
 
     def __init__(self, leaves: int, group: dist.ProcessGroup | None = None) -> None:
         self.leaves, self.group = leaves, group
@@ -155,7 +147,7 @@ class TreeReduction:
         self.own_leaves = range(*share(leaves, self.rank, self.world_size))
         # The subtrees of each rank, in order; together they are the leaves of the upper part of the tree.
         self.parts = [subtrees(*share(leaves, rank, self.world_size), leaves) for rank in range(self.world_size)]
-        self.mine = self.parts[self.rank]
+        self.mine = self.parts[self.rank]  # those that this rank's leaves make up
         self.pairs = meets_in_pairs(self.parts)
         self._buffers: dict[str, Tensor] = {}
 
@@ -247,10 +239,7 @@ class InvariantGradients:
             gradients.leaf_done()
         gradients.end()
 
-    parameters: parameters of the model; those without requires_grad are ignored.
-    leaves: number of leaves (M): micro-batches of the global batch.
-    group: process group of the ranks that share the leaves; None: all ranks.
-    Raises ValueError: there are fewer leaves than ranks, or parameters of more than one type or device.
+    leaves: micro-batches of the global batch. ValueError: fewer than ranks, or parameters of several types or devices.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], leaves: int, group: dist.ProcessGroup | None = None) -> None:

@@ -70,21 +70,16 @@ def choose_one(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def places_of(operation: str, place: str) -> tuple[str, ...]:
-    """Returns the places in which to measure an operation, of those it has: `out` (of place) and `in`; or none.
-
-    place: `workload.place`: both, out or in.
-    """
+    """Returns the places in which to measure an operation, of those it has: `out` (of place) and `in`; or none."""
     has = ("in",) if operation in IN_PLACE_ONLY else ("out",) if operation in OUT_OF_PLACE_ONLY else ("out", "in")
     return tuple(each for each in has if place in ("both", each))
 
 
 def backends_for(operation: str, dtype: str, redop: str) -> tuple[str, ...]:
-    """Returns the backends that have an operation for a type.
+    """Returns the backends that have an operation for a type, by the table in the documentation of torch.distributed.
 
-    Sources: the table in the documentation of torch.distributed. gloo's avg divides a sum, which torch does for
-    floating-point types only. torch's ProcessGroupMPI has no 16-bit floats, no reduce_scatter and no avg.
-
-    redop: reduction; ignored if the operation does not reduce.
+    gloo's avg divides a sum, which torch does for floating-point types only. torch's ProcessGroupMPI has no 16-bit
+    floats, no reduce_scatter and no avg.
     """
     averaging = operation in REDUCING and redop == "avg"
     has = {
@@ -112,8 +107,7 @@ def parse_sizes(value: object) -> tuple[int, ...]:
     value: a size (`1M`), a sweep `MIN:MAX:STEP`, or a list of both. STEP is a factor if it is a plain number (`8:1G:2`:
         8, 16, 32, ...), and an increment if it has a unit (`4M:64M:4M`, `8:64:8B`). `MIN:MAX` has the factor 2. MAX is
         included if a step reaches it exactly.
-    Raises ValueError: a size is not valid or zero, MIN is larger than MAX, a factor is not above 1, or there are more
-        than `MOST` sizes.
+    Raises ValueError, also for more than MOST sizes.
     """
     texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     sizes: dict[int, None] = {}
@@ -224,9 +218,7 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
     """Returns the ranks of each group of a kind.
 
     `world` is one group of all ranks. `node` has a group for each node. `stride` has a group for each local rank, with
-    one rank of each node. With explicit ranks, some ranks may be in no group.
-
-    Raises ValueError: a rank does not exist.
+    one rank of each node. With explicit ranks, some may be in no group; ValueError: one does not exist.
     """
     if kind not in GROUPS:
         members = explicit_groups(kind)
@@ -275,12 +267,7 @@ MATRIX = "matrix"
 
 
 def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, int]:
-    """Returns the two ranks for the patterns of two ranks.
-
-    pair: `workload.pair`; None: the first ranks of the first and the last node, or the first and the last rank of a
-        single node.
-    Raises ValueError: a rank does not exist, or both are the same.
-    """
+    """Returns the two ranks for the patterns of two ranks, also if `workload.pair` is unset; raises ValueError."""
     last = len(node_of) - 1
     if pair is None:
         return 0, (node_of.index(node_of[last]) or last)
@@ -297,7 +284,6 @@ def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, in
 def chosen_patterns(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
     """Returns the patterns to run. `all` includes the matrix only if there are several nodes (or matrix=ranks).
 
-    keys: the keys of `launcher.config.schema.P2P` with their values.
     Raises ValueError: a pattern is unknown, or the matrix was chosen by name and would have no pair.
     """
     wanted = choose("pattern", keys["pattern"], PATTERNS)

@@ -240,15 +240,6 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The sizes of messages."""
-
-    small: int  # elements of a message for latency
-    large: int  # elements of a message for bandwidth
-    window: int  # number of large messages that are sent at once
-
-
-@dataclass(frozen=True)
 class Matrix:
     """A matrix, and the conclusions from it."""
 
@@ -331,8 +322,7 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
     labels = _labels(ranks, hosts, places)
     values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
     small, large = (max(1, size // values.dtype.itemsize) for size in (min(sizes), max(sizes)))
-    counts = Sizes(small, large, config.window)
-    in_bytes = (counts.small * values.dtype.itemsize, counts.large * values.dtype.itemsize)
+    in_bytes = (small * values.dtype.itemsize, large * values.dtype.itemsize)
     earlier, note = _earlier(before, labels, in_bytes)
     limits = Limits(config.slow, config.slow_latency)
     since = Limits(1 - config.tolerance, config.slow_latency)
@@ -345,7 +335,7 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
             dist.barrier()
             for a, b in met:
                 if env.rank in (a, b):
-                    mine.add(between(a, b, counts, config, values, env))
+                    mine.add(between((a, b), (small, large), config, values, env))
         for theirs in gather(mine, env):
             everything.add(theirs)
         seen = Measured(places, _square(ranks, everything.latency), _square(ranks, everything.bandwidth))
@@ -361,23 +351,25 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
     )  # fmt: skip
 
 
-def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Returns the latency between ranks a and b, which call it, and the bandwidth in both directions."""
-    seen = Measurements()
+def between(pair: Pair, counts: tuple[int, int], config: P2P, values: bench.Values, env: Env) -> Measurements:
+    """Returns the latency between two ranks, which call it, and the bandwidth in both directions.
+
+    counts: elements of a message for latency, and for bandwidth.
+    """
+    (a, b), (small, large), seen = pair, counts, Measurements()
     peer = b if env.rank == a else a
     trips = exchanges.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
-    windows = exchanges.Runs(min(config.iterations, WINDOWS), min(config.warmup, 1), window=sizes.window, more=False)
-    small = exchanges.Pair(env.rank, a, b, sizes.small, values, "matrix", ROOM)
-    timed = exchanges.pingpong(small, trips)
+    windows = exchanges.Runs(min(config.iterations, WINDOWS), min(config.warmup, 1), window=config.window, more=False)
+    timed = exchanges.pingpong(exchanges.Pair(env.rank, a, b, small, values, "matrix", ROOM), trips)
     found = [timed]
     if timed.seconds:
         seen.latency[a, b] = seen.latency[b, a] = statistics.median(timed.seconds) / 2
     for source, to in ((a, b), (b, a)):
-        large = exchanges.Pair(env.rank, source, to, sizes.large, values, "matrix", ROOM)
-        timed = exchanges.bandwidth(large, windows)
+        way = exchanges.Pair(env.rank, source, to, large, values, "matrix", ROOM)
+        timed = exchanges.bandwidth(way, windows)
         found.append(timed)
         if timed.seconds:
-            seen.bandwidth[source, to] = sizes.window * large.size / statistics.median(timed.seconds)
+            seen.bandwidth[source, to] = config.window * way.size / statistics.median(timed.seconds)
     seen.checked = sum(timed.checked for timed in found)
     if wrong := sum(timed.wrong for timed in found):
         seen.wrong[env.rank, peer] += wrong

@@ -173,16 +173,11 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
 
 
 def main(config: P2P, env: Env) -> dict[str, float | int | str]:
-    """Measures and verifies the chosen patterns, and returns the metrics of the run. All ranks must call it.
-
-    The metrics are, for each pattern, `PATTERN/us` (median time of the smallest size in microseconds; for pingpong half
-    the round trip) and `PATTERN/mb_per_s` (the best, in 10^6 bytes/s); `matrix/slow` (number of slow pairs),
-    `matrix/exclude` (host names of the suspects, if there are any), `patterns` (number of them), and `checked`
-    (number of elements compared).
+    """Measures and verifies the chosen patterns; returns the metrics that docs/fabric-and-benchmarks.md lists.
 
     Raises WorkloadError: a received value was wrong, a speed is lower than the baseline allows, or pairs are slow and
-        `fail_on_slow` is set (these are raised after measuring everything); there is only one rank, the first size does
-        not fit into memory, or the config is not valid.
+    `fail_on_slow` is set (these are raised after measuring everything); there is only one rank, the first size needs
+    too much memory, or a key is not valid.
     """
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
@@ -196,7 +191,7 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     measured = roof.measure(env)
     folder = run_dir() if env.rank == 0 else None
     written = results.Results("p2p", results.conditions(config, env), vars(measured), folder)
-    write = say if env.rank == 0 else _silent
+    write: Callable[[str], object] = say if env.rank == 0 else lambda line: None
     for line in measured.lines():
         write(line)
     ordered = [pattern for pattern in chosen if pattern != keys.MATRIX]
@@ -233,12 +228,8 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
             if env.rank == 0:
                 progress(total, total, pattern=keys.MATRIX)
     results.conclude(written, faults)
-    _judge(written, links, baseline, config, env)
+    _judge(written, links, baseline, config, write)
     return _metrics(written.rows, links)
-
-
-def _silent(line: str) -> None:
-    """Prints nothing: replaces `say` on all ranks but rank 0."""
 
 
 def _stop(reason: str, written: results.Results, write: Callable[[str], object]) -> None:
@@ -253,11 +244,10 @@ def _judge(
     links: matrix.Matrix | None,
     baseline: results.Results | None,
     config: P2P,
-    env: Env,
+    write: Callable[[str], object],
 ) -> None:
     slower = []
     if baseline is not None:
-        write = say if env.rank == 0 else _silent
         if written.rows:
             slower.append(results.against(written.rows, baseline, config.tolerance, write, str(config.baseline)))
         if since := [slow for slow in (links.slow if links else ()) if slow.against == "baseline"]:

@@ -192,13 +192,10 @@ class Difference:
 
 
 def compare(now: Sequence[Row], baseline: Sequence[Row], tolerance: float) -> tuple[list[Difference], int]:
-    """Returns the rows that became slower, the worst first, and the number of compared rows.
+    """Returns the rows that became slower by more than `tolerance` (a share of their speed), and the number compared.
 
-    Two rows are compared if all their keys but MEASURED are equal (operation, size, type, ranks and so on): by their
-    busbw or bandwidth, or by the median time if they have neither (barriers). A row without a measured value now counts
-    as infinitely slow.
-
-    tolerance: share of the baseline's speed that may be lost, 0 to 1.
+    Two rows are compared if all their keys but MEASURED are equal: by their busbw or bandwidth, or by the median time
+    if they have neither (barriers). A row without a measured value now counts as infinitely slow.
     """
     before = {_identity(row): row for row in baseline}
     compared, slower = 0, []
@@ -241,10 +238,7 @@ def label(row: Row) -> str:
 def against(
     now: Sequence[Row], baseline: Results, tolerance: float, say: Callable[[str], object], where: str
 ) -> str | None:
-    """Compares this run with its baseline and prints the result; returns an error if it is slower, or has no such rows.
-
-    tolerance: share of the baseline's speed that may be lost, 0 to 1.
-    """
+    """Compares this run with its baseline and prints the result; returns an error if it is slower or not comparable."""
     slower, compared = compare(now, baseline.rows, tolerance)
     if not compared:
         return (

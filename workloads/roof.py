@@ -82,10 +82,7 @@ def measure(env: Env) -> Roof:
 
 
 def ends(env: Env) -> tuple[int, int] | None:
-    """Returns the two ranks between which the TCP stream is measured; None: there is only one rank.
-
-    The two are the first ranks of the first and of the last node, or ranks 0 and 1 of a single node.
-    """
+    """Returns the first ranks of the first and of the last node, or ranks 0 and 1 of a single node; None: one rank."""
     if env.world_size < 2:
         return None
     other = env.node_ranks.index(env.node_of(env.world_size - 1))

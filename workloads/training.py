@@ -59,10 +59,7 @@ class Data:
         return self.train.images.shape[1]
 
     def batch(self, split: Split, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Returns normalised float32 images [n, 1, height, width] and int64 labels [n] of the samples of these indices.
-
-        Images are stored as bytes, which takes a quarter of the memory of floats. Converting one takes less than 1 us.
-        """
+        """Returns normalised float32 images [n, 1, height, width] and int64 labels [n] of samples, by their indices."""
         if isinstance(chosen, slice):
             images, labels = split.images[chosen], split.labels[chosen]
         else:
@@ -149,9 +146,6 @@ def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
     | OMP_NUM_THREADS is a number above 0 (job scripts set it to cpus_per_proc) | OMP_NUM_THREADS |
     | `invariant` | 1: the order of sums within an operation depends on the number of threads |
     | else | number of cores that belong to this rank |
-
-    threads: `workload.threads`; None: not set.
-    invariant: `train.invariant`.
     """
     variable = os.environ.get("OMP_NUM_THREADS", "")
     own = 1 if invariant else cores(os.environ, env.local_world_size)
@@ -161,10 +155,7 @@ def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
 
 
 def be_deterministic(device: torch.device) -> None:
-    """Makes torch use only operations that compute the same bits each time on a GPU. CPUs do so in any case.
-
-    See https://docs.pytorch.org/docs/stable/notes/randomness.html.
-    """
+    """Makes torch use only operations that compute the same bits each time on a GPU. CPUs do so in any case."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.backends.cudnn.benchmark = False  # it would choose algorithms by their speed
@@ -247,9 +238,6 @@ class LossLog:
 
     Each part of a batch (a rank's share, or a micro-batch) has its own slot in the all_reduce, where the other ranks
     have zeros, and the parts are added in float64 without rounding. So the time of a call of `look` changes no loss.
-
-    parts: number of parts of a global batch, over all ranks.
-    first: index of this rank's first part.
     """
 
     def __init__(self, batch_size: int, parts: int = 1, first: int = 0) -> None:
