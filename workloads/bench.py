@@ -74,16 +74,6 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 P = ParamSpec("P")
 
-# For each type, the largest whole number up to which it represents all whole numbers exactly; at most 2**31 - 1.
-_EXACT = {
-    torch.float64: 2**31 - 1,
-    torch.float32: 2**24,
-    torch.float16: 2**11,
-    torch.bfloat16: 2**8,
-    torch.int64: 2**31 - 1,
-    torch.int32: 2**31 - 1,
-    torch.int8: 2**7 - 1,
-}
 _PERIOD = 2**30 - 1  # mask of a value's number: the values of a key repeat after 2**30
 
 
@@ -116,8 +106,9 @@ class Values:
 
     @property
     def limit(self) -> int:
-        """The largest whole number up to which the type represents all whole numbers exactly."""
-        return _EXACT[self.dtype]
+        """The largest whole number up to which the type represents all whole numbers exactly, at most 2**31 - 1."""
+        exact = 2 / torch.finfo(self.dtype).eps if self.dtype.is_floating_point else torch.iinfo(self.dtype).max
+        return int(min(exact, 2**31 - 1))
 
     def poison(self, count: int) -> Tensor:
         """Returns a buffer to receive into, [count], filled with -1, which `make` never returns."""

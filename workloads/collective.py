@@ -551,7 +551,8 @@ def run(sweep: Sweep, report: Report) -> list[str]:
         if not chooses_all(report.config.op):
             raise WorkloadError(f"{name} cannot be run: {missing}")
         report.say_wrapped(f"  left out: {missing}")
-        report.results.add({**sweep.identity(0, sweep.config.place), **_NOTHING, "missing": missing})
+        nothing = {"iterations": 0, **dict.fromkeys(("seconds", "algbw", "busbw", "wrong")), "checked": 0}
+        report.results.add({**sweep.identity(0, sweep.config.place), **nothing, "missing": missing})
         return []
     faults: list[str] = []
     for size in sweep.sizes():
@@ -565,11 +566,6 @@ def run(sweep: Sweep, report: Report) -> list[str]:
         faults += measured.faults
     report.end(sweep.groups)
     return faults
-
-
-_NOTHING: Row = {
-    "iterations": 0, "seconds": None, "algbw": None, "busbw": None, "wrong": None, "checked": 0,
-}  # fmt: skip
 
 
 def conclude(

@@ -158,7 +158,6 @@ DIGITS = Dataset(
 )
 # fmt: on
 KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # `auto` takes the first
-NAMES = (AUTO, *KNOWN)
 
 
 def default_data_dir() -> Path:

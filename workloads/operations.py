@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.torch_compat import all_gather_single, reduce_scatter_single
-from workloads.bench import Values
+from workloads.bench import Values, count_wrong
 from workloads.keys import REDUCING
 
 REDOPS = {
@@ -74,7 +74,7 @@ def wrong_elements(redop: str, got: Tensor, expected: Tensor) -> int:
     """Returns the number of wrong elements in an output. NaN is always wrong. redop: empty if it does not reduce."""
     if redop == "avg" and got.is_floating_point():
         return int((~((got - expected).abs() < 0.5)).sum())
-    return int((got != expected).sum())
+    return count_wrong(got, expected)
 
 
 def _base(values: Values, key: Key, n: int, start: int, count: int) -> Tensor:

@@ -40,22 +40,18 @@ def gather(value: T, env: Env) -> list[T]:
     return process_group.all_gather(value) if env.world_size > 1 else [value]
 
 
-def raise_together(error: str | None, env: Env) -> None:
-    """Raises WorkloadError on every rank if any has an error (a text), with ranks and hosts. All ranks must call it."""
-    errors = _by_value(error, env)
-    errors.pop(None, None)
-    if errors:
-        raise WorkloadError("; ".join(f"{who}: {theirs}" for theirs, who in errors.items()))
-
-
 def together(call: Callable[[], T], env: Env, *errors: type[Exception]) -> T:
     """Returns the result of `call`; raises WorkloadError on every rank if it raises one of these errors on any."""
-    result, problem = None, None
+    result: T | None = None
+    problem: str | None = None
     try:
         result = call()
     except errors as error:
         problem = str(error)
-    raise_together(problem, env)
+    problems = _by_value(problem, env)
+    problems.pop(None, None)
+    if problems:
+        raise WorkloadError("; ".join(f"{who}: {theirs}" for theirs, who in problems.items()))
     return cast(T, result)
 
 

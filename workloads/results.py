@@ -3,7 +3,7 @@
 results.json is one JSON object: `format`, `workload`, `conditions` (everything that a number depends on), `roof`,
 `rows`, `matrix` (of p2p; all pairs of a large one are in matrix.npy), `complete` and `reason`. Times are in seconds,
 sizes in bytes, speeds in bytes/s. Both files are rewritten atomically after each size, so that an interrupted sweep
-leaves what it has measured. Only `conditions` imports torch, since the login node and the report read these files, too.
+leaves what it has measured.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from launcher import run_dir
 from launcher.files import run_files
@@ -45,13 +47,8 @@ Row = Mapping[str, Any]
 
 def conditions(config: Collective | P2P, env: Env) -> dict[str, Any]:
     """Returns what the numbers of a run depend on. All ranks must call it, since it gathers their hosts."""
-    import torch
-
-    hosts: dict[int, str] = {}
-    ranks: dict[int, int] = {}
-    for node, host in gather((env.node_rank, env.host), env):
-        hosts[node] = host
-        ranks[node] = ranks.get(node, 0) + 1
+    everyone = gather((env.node_rank, env.host), env)
+    hosts, ranks = dict(everyone), Counter(node for node, _ in everyone)
     variables = {
         name: value
         for name, value in sorted(os.environ.items())
