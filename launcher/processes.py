@@ -318,7 +318,14 @@ def memory_file(name: str) -> int:
     return descriptor
 
 
-def is_memory_file(descriptor: int, name: str) -> bool:
-    """Returns whether a descriptor is of a file that `memory_file` made with this name; OSError: there is none."""
-    target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return target.name.startswith((f"memfd:{name}", f"{name}-"))
+def shared_file(variable: str, name: str) -> tuple[int, int] | None:
+    """Returns the descriptor of a `memory_file`, and this rank's place, by a variable `PID:DESCRIPTOR:PLACE`.
+
+    The rank sets it for the program that it executes; None: there is none, or this is a child process of the rank.
+    """
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        pid, descriptor, place = map(int, os.environ[variable].split(":"))
+        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if pid == os.getpid() and target.name.startswith((f"memfd:{name}", f"{name}-")):
+            return descriptor, place
+    return None

@@ -285,13 +285,19 @@ def _whole(kind: str, share: Sequence[Core], home: int | None, cores: Sequence[C
     return [core for core in cores if core.socket in sockets]
 
 
-# Variables that limit which devices a process sees, by vendor, in the order in which they are applied.
+# Variables that limit which devices a process sees, by vendor, in the order in which they are applied: the later ones
+# index the devices that remain.
 MASKS = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "intel": ("ZE_AFFINITY_MASK",),
 }
-_NONE = ("", "-1", "NoDevFiles")
+NO_DEVICES = ("", "-1", "NoDevFiles")  # entries after which none counts; the last one is Slurm's
+
+
+def mask_of(names: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Returns the variable to narrow: of these the last that is set, or the last."""
+    return next((name for name in reversed(names) if name in environ), names[-1])
 
 
 class DeviceError(Exception):
@@ -345,7 +351,7 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
     entries: list[str] = []
     names: dict[Gpu, str] = {}  # entry of each whole GPU; several entries may name parts of one GPU
     for entry in map(str.strip, text.split(",")):
-        if entry in _NONE:
+        if entry in NO_DEVICES:
             break
         if entry in entries:
             raise DeviceError(UnboundReason.ENTRY_TWICE, f"{mask}={text} names {entry} twice")

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers, SavesFail, one_line
+from launcher.checkpoint.copies import Source
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
 from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, refuse
@@ -318,27 +319,22 @@ class Checkpointer:
     def _from_memory(self, wanted: LoadTarget, least: int) -> Loaded | None:
         # Returns None if there are no sound copies of the step `least` or a later one
         memory, began = self._memory, time.perf_counter()
-        while memory is not None and memory.loads:
-            source, problems = memory.find(least)
-            memory.report(problems)
-            if source is None:
-                break
-            if problems := memory.fetch(source):
-                memory.report(problems, source.step)
-                continue
+        if memory is None:
+            return None
+
+        def fill(source: Source) -> tuple[Opened, Loaded]:
             opened = InMemory(memory, source, wanted)
-            try:
-                problems, loaded = self._fill(opened, wanted)
-            except CheckpointError as error:  # the same on all ranks; the disk may be of use
-                problems, loaded = [str(error)], None
-            if loaded is not None:
-                self._peers.on_all(opened.restore)
-                memory.keep_only(source)
-                self._events(restored(loaded.step, began, memory=True, received=source.moved))
-                return loaded
-            memory.report(problems, source.step)
-            memory.reject(source)
-        return None
+            problems, loaded = self._fill(opened, wanted)
+            if loaded is None:
+                raise CheckpointError("; ".join(problems))
+            return opened, loaded
+
+        if (found := memory.load(least, fill)) is None:
+            return None
+        source, (opened, loaded) = found
+        self._peers.on_all(opened.restore)
+        self._events(restored(loaded.step, began, memory=True, received=source.moved))
+        return loaded
 
     def _fill(self, opened: Opened, wanted: LoadTarget) -> tuple[list[str], Loaded | None]:
         # Returns what is wrong with it, or what `load` returns once the objects are restored; raises Misfit

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ from launcher.runs.directory import Events, current_attempt
 from launcher.worker import rank_report
 from launcher.worker.process_group import Env
 
+T = TypeVar("T")
 PIECE = 1 << 30  # most bytes that are sent at once
 MEASURED = 5  # copies from which the cost is taken; as many are made at every step first
 
@@ -330,33 +331,44 @@ class MemoryCheckpoints:
     def newest(self, least: int) -> Kept | None:
         """Returns the newest sound copy, for a trainer that makes its state from files; None: there is none.
 
-        All ranks must call it. Sharded states, different ones of another number of ranks, and what would not fit into
-        the node's memory twice count as none. least: on rank 0, the first step that is of use.
+        All ranks must call it. Sharded states, and what would not fit into the node's memory twice, count as none.
+        least: on rank 0, the first step that is of use.
+        """
+
+        def take(source: copies.Source) -> Kept:
+            found: list[Kept] = []
+            self.group.on_all(partial(self._take, source, found))
+            return found[0]
+
+        found = self.load(least, take)
+        return None if found is None else found[1]
+
+    def load(self, least: int, use: Callable[[copies.Source], T]) -> tuple[copies.Source, T] | None:
+        """Returns what `use` makes of the newest copies that are sound, on all ranks; None: there are none.
+
+        use: raises CheckpointError, the same on all ranks, if they are of no use; then older ones are tried.
         """
         while self.loads:
             source, problems = self.find(least)
             self.report(problems)
             if source is None:
-                return None
-            same = source.world_size == self._env.world_size
-            if source.mode == copies.SHARDS or not (same or source.mode == copies.WHOLE):
-                self.report(["they are of another number of ranks, or sharded"], source.step)
-                return None
+                break
             if problems := self.fetch(source):
                 self.report(problems, source.step)
                 continue
-            found: list[Kept] = []
             try:
-                self.group.on_all(partial(self._take, source, found))
-            except CheckpointError as error:
+                found = use(source)
+            except CheckpointError as error:  # the disk may be of use
                 self.report([str(error)], source.step)
-                self.reject(source)
+                self._bad |= {each.held for each in source.transfers}
                 continue
             self.keep_only(source)
-            return found[0]
+            return source, found
         return None
 
     def _take(self, source: copies.Source, found: list[Kept]) -> None:
+        if source.mode == copies.SHARDS:
+            raise CheckpointError("they are sharded")
         index, tensors, rank_state = self.opened(source)
         shared, state = source.mode == copies.WHOLE, {}
         if self.leads or not shared:
@@ -415,10 +427,6 @@ class MemoryCheckpoints:
             if rank in (each.sender, each.to):
                 self._move(each, sent)
         return self._damaged([(each.kind, each.held) for each in moves if each.to == rank]) if moves else []
-
-    def reject(self, source: copies.Source) -> None:
-        """Makes a source count no more, on all ranks."""
-        self._bad |= {each.held for each in source.transfers}
 
     def _damaged(self, there: Iterable[tuple[str, copies.Held]]) -> list[str]:
         # Returns a line for each damaged copy, which counts no more. there: this rank's, with the pair that has each

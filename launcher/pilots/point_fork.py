@@ -71,7 +71,7 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
     node, allowed = hardware.read(environ=environ), os.sched_getaffinity(0)
     places = [gpus_of(slot, gpus_per_point, gpus) for slot in range(count)]
     ranks = [RankDevices()] * count
-    name = _mask_variable(node.gpus[0].vendor if node.gpus else "", environ)
+    name = masks.mask_of(masks.MASKS[node.gpus[0].vendor if node.gpus else "nvidia"], environ)
     if gpus:
         try:
             shown = masks.visible_gpus(node, environ, hardware.parent_of_slice)
@@ -86,11 +86,6 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
         )
         for number in range(count)
     ]  # fmt: skip
-
-
-def _mask_variable(vendor: str, environ: Mapping[str, str]) -> str:
-    names = masks.MASKS.get(vendor, ("CUDA_VISIBLE_DEVICES",))
-    return next((name for name in reversed(names) if name in environ), names[-1])
 
 
 # -- The point's process: it does the work of a job script, and is the point's agent

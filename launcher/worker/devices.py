@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from launcher import errors
+from launcher.binding import masks
 from launcher.config.schema import Device, VisibleDevices
 from launcher.plan.plan import JobPlan
 from launcher.structs import Struct
@@ -105,15 +107,9 @@ def of_backend(backend: str) -> torch.device:
 
 
 ASKED = "LAUNCHER_GPUS_PER_NODE"  # variable of a rank, and of its program: GPUs per node that the run asked for
-# The variables ("masks") that limit which devices a process sees, by the kind of torch build. If several are set, the
-# last one is narrowed. ROCm applies ROCR_VISIBLE_DEVICES first; the others index the devices that remain.
-_MASKS = {
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "hip": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-    "xpu": ("ZE_AFFINITY_MASK",),
-}
+# The variables ("masks") that limit which devices a process sees, by the kind of torch build
+_MASKS = {"cuda": masks.MASKS["nvidia"], "hip": masks.MASKS["amd"], "xpu": masks.MASKS["intel"]}
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")  # in /dev
-_NO_DEVICES = ("", "-1", "NoDevFiles")  # the last one is Slurm's
 
 
 class BackendError(errors.LauncherError):
@@ -169,22 +165,15 @@ def visible_device_changes(
 
 
 def _mask(environ: Mapping[str, str], build: str) -> str | None:
-    # The launcher's torch may be CPU-only while the program brings its own. Then the result is any such variable that
-    # is set.
-    known = _MASKS.get(build) or tuple(name for names in reversed(_MASKS.values()) for name in names)
-    there = [name for name in known if name in environ]
-    if there:
-        return there[-1]
-    return {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}.get(build)
+    if build in _MASKS:
+        return masks.mask_of(_MASKS[build], environ)
+    # The launcher's torch may be CPU-only while the program brings its own: any such variable that is set
+    known = [name for names in reversed(_MASKS.values()) for name in names]
+    return next((name for name in reversed(known) if name in environ), None)
 
 
 def _entries(mask: str) -> list[str]:
-    entries = []
-    for entry in mask.split(","):
-        if entry.strip() in _NO_DEVICES:
-            break
-        entries.append(entry.strip())
-    return entries
+    return [*itertools.takewhile(lambda entry: entry not in masks.NO_DEVICES, map(str.strip, mask.split(",")))]
 
 
 @dataclass(frozen=True)
@@ -286,10 +275,10 @@ def require_gpu(
         if not seen.count:
             raise _no_gpu(wanted, asked, seen.text, rank, host)
         return
-    masks = {name: environ[name] for names in _MASKS.values() for name in names if name in environ}
-    if masks and not any(map(_entries, masks.values())):
-        raise _no_gpu(wanted, asked, ", ".join(f"{name}={value}" for name, value in masks.items()), rank, host)
-    if not masks and not device_files():
+    shown = {name: environ[name] for names in _MASKS.values() for name in names if name in environ}
+    if shown and not any(map(_entries, shown.values())):
+        raise _no_gpu(wanted, asked, ", ".join(f"{name}={value}" for name, value in shown.items()), rank, host)
+    if not shown and not device_files():
         raise _no_gpu(wanted, asked, f"/dev has no {', '.join(_DEVICE_FILES)}", rank, host)
 
 

@@ -214,13 +214,11 @@ def take(slot: RankSlot) -> None:
 
 def mine() -> RankSlot | None:
     """Returns this rank's slot; None if no agent started this process."""
-    # A program that a rank has executed finds it by this variable, which child processes inherit, too
     global _mine
-    if _mine is None and (value := os.environ.get("LAUNCHER_PULSE")):
+    if _mine is None and (found := processes.shared_file("LAUNCHER_PULSE", _NAME)) is not None:
+        file, place = found
         with contextlib.suppress(ValueError, OSError):
-            pid, file, place = map(int, value.split(":"))
-            if pid == os.getpid() and processes.is_memory_file(file, _NAME):
-                _mine = RankSlot(mmap.mmap(file, 0), place)
+            _mine = RankSlot(mmap.mmap(file, 0), place)
     return _mine
 
 

@@ -108,11 +108,7 @@ def redone(step: int) -> int | None:
 
 def shared_memory() -> tuple[int, int] | None:
     """Returns that file and this rank's place; None: there is none, or this is a child process of a rank."""
-    with contextlib.suppress(KeyError, ValueError, OSError):
-        pid, file, place = map(int, os.environ[MEMORY].split(":"))
-        if pid == os.getpid() and processes.is_memory_file(file, _MEMORY_NAME):
-            return file, place
-    return None
+    return processes.shared_file(MEMORY, _MEMORY_NAME)
 
 
 @dataclass(frozen=True)

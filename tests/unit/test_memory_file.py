@@ -27,11 +27,15 @@ def memfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("memfd")
-def test_a_file_in_memory_has_no_path_and_is_known_by_its_name() -> None:
+def test_a_file_in_memory_has_no_path_and_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = processes.memory_file("launcher-test")
     try:
-        assert processes.is_memory_file(descriptor, "launcher-test")
-        assert not processes.is_memory_file(descriptor, "another")
+        assert processes.shared_file("FILE", "launcher-test") is None
+        monkeypatch.setenv("FILE", f"{os.getpid()}:{descriptor}:3")
+        assert processes.shared_file("FILE", "launcher-test") == (descriptor, 3)
+        assert processes.shared_file("FILE", "another") is None
+        monkeypatch.setenv("FILE", f"{os.getppid()}:{descriptor}:3")  # of the parent, which this process inherited
+        assert processes.shared_file("FILE", "launcher-test") is None
         assert not os.get_inheritable(descriptor)
         status = os.fstat(descriptor)
         assert status.st_mode & 0o077 == 0 or not status.st_nlink  # nobody else can open it
