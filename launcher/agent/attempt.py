@@ -31,7 +31,7 @@ from launcher.agent.policy import (
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.supervisor import Supervisor
-from launcher.agent.workers import Fresh, StartError, WorkerGroup, WorkersStillThere, preload
+from launcher.agent.workers import Fresh, StartError, WorkerGroup, preload
 from launcher.attach import RequestHandler
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
@@ -373,6 +373,8 @@ class _Agent:
         def run(placement: Placement) -> dict[str, Any]:
             return run_rank(self._plan, placement.place, **self._files(placement), lives=self._lives)
 
+        if left := self._workers.still_there():
+            raise self._cannot_start(rendezvous, fault_of_end(left, self.own.host))
         # A rank that kept the store's socket would let others connect, and wait, when the store is gone.
         store_socket = [] if rendezvous.listener is None else [rendezvous.listener.fileno()]
         try:
@@ -382,8 +384,6 @@ class _Agent:
             )  # fmt: skip
         except StartError as error:
             raise self._cannot_start(rendezvous, fault_of_start(error, self.own.host)) from None
-        except WorkersStillThere as error:
-            raise self._cannot_start(rendezvous, fault_of_end(error.left, self.own.host)) from None
 
     def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
         try:

@@ -165,14 +165,6 @@ class StartError(Exception):
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-class WorkersStillThere(Exception):
-    """Ranks of an earlier round still have processes, which may hold GPUs, memory and ports. left: the ranks."""
-
-    def __init__(self, left: Sequence[LeftOver]) -> None:
-        super().__init__(f"killed, and still there: {', '.join(map(str, left))}")
-        self.left = tuple(left)
-
-
 @dataclass
 class _Worker:
     placement: Placement
@@ -213,11 +205,9 @@ class WorkerGroup:
         """Starts all ranks of this agent. Before they use the store, they wait until `open_gate`.
 
         run: is called in a rank's process, and returns its metrics. ignore: signals that ranks ignore from the start.
-        Raises WorkersStillThere or StartError: no rank of this round runs.
+        Raises StartError: no rank of this round runs.
         """
         assert not self._workers, "the round before is not closed"
-        if left := self.still_there():
-            raise WorkersStillThere(left)
         self._seen, self._before = [], None
         rank = ranks[0].rank if ranks else 0
         try:

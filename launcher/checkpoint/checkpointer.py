@@ -78,7 +78,9 @@ class Checkpointer:
         self._max_failures, self._failures, self._why = max_failures, 0, ""
         self._threads = min(8, devices.cores(os.environ, env.local_world_size))
         self._events = Events(current_attempt() if self._first else None, "checkpoint")
-        self._writer = Writer(self._folder, self._peers, self._identity, check_replicas, fence, self._events)
+        self._writer = Writer(
+            self._folder, self._peers, self._identity, check_replicas, fence or (lambda: None), self._events
+        )
         self._staging = Staging()
         self._save: Save | None = None
         self._final: str | None = None  # why all later saves would fail

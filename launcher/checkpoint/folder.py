@@ -151,7 +151,7 @@ class CheckpointFolder:
             self._lineage = os.urandom(8).hex()
         return replace(manifest, lineage=self._lineage, sequence=self._sequence + 1, parent=self._parent)
 
-    def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None) -> Path:
+    def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None]) -> Path:
         """Renames a complete checkpoint to its final name, and starts to remove old checkpoints in a thread.
 
         An existing checkpoint of this step is removed if it has the same lineage, else kept under another name.
@@ -184,15 +184,14 @@ class CheckpointFolder:
             self._remove_surplus(*arguments)
         return path
 
-    def _remove_surplus(self, published: Manifest, old: Path | None, fence: Callable[[], None] | None) -> None:
+    def _remove_surplus(self, published: Manifest, old: Path | None, fence: Callable[[], None]) -> None:
         # Runs in a thread, since freeing many blocks takes the file system a while.
         # Checkpoints that cannot be read are neither counted nor removed. The next save repeats failed removals.
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(Exception):  # for example, another attempt owns the run: the next save reports that
             for path in self._stays.surplus(checkpoints.sound(self.path), published):
-                if fence is not None:
-                    fence()
+                fence()
                 hidden = self.path / checkpoints.temporary(0, self.attempt, "gone")  # nobody finds half a checkpoint
                 path.rename(hidden)
                 shutil.rmtree(hidden, ignore_errors=True)

@@ -258,7 +258,7 @@ class Writer:
     peers: Peers
     identity: dict[str, Any]
     check_values: bool  # whether values that are not tensors must be the same under equal names
-    fence: Callable[[], None] | None
+    fence: Callable[[], None]
     events: Events
 
     def write(self, save: Save) -> float:
@@ -409,8 +409,7 @@ class Writer:
 
     def _require_run(self) -> None:
         try:
-            if self.fence is not None:
-                self.fence()
+            self.fence()
         except OSError:  # transient: the next save may work
             raise
         except Exception as error:

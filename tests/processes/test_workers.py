@@ -20,7 +20,7 @@ import pytest
 
 from launcher import processes
 from launcher.agent import workers
-from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup, WorkersStillThere
+from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup
 from launcher.rendezvous.rounds import Placement
 from launcher.worker import hangs, rank_report
 from tests.launch import ROOT
@@ -337,11 +337,7 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
     assert [(each.place, each.code) for each in group.poll()] == [(0, -9)]
     group.close(timeout=0.0)
     assert group.still_there() == [LeftOver(7, stuck, "D")]
-    with pytest.raises(
-        WorkersStillThere, match=rf"rank 7 \(process {stuck}, state D: it waits for a device"
-    ) as refused:
-        group.start(ranks(2), lambda me: None)
-    assert refused.value.left == (LeftOver(7, stuck, "D"),)
+    assert f"rank 7 (process {stuck}, state D: it waits for a device" in str(group.still_there()[0])
     monkeypatch.undo()
     while group.still_there():
         time.sleep(0.001)

@@ -157,7 +157,7 @@ def test_a_save_needs_space_for_what_each_stage_of_a_pipeline_has_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
 ) -> None:
     folder, peers = CheckpointFolder(tmp_path, 0, Retention(), 0), Peers(0, 1, 1, own_group=False)
-    writer = saving.Writer(folder, peers, {}, True, None, Events(None, "checkpoint"))
+    writer = saving.Writer(folder, peers, {}, True, lambda: None, Events(None, "checkpoint"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=300 + saving.SLACK - missing))
     offers = [saving._Offer(1, 100, names="first"), saving._Offer(1, 200, names="second")] * 4
     if missing:
