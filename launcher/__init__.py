@@ -40,6 +40,7 @@ For changes of the launcher itself: modules that belong to no package.
 
 - `__main__`: entry point of every command; prints errors and sets exit codes
 - `api`: `submit`, `prepare`, `find` and `Run`, for scripts on the login node
+- `attach`: `attach` on a rank's node: the program that it starts there, and how agents are asked for it
 - `bounds`: every bound on what is written and read: sizes of files, lines and messages, levels and integers of JSON
 - `errors`: base classes of errors with a text for the user; exit codes of commands and attempts
 - `paths`: locations of conf/, templates/ and the user's configuration, data and cache folders

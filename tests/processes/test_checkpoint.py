@@ -328,6 +328,7 @@ def test_one_that_another_torch_wrote_and_this_one_cannot_read_is_not_put_aside(
     assert names(tmp_path) == before
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_poisoned_metadata_would_execute_without_us(make: Any, small: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """What the test above relies on: torch itself runs what is in .metadata."""
     small(0)

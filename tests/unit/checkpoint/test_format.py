@@ -298,7 +298,7 @@ def test_ten_times_the_checkpoints_are_ten_times_the_work_to_list_and_to_remove(
             write(path, step, lineage="ours", sequence=step, metrics={"loss": float(step)})
         folder, newest = CheckpointFolder(path, 0, keep, 0), checkpoints.read(path / checkpoints.name_of(count - 1))
         listed = operations(folder.known)
-        removed = operations(lambda: folder._remove_surplus(newest, None, None))
+        removed = operations(lambda: folder._remove_surplus(newest, None, lambda: None))
         assert len(folder.known()[0]) == count // 10 + 1  # and the best
         return listed, removed
 

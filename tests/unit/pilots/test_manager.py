@@ -13,7 +13,7 @@ import pytest
 from launcher.agent.control import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
-from launcher.pilots.manager import Board, JournalWriter
+from launcher.pilots.manager import Board, SlotManager
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.directory import Run
@@ -175,11 +175,11 @@ def test_a_node_without_room_for_a_process_does_not_use_up_the_attempts_of_point
 
     signals, turns = Signals(), iter(range(50))
 
-    def wait(journal: JournalWriter, timeout: float) -> None:
+    def wait(manager: SlotManager) -> None:
         if next(turns, None) is None:
             signals._take(signal.SIGTERM, None)
 
-    monkeypatch.setattr(JournalWriter, "wait", wait)
+    monkeypatch.setattr(SlotManager, "_wait", wait)
     sweep, points = packed_sweep(tmp_path, 3, slots=2), Points({}, before=refuse)
     with pytest.raises(SystemExit):
         slot_manager(sweep, points, monkeypatch, signals=signals).run()

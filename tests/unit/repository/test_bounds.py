@@ -20,7 +20,7 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 # Large numbers of launcher/ that bound neither what is written nor what is read, by what they are.
 NO_BOUNDS = {
     "how much is read, written, copied or hashed at once; the rest follows": {
-        "agent/output.READ", "agent/output.MOST", "checkpoint/copies.BLOCK", "checkpoint/format.BLOCK",
+        "agent/workers.READ", "agent/workers.MOST", "checkpoint/copies.BLOCK", "checkpoint/format.BLOCK",
         "checkpoint/memory.PIECE",
         "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
         "checkpoint/saving.AT_ONCE_ALL", "checkpoint/storage._PIECE", "environment/unpack_on_node.PIECE",
@@ -29,7 +29,7 @@ NO_BOUNDS = {
         "runs/output.BLOCK",
     },
     "how much a command shows, or reads of a log of others for it": {
-        "agent/output.TAIL", "runs/output.TAIL", "monitoring/sweep.RECENT",
+        "agent/workers.TAIL", "runs/output.TAIL",
         "reports/collect.LOG_BYTES", "reports/page.POINTS",
         "runs/output.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
         "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/devices.NCCL_LOG_BYTES",
