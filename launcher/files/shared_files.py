@@ -239,14 +239,12 @@ LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "jfs"
 SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script that starts there makes it
 
 
-def kind_of(folder: Path, mounts: str | None = None) -> str:
-    """Returns the type of the file system of an absolute path (`nfs4`); empty: unknown. mounts: of /proc/mounts."""
-    if mounts is None:
-        try:
-            mounts = Path("/proc/mounts").read_text(errors="replace")
-        except OSError:
-            return ""
-    return kind_at(str(folder.resolve()), mounts)
+def kind_of(folder: Path) -> str:
+    """Returns the type of the file system of an absolute path (`nfs4`); empty: unknown."""
+    try:
+        return kind_at(str(folder.resolve()), Path("/proc/mounts").read_text(errors="replace"))
+    except OSError:
+        return ""
 
 
 def kind_at(folder: str, mounts: str) -> str:
