@@ -8,7 +8,7 @@ A module with the name of a command has the command's `run` function; `commands`
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
 - `run`: `run SCRIPT`: turns a script and its arguments into overrides
 - `remote`: which commands and submissions go to clusters behind ssh; the rows of `status` from there
-- `far`: the side of such a cluster: runs one command for another machine
+- `far`: the side of such a cluster: runs one command for another machine; the folder that is made of the code
 - `status`: the rows of runs and sweeps, and the table that they make; details of named runs; `--watch`
 - `logs`: prints and follows output
 - `wait`: `wait` and `sweep wait`: follows a run or sweep to its end: output, progress, Ctrl-C

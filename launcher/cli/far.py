@@ -21,26 +21,27 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
-from launcher import __version__
-from launcher.environment.repository import SENT
-from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError
+from launcher import __version__, bounds
+from launcher.environment.repository import SENT, sent_folder
+from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError
 from launcher.files.shared_files import explain
 from launcher.paths import default_runs_dir
-from launcher.remote import code
-from launcher.remote.command import PROTOCOL, START
+from launcher.remote.command import FILE, LINK, PROGRAM, PROTOCOL, START, CodeFile, digest_of
 
 # Its module is not imported as another is: `python -m launcher` runs it.
 MODULE = "launcher.__main__"
@@ -178,7 +179,7 @@ def _run(request: Mapping[str, Any], side: Side) -> int:
     if (sent := request.get("code")) is not None:
         if request.get("run"):
             _require_same_code(default_runs_dir() / str(request["run"]) / "code", sent["digest"])
-        folder = code.folder_of(sent["digest"]) or _receive(sent["digest"], side)
+        folder = folder_of(sent["digest"]) or _receive(sent["digest"], side)
         (inner := folder / sent["folder"]).mkdir(parents=True, exist_ok=True)  # git knows no empty folders
         os.chdir(inner)
     if request.get("follows"):
@@ -218,7 +219,7 @@ def _receive(digest: str, side: Side) -> Path:
         side.tell(contents=missing)
         return side.exactly
 
-    return code.receive(facts, digest, fetch)
+    return receive(facts, digest, fetch)
 
 
 def _end_with_connection() -> None:
@@ -237,6 +238,127 @@ def _in_terminal(word: str) -> int:
         return FAILED
     sys.argv[:] = ["launcher"]
     return launcher([str(each) for each in request["arguments"]])
+
+
+# -- The code of a submission: a folder for the digest of its list, made as a whole or not at all
+#
+# Runs copy it (env.snapshot), so these folders are a cache.
+
+
+KEPT = 10  # newest folders of code, whose files need not be sent again
+UNUSED = 86_400.0  # seconds without a submission after which another folder is removed
+PART = ".part-"  # prefix of folders that are being made
+
+
+def folder_of(digest: str) -> Path | None:
+    """Returns the folder of the code with this digest, and marks it as used now.
+
+    None: it is not here, or was changed since it was sent; then it is removed.
+    Raises OSError: it cannot be read now, so that nothing is known of it.
+    """
+    folder = sent_folder() / digest
+    try:
+        made = (folder / SENT).stat().st_mtime_ns
+        for name, (kind, size, _) in json.loads((folder / SENT).read_text())["files"].items():
+            status = (folder / name).lstat()
+            if status.st_mtime_ns > made or (kind != LINK and status.st_size != size):
+                raise FileNotFoundError(name)
+        os.utime(folder)
+        return folder
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def receive(facts: Mapping[str, Any], digest: str, fetch: Callable[[Sequence[str]], Callable[[int], bytes]]) -> Path:
+    """Makes the folder of a list of files, and returns it.
+
+    facts: the list (`files`), and the git commit of the repository (`commit`).
+    fetch: asks for the contents with these digests; what it returns reads so many bytes of them.
+    Raises RunError: the list or a content is damaged. OSError: the folder cannot be written, for instance a full quota.
+    """
+    files = {str(name): CodeFile(*entry) for name, entry in facts["files"].items()}
+    if digest_of(files) != digest or not all(map(_sound, files, files.values())):
+        raise RunError("the list of the code's files is damaged: repeat the command")
+    base = sent_folder()
+    base.mkdir(0o700, parents=True, exist_ok=True)
+    sizes = {file.digest: file.size for file in files.values()}
+    here = _contents_of(base, sizes)
+    missing = [each for each in sizes if each not in here]
+    part = Path(tempfile.mkdtemp(prefix=PART, dir=base))
+    try:
+        (store := part / "contents").mkdir()
+        (tree := part / "tree").mkdir()
+        read = fetch(missing)
+        for each in missing:
+            _store(store / each, read(sizes[each]), each)
+        for name, file in files.items():
+            _make(tree / name, file, store, here)
+        text = json.dumps({"digest": digest, "commit": facts.get("commit"), "files": files})
+        if len(text) > bounds.CODE_LIST_BYTES:
+            raise RunError(f"the list of the code's {len(files)} files has {len(text):,} bytes: send fewer (`exclude`)")
+        (tree / SENT).write_text(text)
+        folder = base / digest
+        try:
+            tree.rename(folder)
+        except OSError:  # another submission has made it
+            if not folder.is_dir():
+                raise
+        return folder
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        _prune(base)
+
+
+def _sound(name: str, file: CodeFile) -> bool:
+    parts = Path(name).parts
+    inside = bool(parts) and not os.path.isabs(name) and ".." not in parts and ".git" not in parts
+    return inside and parts[0] != SENT and file.kind in (LINK, PROGRAM, FILE) and file.size >= 0
+
+
+def _contents_of(base: Path, wanted: Collection[str]) -> dict[str, Path]:
+    # Returns files of the newest folders by the digests of their contents; somebody may have edited or removed some
+    found: dict[str, Path] = {}
+    for folder in _newest(base)[:KEPT]:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            for name, entry in json.loads((folder / SENT).read_text())["files"].items():
+                kind, _, digest = entry
+                if kind != LINK and digest in wanted and digest not in found:
+                    with contextlib.suppress(OSError):
+                        if hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest:
+                            found[digest] = folder / name
+    return found
+
+
+def _newest(base: Path) -> list[Path]:
+    found = []
+    for entry in os.scandir(base):
+        with contextlib.suppress(OSError):  # another submission has just removed it
+            found.append((entry.stat().st_mtime, entry.path))
+    return [Path(path) for _, path in sorted(found, reverse=True) if not os.path.basename(path).startswith(PART)]
+
+
+def _store(path: Path, content: bytes, digest: str) -> None:
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise RunError("a file of the code has arrived damaged: repeat the command")
+    path.write_bytes(content)
+
+
+def _make(path: Path, file: CodeFile, store: Path, here: Mapping[str, Path]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = here.get(file.digest, store / file.digest).read_bytes()
+    if file.kind == LINK:
+        path.symlink_to(os.fsdecode(content))
+        return
+    path.write_bytes(content)
+    path.chmod(0o700 if file.kind == PROGRAM else 0o600)
+
+
+def _prune(base: Path) -> None:
+    for folder in [*_newest(base)[KEPT:], *base.glob(f"{PART}*")]:
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > UNUSED:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

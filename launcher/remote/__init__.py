@@ -4,8 +4,7 @@ The other side runs the same launcher (`launcher.cli.far`). What passes is the c
 and what its commands print.
 
 - `clusters`: profiles with `ssh`, the one that a command line names, and the runs that are known to be there
-- `code`: the files of the user's code: their list, what of it is sent, and the folder that is made of it there
 - `command`: one command over there: OpenSSH, frames between its output, what is said if it does not answer; submissions
-  with their code; a run there, for scripts in Python
+  with their code: the list of its files, and what of it is sent; a run there, for scripts in Python
 - `install`: what `site init --ssh` does: looks at the other side, and installs the launcher there
 """

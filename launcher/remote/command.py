@@ -18,6 +18,8 @@ from __future__ import annotations
 import base64
 import codecs
 import contextlib
+import fnmatch
+import hashlib
 import json
 import os
 import re
@@ -37,16 +39,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher import __version__
 from launcher.config.hydra_text import key_of
-from launcher.environment.repository import Tree, check, commit_of, tree
+from launcher.environment.repository import Tree, check, commit_of, tree, within
 from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
 from launcher.files import run_files
 from launcher.formatting import clean, plural, rough_size
 from launcher.paths import default_runs_dir, new_id, user_cache_dir
 from launcher.redaction import secrets_in
 from launcher.remote import clusters
-from launcher.remote import code as files_of_code
 from launcher.remote.clusters import RemoteCluster, Unreachable
-from launcher.remote.code import CodeFile
 from launcher.units import parse_size
 
 if TYPE_CHECKING:
@@ -368,7 +368,56 @@ def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output:
         sent.send(frame["contents"], made.send)
 
 
-# -- submissions
+# -- submissions and their code
+#
+# A list of the code's files (names, sizes, SHA-256) is known by its own digest. If the other side has a folder of this
+# digest, nothing else is sent. Otherwise it gets the list, and asks for the contents that it lacks: launcher/cli/far.py.
+
+
+LINK, PROGRAM, FILE = "l", "x", "f"  # kinds of files: the content of a link is its target
+
+
+class CodeFile(NamedTuple):
+    kind: str
+    size: int  # bytes
+    digest: str  # SHA-256 of its content
+
+
+def digest_of(files: Mapping[str, Sequence[Any]]) -> str:
+    return hashlib.sha256(json.dumps([[name, *files[name]] for name in sorted(files)]).encode()).hexdigest()
+
+
+def listed(tree: Tree, exclude: Sequence[str] = ()) -> tuple[dict[str, CodeFile], list[str]]:
+    """Reads the files of a repository, and returns them by path, and links that lead out of it; raises ConfigError."""
+    files, left_out = {}, []
+    for name in tree.files:
+        if any(fnmatch.fnmatch(name, each) or within(name, each.rstrip("/")) for each in exclude):
+            continue
+        try:
+            content = content_of(tree.root, name)
+        except FileNotFoundError:  # deleted since
+            continue
+        except OSError as error:
+            raise ConfigError(f"{tree.root / name} cannot be sent: {error.strerror}") from None
+        if content is None:
+            left_out.append(name)
+        else:
+            files[name] = CodeFile(content[0], len(content[1]), hashlib.sha256(content[1]).hexdigest())
+    return files, left_out
+
+
+def content_of(root: Path, name: str) -> tuple[str, bytes] | None:
+    """Returns kind and content of a file; None: a link that leads out of the repository."""
+    path = root / name
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        target = os.readlink(path)
+        whole = os.path.normpath(os.path.join(os.path.realpath(path.parent), target))
+        real = os.path.realpath(root)
+        if not within(whole, real):
+            return None
+        return LINK, os.fsencode(os.path.relpath(whole, os.path.realpath(path.parent)))
+    return PROGRAM if status.st_mode & stat.S_IXUSR else FILE, path.read_bytes()
 
 
 @dataclass(frozen=True)
@@ -388,7 +437,7 @@ class SentCode:
         """
         keys, key = keys_of(words), f"cluster={cluster.name}"
         found = tree(os.getcwd(), [str(default_runs_dir())], key)
-        files, left_out = files_of_code.listed(found, cluster.exclude)
+        files, left_out = listed(found, cluster.exclude)
         sent = Tree(found.root, {name: found.files[name] for name in files})
         check(sent, parse_size(keys.get("env.snapshot_limit", LIMIT)), key)
         for name in left_out:
@@ -402,15 +451,23 @@ class SentCode:
                     f"{path} exists, but is not sent to {cluster.name}: git ignores it, it is outside of {found.root}, "
                     f"or `exclude` of {cluster.file} names it. Copy it there yourself, and name its path there"
                 )
-        place = {"digest": files_of_code.digest_of(files), "folder": _inside(".", found.root)}
+        place = {"digest": digest_of(files), "folder": _inside(".", found.root)}
         return cls(sent, files, {"code": place, "paths": absolute})
 
-    def send(self, wanted: Sequence[str], into: Callable[[bytes], None]) -> None:
-        """Sends contents, and says how much that is if it takes a while."""
-        sizes = {file.digest: file.size for file in self.files.values()}
-        if (size := sum(map(sizes.__getitem__, wanted))) > LARGE:
+    def send(self, wanted: Sequence[str], into: Callable[[bytes], object]) -> None:
+        """Sends the contents with these digests, and says how much that is if it takes a while.
+
+        Raises ConfigError: a file has changed since.
+        """
+        by_digest = {file.digest: (name, file.size) for name, file in self.files.items()}
+        if (size := sum(by_digest[digest][1] for digest in wanted)) > LARGE:
             print(f"sending {plural(len(wanted), 'file')} ({rough_size(size)})", file=sys.stderr)
-        files_of_code.send(self.tree, self.files, wanted, into)
+        for digest in wanted:
+            name = by_digest[digest][0]
+            content = content_of(self.tree.root, name)
+            if content is None or hashlib.sha256(content[1]).hexdigest() != digest:
+                raise ConfigError(f"{self.tree.root / name} was changed while the code was sent: repeat the command")
+            into(content[1])
 
 
 def secrets_of(cluster: RemoteCluster, words: Sequence[str]) -> dict[str, str]:

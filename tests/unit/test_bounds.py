@@ -29,7 +29,7 @@ from launcher.config.points import space_of
 from launcher.environment.repository import SENT, Tree, sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
-from launcher.remote import clusters, code
+from launcher.remote import clusters
 from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.runs import event_file, history
 from launcher.runs import output as printed
@@ -248,16 +248,16 @@ def runs_of_a_cluster_behind_ssh(place: Place) -> Tried:
 def a_list_of_files(place: Place) -> Tried:
     place.patch.setenv("LAUNCHER_CACHE_DIR", str(place.folder / "cache"))
     (place.folder / "a").write_text("a")
-    files = code.listed(Tree(place.folder, {"a": 1}))[0]
-    digest = code.digest_of(files)
+    files = command.listed(Tree(place.folder, {"a": 1}))[0]
+    digest = command.digest_of(files)
 
     def write() -> bool:
         shutil.rmtree(place.folder / "cache", ignore_errors=True)
-        folder = code.receive({"files": files, "commit": None}, digest, lambda _: lambda size: b"a"[:size])
+        folder = far.receive({"files": files, "commit": None}, digest, lambda _: lambda size: b"a"[:size])
         return sent_tree(str(folder)) is not None
 
     write()
-    path = code.folder_of(digest)
+    path = far.folder_of(digest)
     assert path is not None
     return Tried((path / SENT).stat().st_size, lambda: sent_tree(str(path)) is not None, write, "send fewer")
 

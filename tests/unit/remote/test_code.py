@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import far
 from launcher.environment.repository import SENT, Tree, commit_of, sent_tree, tree
 from launcher.errors import ConfigError, RunError
-from launcher.remote import code
+from launcher.remote import command
 
 NAMES = ("train.py", "pkg/a b.py", "pkg/näme\n'x'.py", "tool.sh", "-dash", os.fsdecode(b"raw-\xff.py"))
 
@@ -32,16 +33,16 @@ class Sender:
     """This side; `asked` are the contents that the other one wanted, one list for each folder."""
 
     def __init__(self, found: Tree) -> None:
-        self.tree, (self.files, self.left_out) = found, code.listed(found)
+        self.tree, (self.files, self.left_out) = found, command.listed(found)
         self.asked: list[Sequence[str]] = []
 
     def __call__(self) -> Path:
-        return code.receive({"files": self.files, "commit": "abc+"}, code.digest_of(self.files), self._fetch)
+        return far.receive({"files": self.files, "commit": "abc+"}, command.digest_of(self.files), self._fetch)
 
     def _fetch(self, wanted: Sequence[str]) -> Callable[[int], bytes]:
         self.asked.append(wanted)
         data = bytearray()
-        code.send(self.tree, self.files, wanted, data.extend)
+        command.SentCode(self.tree, self.files, {}).send(wanted, data.extend)
 
         def read(size: int) -> bytes:
             part = bytes(data[:size])
@@ -62,7 +63,7 @@ def test_the_folder_there_is_the_code_here(here: Tree) -> None:
     assert tree(str(folder / "pkg")).files.keys() == {*NAMES, "link", SENT}
     assert commit_of(str(folder)) == "abc+"
     assert (found := sent_tree(str(folder))) is not None and found.digest == folder.name
-    assert code.folder_of(folder.name) == folder
+    assert far.folder_of(folder.name) == folder
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -89,8 +90,8 @@ def test_a_folder_that_was_changed_is_not_the_code(here: Tree, damage: str) -> N
         (folder / "train.py").unlink()
     else:
         (folder / SENT).write_text("{")
-    assert code.folder_of(folder.name) is None
-    assert code.folder_of("0" * 64) is None
+    assert far.folder_of(folder.name) is None
+    assert far.folder_of("0" * 64) is None
     assert (Sender(here)() / "train.py").read_text() == "train.py"
 
 
@@ -99,25 +100,25 @@ def test_a_folder_that_cannot_be_read_now_stays(here: Tree, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input/output"):
-            code.folder_of(folder.name)
-    assert code.folder_of(folder.name) == folder
+            far.folder_of(folder.name)
+    assert far.folder_of(folder.name) == folder
 
 
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../x", "a/../../x", ".git/hooks/post-checkout", SENT, "", "sub/.git/config"]
 )
 def test_a_file_that_leads_elsewhere_is_refused(here: Tree, name: str) -> None:
-    files = {name: code.CodeFile(code.FILE, 0, "0" * 64)}
+    files = {name: command.CodeFile(command.FILE, 0, "0" * 64)}
     with pytest.raises(RunError, match="list of the code's files is damaged"):
-        code.receive({"files": files}, code.digest_of(files), lambda _: lambda _: b"")
+        far.receive({"files": files}, command.digest_of(files), lambda _: lambda _: b"")
 
 
 def test_what_arrives_damaged_leaves_nothing(here: Tree) -> None:
-    files, _ = code.listed(here)
+    files, _ = command.listed(here)
     with pytest.raises(RunError, match="has arrived damaged"):
-        code.receive({"files": files}, code.digest_of(files), lambda _: lambda size: b"x" * size)
+        far.receive({"files": files}, command.digest_of(files), lambda _: lambda size: b"x" * size)
     with pytest.raises(RunError, match="is damaged"):
-        code.receive({"files": files}, "0" * 64, lambda _: lambda size: b"x" * size)
+        far.receive({"files": files}, "0" * 64, lambda _: lambda size: b"x" * size)
     assert not list((here.root.parent / "cache/code").iterdir())
 
 
@@ -129,12 +130,12 @@ def test_a_file_that_changes_while_it_is_sent_is_named(here: Tree) -> None:
 
 
 def test_excluded_files_are_not_in_the_list(here: Tree) -> None:
-    files, _ = code.listed(here, ["*.sh", "pkg"])
+    files, _ = command.listed(here, ["*.sh", "pkg"])
     assert not [name for name in files if name.endswith(".sh") or name.startswith("pkg/")]
 
 
 def test_old_folders_are_removed_and_used_ones_stay(here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "KEPT", 2)
+    monkeypatch.setattr(far, "KEPT", 2)
     made = []
     for number in range(4):
         (here.root / "train.py").write_text(str(number))
