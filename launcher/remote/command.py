@@ -371,7 +371,7 @@ def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output:
 # -- submissions and their code
 #
 # A list of the code's files (names, sizes, SHA-256) is known by its own digest. If the other side has a folder of this
-# digest, nothing else is sent. Otherwise it gets the list, and asks for the contents that it lacks: launcher/cli/far.py.
+# digest, nothing else is sent. Otherwise it gets the list, and asks for the contents that it lacks (cli/far.py).
 
 
 LINK, PROGRAM, FILE = "l", "x", "f"  # kinds of files: the content of a link is its target

@@ -25,11 +25,12 @@ from launcher.agent import workers
 from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import Damaged
+from launcher.cli import far
 from launcher.config.points import space_of
 from launcher.environment.repository import SENT, Tree, sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
-from launcher.remote import clusters
+from launcher.remote import clusters, command
 from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.runs import event_file, history
 from launcher.runs import output as printed
