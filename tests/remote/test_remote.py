@@ -280,7 +280,7 @@ def test_a_wrong_value_is_refused_by_name_before_anything_is_submitted(
     assert done.returncode == (0 if told is None else 2), done.stderr
     assert (told or "") in done.stderr
     assert (len(all_runs(node.runs_dir)) if node.runs_dir.is_dir() else 0) == before
-    assert laptop("logs", "latest").returncode == 1  # nothing was submitted
+    assert laptop("logs", "latest").returncode == 2  # nothing was submitted
 
 
 def test_a_path_that_exists_there_alone_is_refused_by_name() -> None:
