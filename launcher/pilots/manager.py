@@ -50,7 +50,7 @@ T = TypeVar("T")
 TICK = 0.2  # seconds between two turns of the loop; child exits and signals start the next one earlier
 LOOK = 1.0  # seconds between two checks for stop requests and cancelled points
 PAUSE = 10.0  # seconds without starting points after one could not be started
-IDLE = 60.0  # seconds that a manager without a point waits for one to be freed
+IDLE = 60.0  # seconds that a manager without a point waits at least for one to be freed
 REPEAT = 15.0  # seconds beyond launch.grace after which a point that was asked to stop is killed
 
 
@@ -178,7 +178,7 @@ class SlotManager:
                 idle_since = None
             elif leaves:
                 return
-            elif self._is_over() or (idle_since is not None and now - idle_since > IDLE):
+            elif self._is_over() or (idle_since is not None and now - idle_since > IDLE and not self._board.waits):
                 if self._may_leave():
                     return
                 idle_since = None
@@ -331,7 +331,7 @@ class SlotManager:
         lease = self._packing.lease
         late = now - self._beaten > lease / 2
         if now >= self._next_beat:
-            self._next_beat = now + min(claims.HEARTBEAT, lease / 6)
+            self._next_beat = now + claims.heartbeat_seconds(lease)
             with contextlib.suppress(OSError):
                 self._claims.beat(self._mine)
                 self._beaten = time.monotonic()
@@ -458,7 +458,8 @@ class Board:
     """Finds the points that a slot manager may claim.
 
     count: number of points of the sweep; a search (Optuna) adds points while it runs.
-    logs, others_done: as of the last `look`; whether another node has completed a point.
+    logs, others_done, waits: as of the last `look`; whether another node has completed a point; whether a manager may
+        die, or be dead, whose points this one has to take over.
     """
 
     def __init__(
@@ -473,7 +474,7 @@ class Board:
         self._next_look = self._looked = self._pause = 0.0
         self._stale = True
         self.logs: dict[int, PointLog] = {}
-        self.others_done = False
+        self.others_done = self.waits = False
 
     @property
     def over(self) -> bool:
@@ -516,9 +517,10 @@ class Board:
         if began < self._next_look and not now:
             return False
         self.logs = self._claims.logs()
-        dead, live = self._look_at_managers(began)
+        dead, live, awaited = self._look_at_managers(began)
         managers = sorted({*live, self._mine})
         held = {point for point, log in self.logs.items() if log.state is State.HELD and log.owner in dead}
+        self.waits = any(log.state is State.HELD and log.owner in awaited for log in self.logs.values())
         hosts = self._hosts()
         self.others_done = any(
             log.state is State.DONE and log.last is not None and hosts.get(log.last, self._host) != self._host
@@ -539,8 +541,8 @@ class Board:
     def _hosts(self) -> dict[Manager, str]:
         return {**{each: other.host for each, other in self._others.items()}, self._mine: self._host}
 
-    def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager]]:
-        dead, live = set[Manager](), set[Manager]()
+    def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager], set[Manager]]:
+        dead, live, awaited = set[Manager](), set[Manager](), set[Manager]()
         for each in self._claims.managers():
             if each == self._mine:
                 continue
@@ -552,8 +554,10 @@ class Board:
                 watch.forget()
             else:
                 watch.look(each, sign, now)
-            if claims.may_take_over(each, self._mine, other.alive(), watch.unchanged, self._lease):
+            seen = each, self._mine, other.alive(), watch.unchanged, self._lease
+            if claims.may_take_over(*seen):
                 dead.add(each)
             else:
                 live.add(each)
-        return dead, live
+                awaited |= set() if claims.may_leave(*seen) else {each}
+        return dead, live, awaited

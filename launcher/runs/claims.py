@@ -172,6 +172,22 @@ def may_take_over(owner: Manager, mine: Manager, alive: bool | None, unchanged: 
     return is_dead(ours=earlier, alive=alive, unchanged=unchanged, timeout=lease)
 
 
+def may_leave(owner: Manager, mine: Manager, alive: bool | None, unchanged: float, lease: float = LEASE) -> bool:
+    """Returns whether slot manager `mine` need not wait for a point that `owner` holds, and that it may not take over.
+
+    | the owner | need not wait |
+    |---|---|
+    | belongs to the same pilot | no: its job lasts as long as its other nodes, and goes on if it loses one |
+    | belongs to another pilot, and has missed two heartbeats, unless it certainly runs | no: it may be dead |
+    | belongs to another pilot otherwise | yes |
+    """
+    return owner.pilot != mine.pilot and (bool(alive) or unchanged <= 2 * heartbeat_seconds(lease))
+
+
+def heartbeat_seconds(lease: float) -> float:
+    return min(HEARTBEAT, lease / 6)
+
+
 def next_points(
     logs: Mapping[int, PointLog], count: int, mine: Manager, *, part: tuple[int, int] = (0, 1),
     hosts: Mapping[Manager, str] | None = None, live: Collection[str] = (),

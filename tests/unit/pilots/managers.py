@@ -52,7 +52,7 @@ class Points:
         return pid
 
 
-def packed_sweep(folder: Path, count: int, **packing: int) -> Sweep:
+def packed_sweep(folder: Path, count: int, **packing: float) -> Sweep:
     plan = plan_of(cluster={"scheduler": "local"})
     sweep = make_sweep(folder, count, array=None, plan=plan, packing=dataclasses.replace(PACKING, **packing))
     Claims.create(sweep.path)

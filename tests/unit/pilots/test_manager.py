@@ -83,6 +83,29 @@ def test_the_points_of_an_earlier_attempt_go_on_at_once(tmp_path: Path, monkeypa
     assert points.started == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("holder", "taken_over"),
+    [
+        (Manager(0, 0, 0, 1), True),  # of the same pilot
+        (Manager(1, 0, 0, 0), True),  # silent for more than two heartbeats
+        (Manager(2, 0, 0, 0), False),
+    ],
+)
+def test_an_idle_manager_does_not_leave_before_it_could_take_over_the_points_of_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Manager, taken_over: bool
+) -> None:
+    sweep, points = packed_sweep(tmp_path, 2, lease=0.6), Points({})
+    monkeypatch.setattr(manager, "IDLE", 0.3)
+    monkeypatch.setattr(manager, "LATEST", 0.1)
+    folder, beats = Claims(sweep.path, 0), Claims.sign
+    folder.add(1, 0, EntryKind.CLAIMED, holder)
+    folder.journal(holder).touch()
+    if not taken_over:
+        monkeypatch.setattr(Claims, "sign", lambda *_: (folder.beat(holder), beats(folder, holder))[1])
+    slot_manager(sweep, points, monkeypatch).run()
+    assert points.started == ([0, 1] if taken_over else [0])
+
+
 def test_a_cancelled_sweep_begins_no_more_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = packed_sweep(tmp_path, 3)
     sweep.mark_cancelled(True)
