@@ -275,6 +275,10 @@ def _whole(case: Case) -> int:
     return case.count
 
 
+def _on_root_whole(case: Case) -> int:
+    return case.count if case.is_root else 0
+
+
 def _one_block(case: Case) -> int:
     return case.block
 
@@ -336,11 +340,8 @@ def _all_to_all_v(case: Case, buffers: Buffers, wait: bool) -> Call:
 
 
 def _parts_for_me(case: Case) -> list[Piece]:
-    pieces = []
-    for source in range(case.n):
-        before = sum(case.part(source, rank) for rank in range(case.me))
-        pieces.append(Piece(source, before, case.part(source, case.me)))
-    return pieces
+    before = [sum(case.part(source, rank) for rank in range(case.me)) for source in range(case.n)]
+    return [Piece(source, start, case.part(source, case.me)) for source, start in enumerate(before)]
 
 
 def _send_recv(case: Case, buffers: Buffers, wait: bool) -> Call:
@@ -374,13 +375,7 @@ def _scatter_shared(case: Case, whole: Tensor) -> Buffers:
 
 ALL = (
     Operation("all_reduce", _whole, _reduction, _all_reduce, one_buffer=True),
-    Operation(
-        "broadcast",
-        lambda case: case.count if case.is_root else 0,
-        lambda case: [Piece(case.root, 0, case.count)],
-        _broadcast,
-        one_buffer=True,
-    ),
+    Operation("broadcast", _on_root_whole, lambda case: [Piece(case.root, 0, case.count)], _broadcast, one_buffer=True),
     Operation("reduce", _whole, _on_root(_reduction), _reduce, one_buffer=True),
     Operation(
         "all_gather", _one_block, _everyone, _all_gather,
@@ -388,10 +383,7 @@ ALL = (
     ),
     Operation("gather", _one_block, _on_root(_everyone), _gather, _gather_shared),
     Operation(
-        "scatter",
-        lambda case: case.count if case.is_root else 0,
-        lambda case: [Piece(case.root, case.me * case.block, case.block)],
-        _scatter,
+        "scatter", _on_root_whole, lambda case: [Piece(case.root, case.me * case.block, case.block)], _scatter,
         _scatter_shared,
     ),
     Operation(

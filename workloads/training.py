@@ -46,16 +46,14 @@ class Split:
 class Data:
     """A data set on one device."""
 
-    name: str  # name of the data set
     classes: int  # number of different labels
-    train: Split  # training samples
-    test: Split  # test samples. mean, std: mean and standard deviation of all pixels (0 to 255) of the training images
-    mean: float
+    train: Split
+    test: Split
+    mean: float  # of all pixels (0 to 255) of the training images, as `std`
     std: float
 
     @property
     def side(self) -> int:
-        """Height and width of an image in pixels."""
         return self.train.images.shape[1]
 
     def batch(self, split: Split, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
@@ -103,7 +101,7 @@ def load(found: Found, device: torch.device | str = "cpu") -> Data:
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DatasetError(f"{found.dir} has training and test images of different sizes")
     mean, std = _moments(train.images)
-    return Data(found.name, classes, train, test, mean, std)
+    return Data(classes, train, test, mean, std)
 
 
 def _moments(images: Tensor) -> tuple[float, float]:
@@ -192,8 +190,6 @@ def weights_sha256(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """The result of an evaluation."""
-
     loss: float  # mean loss
     accuracy: float  # share of right answers, 0 to 1
     samples: int  # number of evaluated samples
