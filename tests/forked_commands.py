@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tests import warm_python
+
 PRELOADED = (
     "launcher.cli", "launcher.submission", "launcher.sweeps", "launcher.schedulers", "hydra._internal.core_plugins",
 )  # fmt: skip
@@ -40,8 +42,9 @@ def run(
 class _Server:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked_commands"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [warm_python.python(), "-m", "tests.forked_commands"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def run(
         self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float

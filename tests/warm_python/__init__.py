@@ -1,0 +1,52 @@
+"""Agents of tests are forks of a process that has imported torch, which is most of what a short run costs.
+
+`python()` returns an interpreter for the launcher's commands. It is this one, but for agents: these it starts as forks
+of a process that it keeps (`server`), and stands in for them (`client`): it has the process id that the scheduler
+knows, hands on signals, and ends as they do; and they end if it is killed. What differs from an agent that nobody
+has forked starts as it does for users: another user, namespace or cgroup, a `sitecustomize`, a library of LD_PRELOAD.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOM = 100_000  # bytes of an agent's environment, and of its arguments
+
+
+@cache
+def python() -> str:
+    """Returns the path of the interpreter, one for each process of pytest, which ends with it."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    real = Path(sys.executable)
+    (folder / "bin").mkdir()
+    for each in real.parent.iterdir():
+        if not each.name.startswith("python"):
+            (folder / "bin" / each.name).symlink_to(each)
+    (folder / "pyvenv.cfg").symlink_to(real.parents[1] / "pyvenv.cfg")
+    (folder / "lib").symlink_to(real.parents[1] / "lib")
+    wrapper = folder / "bin" / "python"
+    wrapper.write_text(f"#!{real.resolve()} -IS\n{(HERE / 'client.py').read_text()}")
+    wrapper.chmod(0o755)
+    folder.chmod(0o755)
+    room = "." * ROOM
+    process = subprocess.Popen(
+        [wrapper, "-m", "tests.warm_python.server", folder / "socket", room],
+        cwd=HERE.parents[1],
+        env={"ROOM": room},
+        stdin=subprocess.PIPE,
+    )
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    return str(wrapper)
