@@ -209,16 +209,21 @@ def submit_once(
 
 
 def submit_after(
-    plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float
-) -> str:
-    """Submits a run's script again, to start after a job; at once, and wait for the lease, if none can depend on it."""
+    plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float,
+    before: bool = False,
+) -> str:  # fmt: skip
+    """Submits a run's script again, to start after a job; at once, and wait for the lease, if none can depend on it.
+
+    before: whether it may have been submitted already.
+    """
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
-    return submit_behind(plan, jobs, script, token, environment, timeout)
+    return submit_behind(plan, jobs, script, token, environment, timeout, before)
 
 
 def submit_behind(
-    plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float
-) -> str:
+    plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float,
+    before: bool = False,
+) -> str:  # fmt: skip
     """Like `submit_after`, but starts when all `jobs` have ended; raises SubmissionError."""
     queue = registry.queue(plan.cluster.scheduler)
     asks = queue.queries(timeout)
@@ -230,4 +235,4 @@ def submit_behind(
             raise SubmissionRefused(f"{plan.cluster.scheduler} did not keep the job: {why}", definite=True)
         return job
 
-    return submit_once(send, lambda: asks.find(token, plan.name))
+    return submit_once(send, lambda: asks.find(token, plan.name), before=before)

@@ -218,8 +218,10 @@ def start(
         return SubmittedRun(run, BY_HAND, command=_chain(plan, executor.command, script, following, environment))
     try:
         for each in following:
-            jobs.append(submit_after(plan, jobs[-1], script, each, environment, plan.cluster.submit_timeout))
-    finally:  # some may have been submitted before the site refused more
+            jobs.append(submit_after(plan, jobs[-1], script, each, environment, plan.cluster.submit_timeout, resumed))
+    except SubmissionRefused as error:  # a limit on the number of jobs, say: the run goes on with those that are there
+        print_notice(f"the chain has {len(jobs)} of {len(following) + 1} jobs: {error}")
+    finally:  # also after an error that leaves unknown whether there are more
         run.journal(events.Submitted(job=jobs[0], chain=tuple(jobs[1:])))
     return SubmittedRun(run, jobs[0])
 

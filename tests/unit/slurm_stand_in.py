@@ -16,7 +16,10 @@ array=$(sed -n 's/^#SBATCH --array=//p' "$script") comment=$(sed -n 's/^#SBATCH 
 last=${{array%%%*}} last=${{last#0-}} count=$(($last + 1))
 [ -n "$array" ] || count=1
 after=-
-for word; do [[ $word != --dependency=* ]] || after=${{word#*=}}; done
+for word; do
+  [[ $word != --dependency=* ]] || after=${{word#*=}}
+  [[ $word != --comment=* ]] || comment=${{word#*=}}
+done
 if [ -e most_jobs ] && [ $(($(awk '{{n += $2}} END {{print n + 0}}' jobs) + count)) -gt "$(cat most_jobs)" ]; then
   echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size" \
     "and/or time limits)" >&2

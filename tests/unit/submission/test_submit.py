@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Limits
+from launcher.config.schema import Limits, Resume, ResumeHow
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.processes import Process
@@ -38,9 +38,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmStandIn:
     return commands
 
 
-def handed_over(folder: Path, scheduler: str = "slurm") -> SubmittedRun:
+def handed_over(folder: Path, scheduler: str = "slurm", **keys: Any) -> SubmittedRun:
     cluster = {"check": False, "submit_timeout": 10, "scheduler": scheduler}
-    return submit(prepare(make_config(runs_dir=str(folder / "runs"), run_id="a", cluster=cluster)), {})
+    return submit(prepare(make_config(runs_dir=str(folder / "runs"), run_id="a", cluster=cluster, **keys)), {})
 
 
 def full_for(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +88,31 @@ def test_a_job_that_cannot_be_noted_is_found_by_the_next_command(
     assert read_history(Run(tmp_path / "runs" / "a")).job_id is None
     assert handed_over(tmp_path).job_id == "100"
     assert len(stand_in.jobs()) == 1
+
+
+CHAIN = Resume(how=ResumeHow.chain, max_attempts=3)
+
+
+def test_a_chain_of_which_the_site_refuses_a_part_goes_on_with_the_rest(
+    tmp_path: Path, stand_in: SlurmStandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.set(most_jobs=2)
+    made = handed_over(tmp_path, resume=CHAIN)
+    assert (made.job_id, read_history(made.run).waiting) == ("100", ("101",))
+    assert "launcher: the chain has 2 of 3 jobs: sbatch refused the job: " in capfd.readouterr().err
+    assert handed_over(tmp_path, resume=CHAIN).again
+
+
+def test_jobs_of_a_chain_that_could_not_be_noted_are_found_by_the_next_command(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as disk:
+        full_for("submitted", disk)
+        with pytest.raises(SubmissionError, match="No space left"):
+            handed_over(tmp_path, resume=CHAIN)
+    made = handed_over(tmp_path, resume=CHAIN)
+    assert (made.job_id, read_history(made.run).waiting) == ("100", ("101", "102"))
+    assert [job.dependency for job in stand_in.jobs()] == ["-", "afterany:100", "afterany:101"]
 
 
 def after(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
