@@ -16,12 +16,12 @@ from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
-from launcher.monitoring.run_status import JobMonitor, RunState, rerun, status_of
+from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
 from launcher.own_module import program
 from launcher.runs.directory import Run
 from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
-from launcher.runs.history import journal_events
+from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers import registry
@@ -29,6 +29,7 @@ from launcher.schedulers.run_command import SubmissionRefused
 from launcher.structs import Struct
 from launcher.submission import race
 from launcher.submission import submit as submission
+from launcher.submission.dependencies import update_followers
 from launcher.submission.prepare import Prepared, check_capacity, prepare
 from launcher.submission.submit import SubmittedRun, require_commands, start, submit
 
@@ -61,6 +62,7 @@ def resume(
     """Submits another attempt of a run that is over, whose plan may differ; ConfigError: it has another workload.
 
     Raises RunError: the run is done, is not over, or runs in pilots. Raises SubmissionError: refused, or no answer.
+    Raises QueryError: jobs of its chain that still wait cannot be cancelled.
     """
     with secrets.exported(prepared.secrets):
         return _resume(run, prepared, *submission.redacted_record(prepared, config, overrides), by_hand=by_hand)
@@ -87,12 +89,16 @@ def _resume(
         tried_before = submission.tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)
         snapshot.take(plan)
+        # The jobs of a chain that failed would have ended because of a mark that is removed now
+        followers = read_history(run).waiting
+        for job in followers:
+            queries(before).cancel(job)
         with submission.refusals_of_the_system(run, plan, token):
             run.clear_for_resume()
         try:
             with submission.interrupted(run), submission.refusals_of_the_system(run, plan, token):
                 submission.write_record(run, prepared, config, overrides)
-                return start(run, plan, token, resumed=tried_before, by_hand=by_hand)
+                started = start(run, plan, token, resumed=tried_before, by_hand=by_hand)
         except (SubmissionRefused, ConfigError) as error:  # the run is unchanged
             # What fails before the scheduler is asked says nothing of an earlier try, which may have made a job.
             if submission.tried(run, token) and (isinstance(error, SubmissionRefused) or not tried_before):
@@ -100,6 +106,9 @@ def _resume(
                     run.journal(Refused(token=token, error=str(error)))
             run.restore_record()
             raise
+        for problem in update_followers(run.path) if followers else ():  # PBS holds what waits for a deleted job
+            submission.print_notice(f"a dependency was not updated to job {started.job_id}: {problem}")
+        return started
 
 
 def require_over(run: Run, live: JobMonitor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,13 @@ from launcher.job.requeue import What, counted, decide
 from launcher.monitoring.run_status import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Events, Run
-from launcher.runs.events import Continues, Started, Stays, Stopped
+from launcher.runs.events import Continues, Started, Stays, Stopped, Submitted
 from launcher.runs.job_file import NAME
-from launcher.schedulers.base import Ending
+from launcher.schedulers.base import Ending, QueryError
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.submission import prepare, resume
 from launcher.submission.resume import merged_overrides
+from launcher.submission.submit import SubmittedRun
 from tests.unit.clock import Clock
 from tests.unit.plans import bare_plan, plan_of, with_fields
 
@@ -153,6 +155,35 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
         assert run.plan().nodes == 2
         assert run.record()["overrides"] == ["nodes=2"]
         assert not list(run.path.glob("record-*.json"))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_jobs_of_a_failed_chain_are_cancelled_before_its_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    run, told = Run.create(tmp_path / "run"), list[str]()
+
+    def cancel(job: str) -> None:
+        assert run.has("over")
+        if not answers:
+            raise QueryError("scancel failed: Unable to contact slurm controller")
+        told.append(f"cancel {job}")
+
+    def start(*_: Any, **__: Any) -> SubmittedRun:
+        told.append("start")
+        return SubmittedRun(run, "10")
+
+    run.write_record(plan_of(), {}, {"token": "token", "overrides": []})
+    run.journal(Submitted(job="7", chain=("8", "9")))
+    run.mark("over")
+    monkeypatch.setattr(resume, "require_commands", lambda plan: None)
+    monkeypatch.setattr(resume, "status_of", lambda *_: SimpleNamespace(state=RunState.FAILED))
+    monkeypatch.setattr(resume, "queries", lambda plan: SimpleNamespace(cancel=cancel))
+    monkeypatch.setattr(resume, "start", start)
+    with contextlib.nullcontext() if answers else pytest.raises(QueryError, match="Unable to contact"):
+        resume.resume(run, prepare.Prepared(plan_of(), "token", ()), {}, [])
+    assert told == (["cancel 8", "cancel 9", "start"] if answers else [])
+    assert run.has("over") is not answers
 
 
 @pytest.mark.parametrize("scheduler", ["pbs", "slurm"])
