@@ -29,6 +29,7 @@ from launcher.checkpoint.format import Misfit, SaveFailed
 from launcher.checkpoint.loading import give, objects_in, stateful
 from launcher.checkpoint.state import found_in, merge
 from launcher.errors import RESUME, ConfigError
+from launcher.files.run_files import python_numbers
 from launcher.formatting import brief, plural
 from launcher.runs import lease
 from launcher.runs.history import PRIOR
@@ -309,7 +310,7 @@ class Resumable:
         ever before, saves a checkpoint. All ranks must call it with equal metrics. Raises ConfigError without it.
         """
         name = self.run.checkpoint.best
-        self._metrics = step, dict(metrics)
+        self._metrics = step, python_numbers(metrics)
         if self._checkpointer is None or name is None:
             return
         if name not in metrics:

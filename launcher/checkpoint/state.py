@@ -102,13 +102,6 @@ _NOTHING = object()
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
-def python_number(value: Any) -> Any:
-    """Returns a numpy scalar as a Python number; raises TypeError for anything else."""
-    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return value.item()
-    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is not plain data")
-
-
 def step_number(step: Any) -> int:
     """Returns a step as a manifest has it; raises TypeError or ValueError if it is no whole number from 0 on."""
     number = int(operator.index(step))
@@ -124,7 +117,7 @@ def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """
     try:
         # nested as in the manifest, where they are one level deeper
-        found = json.loads(run_files.json_text({what: dict(values)}, bounds.FACTS_BYTES, python_number))[what]
+        found = json.loads(run_files.json_text({what: dict(values)}, bounds.FACTS_BYTES))[what]
     except TypeError as error:
         raise TypeError(f"{what} must be made of JSON types: {error}") from None
     except ValueError as error:
@@ -150,7 +143,7 @@ def plain(value: Any, what: str, path: str = "") -> Any:
     if type(value) in (list, tuple):
         return type(value)(plain(item, what, f"{path}[{index}]") for index, item in enumerate(value))
     with contextlib.suppress(TypeError):
-        return python_number(value)
+        return run_files.python_number(value)
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)

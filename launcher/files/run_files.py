@@ -108,8 +108,33 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
+def python_number(value: Any) -> Any:
+    """Returns a numpy scalar or a tensor of one element as Python's number; raises TypeError for anything else.
+
+    A tensor on a GPU is waited for.
+    """
+    if _is_scalar(value):
+        return value.item()
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is not plain data")
+
+
+def python_numbers(value: Any) -> Any:
+    """Returns a value, or nested mappings of values, with Python's numbers as far as `python_number` knows them."""
+    if isinstance(value, Mapping):
+        return {key: python_numbers(each) for key, each in value.items()}
+    return value.item() if _is_scalar(value) else value
+
+
+def _is_scalar(value: Any) -> bool:
+    return hasattr(value, "item") and (getattr(value, "shape", None) == () or getattr(value, "numel", int)() == 1)
+
+
+def _number_or_text(value: Any) -> Any:
+    return value.item() if _is_scalar(value) else str(value)
+
+
 def json_text(
-    values: Mapping[str, Any], most: int, default: Callable[[Any], Any] | None = None, *, lines: bool = True
+    values: Mapping[str, Any], most: int, default: Callable[[Any], Any] = python_number, *, lines: bool = True
 ) -> str:
     """Returns an object as JSON that `parse_json` reads again (`lines`: one for each key); TypeError or ValueError."""
     try:
@@ -128,7 +153,7 @@ def json_that_fits(values: Mapping[str, Any], most: int) -> tuple[str, list[str]
     parts, left = {}, []
     for key, value in values.items():
         try:
-            parts[key] = json_text({key: value}, most, str, lines=False)[1:-1]
+            parts[key] = json_text({key: value}, most, _number_or_text, lines=False)[1:-1]
         except (TypeError, ValueError) as error:
             left.append(f"{key}: {error}")
     size = len("{\n \n}") - len(",\n ")

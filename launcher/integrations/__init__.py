@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.files.run_files import python_numbers
+
 __all__ = ["checkpoint_dir"]
 
 
@@ -30,15 +32,8 @@ def missing(package: str, error: ImportError) -> ImportError:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers and the one-element tensors among `values`, as floats. A tensor on a GPU is waited for."""
-    found = {}
-    for name, value in values.items():
-        one = getattr(value, "numel", None)
-        if callable(one) and one() == 1:
-            value = value.item()
-        if isinstance(value, (int, float)):
-            found[name] = float(value)
-    return found
+    """Returns the numbers among `values` as floats, also those of numpy and tensors of one element."""
+    return {name: float(each) for name, each in python_numbers(values).items() if isinstance(each, (int, float))}
 
 
 def leaves(stop: str | None, step: int, total: int) -> bool:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from launcher import errors, evaluated, progress, report
 from launcher.checkpoint.memory import Kept
-from launcher.checkpoint.state import python_number
+from launcher.files.run_files import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.integrations.memory import TrainerMemory, copied, generators, memory_of
 from launcher.runs.directory import current_attempt

@@ -505,7 +505,7 @@ class Events:
         self._refused: set[str] = set()  # kinds of events that were left out
 
     def __call__(self, event: Event) -> bool:
-        """Writes an event, at the present time if it has none; False: it exceeds a bound and never will be."""
+        """Writes an event, at the present time if it has none; False: it is no JSON, or exceeds a bound."""
         if self._path is None:
             return True
         self._unwritten.append(replace(event, time=event.time or time.time()))
@@ -525,7 +525,7 @@ class Events:
     def _append(self, path: Path, event: Event) -> bool:
         try:
             event_file.append(path, event)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             if event.event not in self._refused:
                 log_line(f"an event {event.event} is not written to {path}: {error}", sys.stdout)
             self._refused.add(event.event)

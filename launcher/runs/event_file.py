@@ -30,7 +30,7 @@ _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JS
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
     """Appends one event to an event file (`run_files.append`). An event without a time gets the present one.
 
-    Raises ValueError: the event exceeds a bound of events or of JSON.
+    Raises TypeError (what is no JSON) or ValueError (the event exceeds a bound of events or of JSON).
     """
     run_files.append(path, run_files.json_text(entry(event), bounds.EVENT_BYTES, lines=False) + "\n", sync=sync)
 

@@ -84,6 +84,7 @@ class Reporter:
         """Reports progress (see `process_group.progress`); the numbers among `values` also go to the trackers."""
         if self._attempt is None:
             return
+        step, total, values = map(run_files.python_numbers, (step, total, values))  # now, as tensors change
         kind, now = "progress" if values else "steps", time.monotonic()
         before, self._done = self._done, 0 < total <= step
         done = self._done and not before  # more steps than `total` are not written one by one
@@ -97,10 +98,12 @@ class Reporter:
     def evaluated(self, step: int, **values: Any) -> None:
         if self._attempt is None:
             return
+        step, values = map(run_files.python_numbers, (step, values))
         self._write("evaluated", Evaluated(time=time.time(), step=step, values=values or None))
         self._track("eval", values, step, due=self._due_to_trackers["evaluated"]())
 
     def report(self, **metrics: Any) -> None:
+        metrics = run_files.python_numbers(metrics)
         self._metrics.update(metrics)
         if self._attempt:
             for each in self._attempt.run.write_result(self._metrics):

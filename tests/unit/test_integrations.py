@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+import numpy
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from launcher.integrations import leaves, numbers
 
 def test_numbers_are_taken_out_of_tensors_too() -> None:
     values = {"loss": torch.tensor(0.5), "many": torch.zeros(2), "steps": 3, "text": "x", "none": None, "one": [1]}
-    assert numbers(values) == {"loss": 0.5, "steps": 3.0}
+    assert numbers({**values, "f1": numpy.float32(0.25)}) == {"loss": 0.5, "steps": 3.0, "f1": 0.25}
 
 
 @pytest.mark.parametrize(

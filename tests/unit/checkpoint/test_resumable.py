@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from launcher.checkpoint import resumable
-from launcher.checkpoint.format import CheckpointError, Misfit
+from launcher.checkpoint.format import CheckpointError, Misfit, read
 from launcher.checkpoint.loading import Loaded
 from launcher.checkpoint.resumable import (
     Resumable,
@@ -157,6 +157,16 @@ def test_a_save_that_fails_at_a_stop_does_not_end_the_run(tmp_path: Path, monkey
         it.boundary(1)
     assert leave.value.code == 75
     assert saved(tmp_path) == []
+
+
+def test_metrics_may_be_tensors(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, every_steps=1, background=False)
+    accuracy = torch.tensor(0.5)
+    it.evaluated(1, {"accuracy": accuracy, "f1": numpy.float32(0.25)})
+    accuracy.zero_()
+    it.boundary(1)
+    assert read(tmp_path / "step-000000001").metrics == {"accuracy": 0.5, "f1": 0.25}
+    it.finish(1)
 
 
 def test_the_best_is_saved_when_it_is_found_and_by_no_other_name(tmp_path: Path) -> None:

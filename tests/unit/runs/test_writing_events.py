@@ -7,7 +7,9 @@ import os
 import time
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from launcher import bounds
 from launcher.runs import directory, event_file
@@ -160,6 +162,41 @@ def test_an_event_over_a_bound_does_not_keep_back_those_after_it(
     fails = False
     assert tell(Finished())
     assert [each["event"] for each in event_file.read(attempt.events_file("rank-0"))] == ["met", "finished"]
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(attempt: Attempt) -> None:
+    reporter, loss = Reporter(attempt, 0), torch.tensor(0.5)
+    reporter._tracked = False
+    reporter.progress(numpy.int64(1), 10, loss=loss, layers={"first": numpy.float32(0.25)})
+    reporter.evaluated(torch.tensor(1), accuracy=torch.ones(1), found=numpy.bool_(True), each=[numpy.int32(7)])
+    reporter.report(accuracy=numpy.float32(3), each=[torch.tensor(2)], place=attempt.path)
+    told = [(each["step"], each["values"]) for each in event_file.read(attempt.events_file("rank-0"))]
+    assert told == [(1, {"loss": 0.5, "layers": {"first": 0.25}}), (1, {"accuracy": 1.0, "found": True, "each": [7]})]
+    assert attempt.run.result() == {"accuracy": 3.0, "each": [2], "place": str(attempt.path)}
+
+
+def test_a_tensor_that_changes_later_is_reported_as_it_was(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    reporter, total = Reporter(attempt, 0), torch.tensor(0.5)
+    reporter._tracked = False
+    for step in range(FIRST + 1):
+        reporter.progress(step, 0, total_loss=total)
+    total.zero_()
+    reporter.finish()
+    *_, last = event_file.read(attempt.events_file("rank-0"))
+    assert last["values"] == {"total_loss": 0.5}
+
+
+def test_what_is_no_json_does_not_keep_back_what_comes_after_it(
+    attempt: Attempt, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(attempt, 0)
+    reporter._tracked = False
+    for step in (1, 2):
+        reporter.evaluated(step, matrix=torch.zeros(2))
+    reporter.evaluated(3, accuracy=0.5)
+    assert steps(attempt, "evaluated") == [3]
+    assert capsys.readouterr().out.count("an event evaluated is not written to") == 1
 
 
 def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_one(
