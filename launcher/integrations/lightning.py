@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from launcher import errors, evaluated, progress, report
+from launcher import errors
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.integrations.memory import FilesOf, TrainerMemory, copied, generators, memory_of
 from launcher.runs.directory import current_attempt
@@ -136,7 +136,8 @@ class LauncherCallback(Callback):
             return
         self._step = step
         every = trainer.log_every_n_steps
-        progress(step, self._total, **(self._logged(trainer, outputs) if every and step % every == 0 else {}))
+        logged = self._logged(trainer, outputs) if every and step % every == 0 else {}
+        process_group.report_progress(step, self._total, logged)
         verdict = stop.boundary(step)
         if verdict.save or verdict.stop is not None:
             self._save(trainer, step)
@@ -163,7 +164,7 @@ class LauncherCallback(Callback):
             self._memory.close()
             self._memory = None
         if self._inside:
-            report(steps=trainer.global_step, **self._evaluation)
+            process_group.reporter().report({"steps": trainer.global_step, **self._evaluation})
 
     def _logged(self, trainer: Any, outputs: Any) -> dict[str, float]:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -209,7 +210,7 @@ class LauncherCallback(Callback):
         new = {name: value for name, value in metrics if value is not self._before.get(name)}
         self._not_training |= set(new)
         self._evaluation.update(numbers(new))
-        evaluated(trainer.global_step, **numbers(new))
+        process_group.reporter().evaluated(trainer.global_step, numbers(new))
         if self._deferred and not trainer.is_last_batch:
             self._copy(trainer)
 

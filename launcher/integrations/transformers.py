@@ -21,14 +21,14 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
-from launcher import errors, evaluated, progress, report
+from launcher import errors
 from launcher.checkpoint.memory import Kept
 from launcher.files.run_files import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, numbers
 from launcher.integrations.memory import TrainerMemory, copied, generators, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.torch_compat import DTensor
-from launcher.worker import heartbeat, stop
+from launcher.worker import heartbeat, process_group, stop
 
 try:
     from accelerate.state import AcceleratorState
@@ -115,7 +115,7 @@ class LauncherCallback(TrainerCallback):
             return control
         step, total = state.global_step, state.max_steps
         if not control.should_log:  # otherwise on_log reports the step with the metrics
-            progress(step, total)
+            process_group.report_progress(step, total, {})
         verdict = stop.boundary(step)
         self._leaves = leaves(verdict.stop, step, total)
         if self._leaves:  # an evaluation may take longer than the time that is left
@@ -169,15 +169,14 @@ class LauncherCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         metrics = {name: value for name, value in (logs or {}).items() if not name.startswith(("eval_", "train_"))}
         if self._inside and metrics:
-            progress(state.global_step, state.max_steps, **numbers(metrics))
+            process_group.report_progress(state.global_step, state.max_steps, numbers(metrics))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         if self._inside:
             results = {name: each for name, each in (metrics or {}).items() if not name.endswith(NOT_METRICS)}
             self._evaluation = numbers(results)
-            evaluated(
-                state.global_step, **{name.removeprefix("eval_"): each for name, each in self._evaluation.items()}
-            )
+            plain_names = {name.removeprefix("eval_"): each for name, each in self._evaluation.items()}
+            process_group.reporter().evaluated(state.global_step, plain_names)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saving.close()
@@ -185,7 +184,7 @@ class LauncherCallback(TrainerCallback):
             self._memory.close()
             self._memory = None
         if self._inside:
-            report(steps=state.global_step, **self._evaluation)
+            process_group.reporter().report({"steps": state.global_step, **self._evaluation})
 
 
 def obstacle_to_copies(model: Any) -> str:

@@ -145,7 +145,7 @@ def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str,
                 plan.workload.backend, plan.workload.device, rendezvous_timeout=joining, timeout=collective
             )
         metrics = workload(workload_config(plan), env) or {}
-        process_group.report(**metrics)
+        process_group.reporter().report(metrics)
         process_group.close()
     except BaseException:
         atexit.unregister(process_group.close)  # it might wait for ranks that have ended

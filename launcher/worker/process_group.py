@@ -180,7 +180,8 @@ _has_progress = False  # whether the program calls `progress`
 _env: Env | None = None
 
 
-def _get_reporter() -> Reporter:
+def reporter() -> Reporter:
+    """Returns this process's reporter, which takes values of any name: callbacks do not choose those of metrics."""
     global _reporter
     if _reporter is None:
         _reporter = _new_reporter(int(os.environ.get("RANK", "0")))
@@ -188,14 +189,14 @@ def _get_reporter() -> Reporter:
 
 
 def _new_reporter(rank: int) -> Reporter:
-    reporter = Reporter(current_attempt(), rank)
-    atexit.register(reporter.finish)
-    return reporter
+    made = Reporter(current_attempt(), rank)
+    atexit.register(made.finish)
+    return made
 
 
 def report(**metrics: object) -> None:
     """Adds metrics (JSON types) to the run's result. Calls on ranks other than 0 do nothing."""
-    _get_reporter().report(**metrics)
+    reporter().report(metrics)
 
 
 def progress(step: int, total: int, **values: object) -> None:
@@ -206,17 +207,22 @@ def progress(step: int, total: int, **values: object) -> None:
         total: steps of the whole run; 0 if unknown.
         values: other values of this step (JSON types), such as the loss.
     """
+    report_progress(step, total, values)
+
+
+def report_progress(step: int, total: int, values: Mapping[str, object]) -> None:
+    """Like `progress`, with values of any name."""
     global _has_progress
     _has_progress = True
     if (slot := heartbeat.mine()) is not None:
         slot.progress(step)
-    _get_reporter().progress(step, total, **values)
+    reporter().progress(step, total, values)
 
 
 def report_step(step: int) -> None:
     """Reports the number of steps done, unless the program has called `progress`, which also reports the total."""
     if not _has_progress:
-        _get_reporter().progress(step, total=0)
+        reporter().progress(step, total=0)
 
 
 def evaluated(step: int, **values: object) -> None:
@@ -226,7 +232,7 @@ def evaluated(step: int, **values: object) -> None:
         step: steps of the run that are done.
         values: the result (JSON types), such as the accuracy.
     """
-    _get_reporter().evaluated(step, **values)
+    reporter().evaluated(step, values)
 
 
 def run_dir() -> Path | None:

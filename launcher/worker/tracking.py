@@ -80,11 +80,11 @@ class Reporter:
         self._tracking: TrackerQueues | None = None
         self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
 
-    def progress(self, step: int, total: int, **values: Any) -> None:
+    def progress(self, step: int, total: int, values: Mapping[str, Any] | None = None) -> None:
         """Reports progress (see `process_group.progress`); the numbers among `values` also go to the trackers."""
         if self._attempt is None:
             return
-        step, total, values = map(run_files.python_numbers, (step, total, values))  # now, as tensors change
+        step, total, values = map(run_files.python_numbers, (step, total, values or {}))  # now, as tensors change
         kind, now = "progress" if values else "steps", time.monotonic()
         before, self._done = self._done, 0 < total <= step
         done = self._done and not before  # more steps than `total` are not written one by one
@@ -95,14 +95,14 @@ class Reporter:
         self._stepped = now if written else self._stepped
         self._track("train", values, step, due=self._due_to_trackers[kind](always=done), done=done)
 
-    def evaluated(self, step: int, **values: Any) -> None:
+    def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
         if self._attempt is None:
             return
         step, values = map(run_files.python_numbers, (step, values))
         self._write("evaluated", Evaluated(time=time.time(), step=step, values=values or None))
         self._track("eval", values, step, due=self._due_to_trackers["evaluated"]())
 
-    def report(self, **metrics: Any) -> None:
+    def report(self, metrics: Mapping[str, Any]) -> None:
         metrics = run_files.python_numbers(metrics)
         self._metrics.update(metrics)
         if self._attempt:
@@ -133,7 +133,7 @@ class Reporter:
         return False
 
     def _track(
-        self, prefix: str, values: dict[str, Any], step: int | None = None, *, due: bool = True, done: bool = False
+        self, prefix: str, values: Mapping[str, Any], step: int | None = None, *, due: bool = True, done: bool = False
     ) -> None:
         # Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete
         if self._tracked and self._tracking is None:

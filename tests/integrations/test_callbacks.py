@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -9,9 +10,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.runs import event_file
+from launcher.runs.directory import Attempt, Run
+from launcher.worker import process_group, stop
+from launcher.worker.tracking import Reporter
 from tests.launch import ROOT
 
 FRAMEWORKS = ("lightning", "transformers")
@@ -65,6 +71,37 @@ def test_outside_of_a_run_the_callback_changes_nothing(framework: str, tmp_path:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert not [path for path in tmp_path.rglob("*") if "step" in path.name]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_metric_may_have_any_name(framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning itself looks for a metric `step`, for the horizontal axis of its loggers."""
+    import torch
+
+    (tmp_path / "attempts/0/events").mkdir(parents=True)
+    attempt = Attempt(Run(tmp_path), 0)
+    reporter = Reporter(attempt, 0)
+    monkeypatch.setattr(reporter, "_tracked", False)
+    monkeypatch.setattr(process_group, "_reporter", reporter)
+    monkeypatch.setattr(stop, "boundary", lambda step: stop.CONTINUE)
+    callback = importlib.import_module(f"launcher.integrations.{framework}").LauncherCallback()
+    callback._inside = True
+    metrics = {name: torch.tensor(0.5) for name in ("self", "step", "total", "steps")}
+    if framework == "lightning":
+        trainer = SimpleNamespace(
+            global_step=7, log_every_n_steps=1, callback_metrics=metrics, is_last_batch=True, sanity_checking=False
+        )
+        callback.on_train_batch_end(trainer, None, None, None, 0)
+        callback.on_validation_end(trainer, None)
+        callback.on_train_end(trainer, None)
+    else:
+        state = SimpleNamespace(global_step=7, max_steps=9)
+        callback.on_log(None, state, None, logs=metrics)
+        callback.on_evaluate(None, state, None, metrics={f"eval_{name}": each for name, each in metrics.items()})
+        callback.on_train_end(None, state, None)
+    told = [(each["step"], each["values"]) for each in event_file.read(attempt.events_file("rank-0"))]
+    assert told == [(7, dict.fromkeys(metrics, 0.5))] * 2
+    assert {name.removeprefix("eval_") for name in attempt.run.result() or ()} == metrics.keys()
 
 
 def test_what_ranks_measure_themselves_does_not_make_their_copies_differ() -> None:

@@ -17,8 +17,8 @@ def in_events(config: Any, env: Any) -> dict[str, Any]:
     from workloads import ddp, fsdp
 
     told: dict[str, list[str]] = {}
-    Reporter.progress = lambda self, step, total, **values: told.update(progress=sorted(values))  # type: ignore
-    Reporter.evaluated = lambda self, step, **values: told.update(evaluated=sorted(values))  # type: ignore
+    Reporter.progress = lambda self, step, total, values: told.update(progress=sorted(values))  # type: ignore
+    Reporter.evaluated = lambda self, step, values: told.update(evaluated=sorted(values))  # type: ignore
     (ddp if isinstance(config, DDPMnist) else fsdp).main(config, env)
     return told
 

@@ -150,7 +150,7 @@ def main(refuse):
     pulse.mine().beat(41)
     if refuse:
         raise WorkloadError("no such thing")
-    return {"loss": 0.5}
+    return {"loss": 0.5, 0: 0.93}
 """
 
 
@@ -177,6 +177,6 @@ def test_a_function_is_called_in_the_rank_only(
             assert (ended.code, ended.error.line, ended.error.final) == (1, "WorkloadError: no such thing", True)
             assert ended.error.traceback.splitlines()[-3].endswith('mine_alone.py", line 8, in main')
         else:
-            assert (ended.code, ended.returned, ended.error) == (0, {"loss": 0.5}, None)
+            assert (ended.code, ended.returned, ended.error) == (0, {"loss": 0.5, "0": 0.93}, None)
     assert [(sign.step, sign.gives_up) for sign in agent.pulse.signs()] == [(41, refuse)] * 2
     assert "mine_alone" not in sys.modules

@@ -123,7 +123,7 @@ def _rank(
     from launcher.worker.tracking import Reporter
 
     calls: list[tuple[int, int]] = []
-    Reporter.progress = lambda self, step, total, **values: calls.append((step, total))  # type: ignore[assignment]
+    Reporter.progress = lambda self, step, total, values: calls.append((step, total))  # type: ignore[assignment]
     per_node = world_size // nnodes
     env = Env(
         rank=rank,

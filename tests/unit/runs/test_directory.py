@@ -106,8 +106,8 @@ def test_a_result_leaves_out_what_could_not_be_read_again_and_says_so(
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     reporter = Reporter(current_attempt(), 0)
-    reporter.report(**values)
-    reporter.report(done=1)
+    reporter.report(values)
+    reporter.report({"done": 1})
     assert capsys.readouterr().err.count("the run's result lacks big: it has an integer of more than 300 digits") == 1
     assert run.result() == {"loss": 0.5, "other": str(run), "done": 1}
 

@@ -80,9 +80,9 @@ def test_the_interval_between_events_grows_with_the_run(
     took = days * DAY / steps  # seconds of a step
     while step < steps:
         now, step = now + took, step + 1
-        told.progress(step, steps, loss=1 / step)
+        told.progress(step, steps, {"loss": 1 / step})
         if step % 100 == 0:
-            told.evaluated(step, accuracy=0.5)
+            told.evaluated(step, {"accuracy": 0.5})
     loss, accuracy = curves([[event_file.entry(event) for event in written]])
     assert len(loss.steps) <= most_events(now) + 2
     assert gap(loss, step) < 0.005
@@ -105,7 +105,7 @@ def test_a_hundred_days_of_200_metrics_stay_small() -> None:
 @pytest.mark.parametrize("value", [10**300, -(10**300), {"a": [10**301]}])
 def test_a_number_that_no_reader_takes_is_refused(attempt: Attempt, value: Any) -> None:
     told = Reporter(attempt, 0)
-    told.progress(5, 10, loss=value)
+    told.progress(5, 10, {"loss": value})
     (event,) = events.every(event_file.read(attempt.events_file("rank-0")), Progress)
     assert (event.step, event.values) == (5, None), "the step is told, without the values"
 

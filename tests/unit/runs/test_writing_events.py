@@ -40,9 +40,9 @@ def test_the_first_are_all_kept_and_then_two_a_second(
 
     def tell(step: int) -> None:
         if event == "progress":
-            reporter.progress(step, 10_000, loss=1.0)
+            reporter.progress(step, 10_000, {"loss": 1.0})
         else:
-            reporter.evaluated(step, accuracy=0.5)
+            reporter.evaluated(step, {"accuracy": 0.5})
 
     for step in range(1, FIRST + 10):
         tell(step)
@@ -61,7 +61,7 @@ def test_steps_without_values_are_in_no_way_of_values(attempt: Attempt, monkeypa
         reporter.progress(step, 10_000)
     now += INTERVAL
     for step in range(100, 200):
-        reporter.progress(step, 10_000, **({"loss": 1.0} if step == 150 else {}))
+        reporter.progress(step, 10_000, {"loss": 1.0} if step == 150 else {})
     assert steps(attempt, "progress")[FIRST:] == [100, 150]
 
 
@@ -78,8 +78,8 @@ def test_the_last_values_are_written_when_the_rank_exits(attempt: Attempt, monke
     reporter = Reporter(attempt, 0)
     for step in range(1, FIRST + 11):
         reporter.progress(step, 0)
-        reporter.progress(step, 0, loss=1.0 / step)
-        reporter.evaluated(step, accuracy=step)
+        reporter.progress(step, 0, {"loss": 1.0 / step})
+        reporter.evaluated(step, {"accuracy": step})
     reporter.progress(FIRST + 11, 0)
     reporter.finish()
     reporter.finish()
@@ -94,7 +94,7 @@ def test_a_last_value_does_not_take_the_step_back(attempt: Attempt, monkeypatch:
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     reporter = Reporter(attempt, 0)
     for step in range(1, FIRST + 11):
-        reporter.progress(step, 0, loss=1.0 / step)
+        reporter.progress(step, 0, {"loss": 1.0 / step})
     reporter.progress(FIRST + 20, 0)  # this one is due, and newer than the loss that is not
     reporter.finish()
     assert steps(attempt, "progress")[FIRST:] == [FIRST + 20, FIRST + 10, FIRST + 20]
@@ -104,7 +104,7 @@ def test_a_fork_of_the_rank_does_not_write_the_last_values(attempt: Attempt, mon
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     reporter = Reporter(attempt, 0)
     for step in range(1, FIRST + 11):
-        reporter.evaluated(step, accuracy=step)
+        reporter.evaluated(step, {"accuracy": step})
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)
         reporter.finish()
@@ -114,8 +114,8 @@ def test_a_fork_of_the_rank_does_not_write_the_last_values(attempt: Attempt, mon
 def test_other_ranks_tell_nothing(attempt: Attempt) -> None:
     reporter = Reporter(attempt, 1)
     reporter.progress(1, 2)
-    reporter.evaluated(1, accuracy=0.5)
-    reporter.report(accuracy=0.5)
+    reporter.evaluated(1, {"accuracy": 0.5})
+    reporter.report({"accuracy": 0.5})
     assert not attempt.events_file("rank-0").exists()
     assert attempt.run.result() is None
 
@@ -167,9 +167,10 @@ def test_an_event_over_a_bound_does_not_keep_back_those_after_it(
 def test_numbers_of_numpy_and_torch_are_numbers(attempt: Attempt) -> None:
     reporter, loss = Reporter(attempt, 0), torch.tensor(0.5)
     reporter._tracked = False
-    reporter.progress(numpy.int64(1), 10, loss=loss, layers={"first": numpy.float32(0.25)})
-    reporter.evaluated(torch.tensor(1), accuracy=torch.ones(1), found=numpy.bool_(True), each=[numpy.int32(7)])
-    reporter.report(accuracy=numpy.float32(3), each=[torch.tensor(2)], place=attempt.path)
+    reporter.progress(numpy.int64(1), 10, {"loss": loss, "layers": {"first": numpy.float32(0.25)}})
+    found = {"accuracy": torch.ones(1), "found": numpy.bool_(True), "each": [numpy.int32(7)]}
+    reporter.evaluated(torch.tensor(1), found)
+    reporter.report({"accuracy": numpy.float32(3), "each": [torch.tensor(2)], "place": attempt.path})
     told = [(each["step"], each["values"]) for each in event_file.read(attempt.events_file("rank-0"))]
     assert told == [(1, {"loss": 0.5, "layers": {"first": 0.25}}), (1, {"accuracy": 1.0, "found": True, "each": [7]})]
     assert attempt.run.result() == {"accuracy": 3.0, "each": [2], "place": str(attempt.path)}
@@ -180,7 +181,7 @@ def test_a_tensor_that_changes_later_is_reported_as_it_was(attempt: Attempt, mon
     reporter, total = Reporter(attempt, 0), torch.tensor(0.5)
     reporter._tracked = False
     for step in range(FIRST + 1):
-        reporter.progress(step, 0, total_loss=total)
+        reporter.progress(step, 0, {"total_loss": total})
     total.zero_()
     reporter.finish()
     *_, last = event_file.read(attempt.events_file("rank-0"))
@@ -193,8 +194,8 @@ def test_what_is_no_json_does_not_keep_back_what_comes_after_it(
     reporter = Reporter(attempt, 0)
     reporter._tracked = False
     for step in (1, 2):
-        reporter.evaluated(step, matrix=torch.zeros(2))
-    reporter.evaluated(3, accuracy=0.5)
+        reporter.evaluated(step, {"matrix": torch.zeros(2)})
+    reporter.evaluated(3, {"accuracy": 0.5})
     assert steps(attempt, "evaluated") == [3]
     assert capsys.readouterr().out.count("an event evaluated is not written to") == 1
 

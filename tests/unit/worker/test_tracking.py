@@ -228,8 +228,8 @@ def test_the_newest_values_are_tracked_at_the_end(run: Run, monkeypatch: pytest.
     monkeypatch.setattr("launcher.worker.tracking.FIRST", 1)
     reporter = Reporter(run.attempts()[0], 0)
     for step in range(1, 5):
-        reporter.progress(step, 100, loss=step)
-        reporter.evaluated(step, accuracy=step)
+        reporter.progress(step, 100, {"loss": step})
+        reporter.evaluated(step, {"accuracy": step})
     reporter.progress(5, 100)
     both.close()
     told = [(entry.step, dict(entry.values)) for entry in fake.entries]
@@ -258,9 +258,9 @@ def test_what_rank_0_reports_is_tracked(run: Run, monkeypatch: pytest.MonkeyPatc
     attempt = run.attempts()[0]
     for rank in (0, 1):
         reporter = Reporter(attempt, rank)
-        reporter.progress(1, 2, loss=0.5)
-        reporter.evaluated(1, accuracy=0.9)
-        reporter.report(loss=0.4, name="x")
+        reporter.progress(1, 2, {"loss": 0.5})
+        reporter.evaluated(1, {"accuracy": 0.9})
+        reporter.report({"loss": 0.4, "name": "x"})
     both.close()
     told = [(entry.step, dict(entry.values)) for entry in fake.entries]
     assert told == [(1, {"train/loss": 0.5}), (1, {"eval/accuracy": 0.9}), (1, {"result/loss": 0.4})]
@@ -272,7 +272,7 @@ def test_a_run_that_is_not_tracked_has_no_thread(tmp_path: Path) -> None:
     run.write_record(plan_of(), {}, {"launcher": "1", "token": "t"})
     (run.path / "attempts" / "0").mkdir()
     before = threading.active_count()
-    Reporter(run.attempts()[0], 0).report(loss=0.4)
+    Reporter(run.attempts()[0], 0).report({"loss": 0.4})
     assert threading.active_count() == before
 
 
