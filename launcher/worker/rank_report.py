@@ -168,8 +168,10 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
 
 
 def begin_process() -> None:
-    """Makes a forked process behave like a new one: drops the exit handlers and child processes of its parent."""
+    """Makes a forked process behave like a new one: without its parent's exit handlers, children and random numbers."""
     atexit._clear()
+    if random := sys.modules.get("numpy.random"):  # Python's own does this itself
+        random.seed()
     # As multiprocessing does in processes that it forks itself: the parent's children are not this one's.
     process._children.clear()  # type: ignore[attr-defined]
     util._finalizer_registry.clear()  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from launcher import processes
@@ -60,6 +62,13 @@ def test_ranks_report_what_they_return(group: WorkerGroup) -> None:
     assert [(each.place, each.rank, each.code, each.error) for each in ended] == [(n, n, 0, None) for n in range(3)]
     assert [each.returned for each in ended] == [{"rank": n, "place": n, "path": "x"} for n in range(3)]
     assert group.poll() == []  # each is told once
+
+
+def test_ranks_do_not_draw_the_same_random_numbers(group: WorkerGroup) -> None:
+    numpy.random.rand()  # the agent has loaded it, which importing numpy need not do
+    ended = ends(group, lambda me: {"numpy": numpy.random.rand(), "python": random.random()}, 3)
+    for name in ("numpy", "python"):
+        assert len({each.returned[name] for each in ended if each.returned}) == 3
 
 
 def test_an_exception_is_reported_from_the_users_own_frames_on(group: WorkerGroup, tmp_path: Path) -> None:
