@@ -159,6 +159,7 @@ class LauncherCallback(TrainerCallback):
         self._due = False
         if self._inside and self._began:
             stop.listen().save_took(time.monotonic() - self._began)
+        self._began = 0.0  # the next save may follow an evaluation, or the end of an epoch
         if self._leaves:
             raise SystemExit(errors.RESUME)
 

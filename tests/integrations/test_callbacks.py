@@ -104,6 +104,28 @@ def test_a_metric_may_have_any_name(framework: str, tmp_path: Path, monkeypatch:
     assert {name.removeprefix("eval_") for name in attempt.run.result() or ()} == metrics.keys()
 
 
+def test_the_time_between_two_saves_is_not_that_of_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With save_strategy=epoch, the Trainer decides to save after the end of the last step."""
+    from transformers import TrainerControl, TrainerState
+
+    from launcher.integrations.transformers import LauncherCallback
+
+    took: list[float] = []
+    monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(save_took=took.append))
+    monkeypatch.setattr(stop, "boundary", lambda step: stop.StopVerdict(None, save=step == 1))
+    monkeypatch.setattr(process_group, "report_progress", lambda *_: None)
+    callback, state, control = LauncherCallback(), TrainerState(max_steps=9), TrainerControl()
+    callback._inside = True
+    for step in range(1, 4):
+        state.global_step = step
+        callback.on_step_end(None, state, control)
+        control.should_save = control.should_save or step == 3
+        if control.should_save:
+            callback.on_save(None, state, control)
+            control.should_save = False
+    assert len(took) == 1
+
+
 def test_what_ranks_measure_themselves_does_not_make_their_copies_differ() -> None:
     """Otherwise each rank would copy all of the model, and nothing could be loaded at another number of ranks."""
     import numpy as np
