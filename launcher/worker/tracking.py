@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import posixpath
 import queue
 import re
 import secrets
@@ -379,7 +380,7 @@ class MLflow:
         metrics = [
             self._entities.Metric(name, value, int(entry.moment * 1000), entry.step)
             for entry in entries
-            for name, value in entry.values.items()
+            for name, value in zip(map(_mlflow_name, entry.values), entry.values.values(), strict=True)
             if entry.step > self._last_step(name)
         ]
         for start in range(0, len(metrics), METRICS):
@@ -397,7 +398,8 @@ class MLflow:
             made = self._client.create_run(number, run_name=self._about.run_id, tags=self._tags())
             run = made.info.run_id
             run_files.write(self._about.folder / MLFLOW_RUN, f"{self._about.uri} {run}\n")
-            all_of_them = [self._entities.Param(name, value[:LONGEST]) for name, value in self._about.config.items()]
+            config = {_mlflow_name(key): value[:LONGEST] for key, value in self._about.config.items()}
+            all_of_them = [self._entities.Param(key, value) for key, value in config.items()]
             for start in range(0, len(all_of_them), PARAMETERS):
                 self._client.log_batch(run, params=all_of_them[start : start + PARAMETERS])
         else:
@@ -434,6 +436,11 @@ class MLflow:
             history = self._client.get_metric_history(self._run, name) if name in self._known else ()
             self._last[name] = max((metric.step for metric in history), default=-1)
         return self._last[name]
+
+
+def _mlflow_name(name: str) -> str:
+    # MLflow refuses all that it is given for one name with other characters, or that is no plain path
+    return posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name))[:250]
 
 
 FILES = "events.out.tfevents.*"  # TensorBoard's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,21 @@ def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
     assert (kept.data.tags["launcher.attempt"], kept.data.tags["launcher.job"]) == ("1", "7")
     history = client.get_metric_history(kept.info.run_id, "train/loss")
     assert [(each.step, each.value) for each in history] == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6.1)]
+
+
+def test_mlflow_gets_names_that_it_takes(run: Run) -> None:
+    from mlflow.tracking import MlflowClient
+
+    from launcher.worker.tracking import MLFLOW_RUN, MLflow
+
+    names = ("acc@1", "top5 (%)", "a//b/", "größe", "a.b-c d:e", "x" * 300)
+    for attempt in range(2):
+        tracker = MLflow(replace(about(run, attempt), config={"kwargs.a@b": "1"}))
+        tracker.log([TrackerEntry(1, 1000.0, {f"eval/{name}": 1.0 for name in names})])
+    kept = MlflowClient(tracking_uri=about(run, 0).uri).get_run((run.path / MLFLOW_RUN).read_text().split()[-1])
+    expected = ["acc_1", "top5 ___", "a/b", "größe", "a.b-c d:e", "x" * 245]
+    assert kept.data.metrics == {f"eval/{name}": 1.0 for name in expected}
+    assert kept.data.params == {"kwargs.a_b": "1"}
 
 
 def test_a_run_that_mlflow_has_lost_is_made_again(run: Run) -> None:
