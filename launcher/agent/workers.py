@@ -291,7 +291,6 @@ class WorkerGroup:
         for worker in self._workers:
             if worker.code is not None:
                 continue
-            _reap_orphans(worker.pid)
             if (code := _exit_code(worker.pid)) is not None:
                 worker.code = code
                 returned, error = rank_report.read_report(worker.report)
@@ -303,6 +302,7 @@ class WorkerGroup:
                 self._seen.append(WorkerExit(
                     placement.place, placement.rank, worker.pid, code, returned, error, time.time()
                 ))  # fmt: skip
+        _reap_orphans({worker.pid for worker in self._workers if worker.code is None})
 
     def pids(self) -> list[int]:
         """Returns the process ids of the ranks, by place. An ended rank's id may belong to another process by now."""
@@ -373,11 +373,11 @@ def _signals_blocked() -> Iterator[set[Any]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _reap_orphans(rank: int) -> None:
-    # What a rank starts, in its process group, and does not wait for (`os.system("rsync … &")`) becomes a child of the
-    # agent, and would remain a zombie until the end of the round
+def _reap_orphans(ranks: Collection[int]) -> None:
+    # What a rank starts and does not wait for (`os.system("rsync … &")`) becomes a child of the agent, and would remain
+    # a zombie until the end of the round. The agent's other children are those of `attach`: nobody reads their codes
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_PGID, rank, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != rank:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ranks:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 

@@ -312,14 +312,15 @@ def test_what_a_rank_has_started_goes_with_it(tmp_path: Path) -> None:
     assert in_an_agent(tmp_path, supervise) == 0
 
 
-def test_what_a_rank_leaves_to_its_agent_does_not_remain_a_zombie(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["true &", "setsid true &"])
+def test_what_a_rank_leaves_to_its_agent_does_not_remain_a_zombie(tmp_path: Path, command: str) -> None:
     def starts(_: Placement) -> None:
         for _ in range(5):
-            os.system("true &")
+            os.system(command)
         time.sleep(600)
 
     def supervise(group: WorkerGroup) -> int:
-        group.start(ranks(1), lambda me: os.setpgid(0, 0) or starts(me))
+        group.start(ranks(1), starts)
         group.open_gate()
         give_up, most = time.monotonic() + 30, 0
         while time.monotonic() < give_up and not (most > 1 and children() == set(group.pids())):
