@@ -6,7 +6,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 |---|---|
 | `hello` | the agent has connected: its `member` row |
 | `ready` | its ranks of the last round are gone: it can start round `round` |
-| `heartbeat` | `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace`, ranks `done` (exited with 0) |
+| `heartbeat` | `step`, `resumable`, `joined`, `closed`, `missing` ranks, `idle` seconds, `pace`, ranks `done` |
 | `failure` | its ranks failed: see `policy.RoundFailure` |
 | `stop` | it was asked to stop: `level` (`stop` or `warning`), and the event `stop` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |

@@ -427,6 +427,7 @@ class AgentState:
     step: int = -1  # highest step of the run that it has reported; -1: none
     resumable: bool = False  # whether it has reported that its ranks can resume: they save and exit on a stop request
     joined: bool = False  # whether it has reported that all its ranks have joined the process group
+    closed: bool = False  # whether it has reported that the training of all its ranks is over
     missing: tuple[int, ...] = ()  # its global ranks that have not arrived at the process group, by its last heartbeat
     idle: float = 0.0  # seconds without CPU use, output or steps of any of its ranks, by its last heartbeat
     ended: bool = False  # whether all its ranks have ended
@@ -484,6 +485,7 @@ class FailureDetector:
         agent.step = max(agent.step, int(message.get("step", -1)))
         agent.resumable = bool(message.get("resumable")) or agent.resumable
         agent.joined = bool(message.get("joined")) or agent.joined
+        agent.closed = bool(message.get("closed"))
         agent.missing = tuple(message.get("missing", ()))
         agent.idle = float(message.get("idle", 0.0))
         for rank in message.get("done", ()):
@@ -607,7 +609,8 @@ class FailureDetector:
             return self._blame_hang(hang) if len(hang.reports) >= awaited or now >= hang.deadline else None
         agents = [agent for agent in self.agents.values() if not agent.ended]
         start, idle = self._limits.start_timeout, self._limits.idle_timeout
-        starts = self._joined_at is not None and any(agent.resumable for agent in agents) and self.step < 0
+        trains = any(agent.resumable and not agent.closed for agent in agents)
+        starts = self._joined_at is not None and trains and self.step < 0
         if start is not None and starts and now - (self._joined_at or now) > start:
             self._suspect("launch.start_timeout", start, (), now)
         elif idle is not None and agents and all(agent.idle > idle for agent in agents):

@@ -220,6 +220,10 @@ class RankStatus:
         """Returns whether all ranks have joined the process group, or have ended (the keys of `ended`, by place)."""
         return all(sign.joined or place in ended for place, sign in enumerate(self.signs))
 
+    @property
+    def closed(self) -> bool:
+        return all(sign.closed for sign in self.signs)
+
     def measure(self, pids: Sequence[int], now: float) -> dict[str, Any]:
         """Returns the fields `missing` and `idle` of a heartbeat message; pids: by place; GONE: it has ended."""
         self.watch_gpus(now)

@@ -184,7 +184,7 @@ class Supervisor:
         first_step = status.get("step", -1) < 0 <= ranks.step
         done = [self._first_rank + place for place, ended in self._exits.items() if ended.code == errors.DONE]
         first_exit = bool(done) and not status.get("done")
-        status.update(step=ranks.step, resumable=self._resumable, joined=joined, done=done)
+        status.update(step=ranks.step, resumable=self._resumable, joined=joined, closed=ranks.closed, done=done)
         if changed or first_step or first_exit:
             self._control.heartbeat()
         if not ranks.due(now):

@@ -379,6 +379,9 @@ class Resumable:
             how = "not saved"
         if self._env.rank == 0:
             print(f"stopped after step {step}: {cause}; {how}", flush=True)
+        if self._stop is not None:
+            self._stop.leave()  # its watch goes on until it has exited
+            self._stop = None
         self.close()
         sys.exit(RESUME)
 

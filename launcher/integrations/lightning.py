@@ -217,6 +217,8 @@ class LauncherCallback(Callback):
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._memory is not None:  # an error has ended the training, or there was nothing left to do
             self._memory.release()
+        if self._inside and stage == "fit":
+            stop.listen().close()
 
     on_test_start, on_test_batch_end, on_test_end = on_validation_start, on_validation_batch_end, on_validation_end
 

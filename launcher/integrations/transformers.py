@@ -185,6 +185,7 @@ class LauncherCallback(TrainerCallback):
             self._memory.close()
             self._memory = None
         if self._inside:
+            stop.listen().close()
             process_group.reporter().report({"steps": state.global_step, **self._evaluation})
 
 

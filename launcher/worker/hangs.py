@@ -285,13 +285,13 @@ class StepWatch:
         self._last: dict[int, tuple[int, float]] = {}
 
     def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """Returns the places of the ranks that listen, have done a step, and last beat launch.hang_timeout ago."""
+        """Returns the places of the ranks that are in a training, past its first step, and last beat `timeout` ago."""
         found = []
         for place, sign in enumerate(signs):
             beats, since = self._last.get(place, (-1, now))
             if beats != sign.beats:
                 self._last[place] = beats, since = sign.beats, now
-            if sign.listens and sign.step >= 0 and beats > 0 and now - since >= self._timeout:
+            if sign.listens and not sign.closed and sign.step >= 0 and beats > 0 and now - since >= self._timeout:
                 found.append(place)
         return found
 

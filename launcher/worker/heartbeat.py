@@ -46,7 +46,7 @@ _SLOT = struct.Struct("=qqqq")  # reaction to a stop request, last step, number 
 _PACE = struct.Struct("@dq")  # seconds of a step without waiting, number of steps measured
 _SIZE = _SLOT.size + _PACE.size + RANK
 _NAME = "launcher-pulse"
-_IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
+_IGNORES, _LISTENS, _GIVES_UP, _CLOSED = 0, 1, 2, 3
 _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
 
 
@@ -115,6 +115,7 @@ class Sign:
     gives_up: bool = False  # whether the rank fails with an error that a restart would not help
     arrived: bool = False  # whether the rank is ready to make the process group, and waits for the others
     joined: bool = False  # whether the rank has seen that all ranks have arrived
+    closed: bool = False  # whether its training is over: it can still resume, and has no more steps
 
 
 class RankSlot:
@@ -147,6 +148,10 @@ class RankSlot:
         self._listens = _GIVES_UP
         self._write()
 
+    def close(self) -> None:
+        self._listens = _CLOSED
+        self._write()
+
     def beat(self, step: int | None = None) -> None:
         """Sends a heartbeat. step: steps of the run that are done; None: as many as at the last heartbeat."""
         self._step = self._step if step is None else step
@@ -155,7 +160,7 @@ class RankSlot:
 
     def progress(self, step: int) -> None:
         """Sends a heartbeat with the steps done, unless the rank listens: then each step boundary calls `beat`."""
-        if self._listens != _LISTENS:
+        if self._listens not in (_LISTENS, _CLOSED):
             self.beat(int(step))  # some programs count in fractions of an epoch
 
     def pace(self, seconds: float, steps: int) -> None:
@@ -191,9 +196,12 @@ class Pulse:
     def signs(self) -> list[Sign]:
         slots = (_SLOT.unpack_from(self._memory, AGENT + index * _SIZE) for index in range(self._ranks))
         return [
-            Sign(how == _LISTENS, step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED)
+            Sign(
+                how in (_LISTENS, _CLOSED), step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED,
+                how == _CLOSED,
+            )
             for how, step, beats, joining in slots
-        ]
+        ]  # fmt: skip
 
     def stops(self) -> list[RankState]:
         return [words.read() for words in self._stops]

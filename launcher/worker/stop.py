@@ -158,6 +158,7 @@ class StopFlag:
         """
         now = time.monotonic()
         if self._slot is not None:
+            self._slot.listen()  # again, if a training of this process has ended
             self._slot.beat(step)
         if self._last is not None:
             # A moving average with weight 1/2, so that one slow step (a save, an evaluation) is soon forgotten.
@@ -184,6 +185,12 @@ class StopFlag:
         self._lead = max(self._lead, wanted)
 
     def close(self) -> None:
+        """Declares that the training is over: this rank's steps are watched no more. All ranks call it as `leave`."""
+        self.leave()
+        if self._slot is not None:
+            self._slot.close()
+
+    def leave(self) -> None:
         """Declares that this rank has no more boundaries. All ranks call it after the same number of boundaries."""
         if self._agents is not None:
             self._agents.close()
@@ -281,7 +288,7 @@ def boundary(step: int | None = None) -> StopVerdict:
     verdict = stop.boundary(_steps)
     if verdict.stop is not None:
         _stopped = verdict
-        stop.close()
+        stop.leave()
     return verdict
 
 

@@ -84,6 +84,7 @@ def test_a_metric_may_have_any_name(framework: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(reporter, "_tracked", False)
     monkeypatch.setattr(process_group, "_reporter", reporter)
     monkeypatch.setattr(stop, "boundary", lambda step: stop.CONTINUE)
+    monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(close=lambda: None))
     callback = importlib.import_module(f"launcher.integrations.{framework}").LauncherCallback()
     callback._inside = True
     metrics = {name: torch.tensor(0.5) for name in ("self", "step", "total", "steps")}
@@ -124,6 +125,28 @@ def test_the_time_between_two_saves_is_not_that_of_a_save(monkeypatch: pytest.Mo
             callback.on_save(None, state, control)
             control.should_save = False
     assert len(took) == 1
+
+
+def test_at_the_end_of_a_training_its_steps_are_watched_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher.integrations import lightning, transformers
+    from launcher.worker import heartbeat, stop
+
+    shared = heartbeat.Pulse(1)
+    monkeypatch.setattr(heartbeat, "_mine", shared.slot(0))
+    monkeypatch.setattr(stop.StopFlag, "take_signals", lambda self: None)
+    monkeypatch.setattr(stop, "_stop", stop.StopFlag(stop.here(), stop.Settings()))
+    of_lightning, of_transformers = lightning.LauncherCallback(), transformers.LauncherCallback()
+    of_lightning._inside = of_transformers._inside = True
+    ends = (
+        lambda: of_lightning.teardown(None, None, "fit"),
+        lambda: of_transformers.on_train_end(None, SimpleNamespace(global_step=7), None),
+    )
+    for end in ends:
+        stop.listen().boundary(7)
+        of_lightning.teardown(None, None, "test")
+        assert not shared.signs()[0].closed
+        end()
+        assert shared.signs()[0].closed
 
 
 def test_what_ranks_measure_themselves_does_not_make_their_copies_differ() -> None:

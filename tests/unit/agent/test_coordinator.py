@@ -492,6 +492,12 @@ def test_a_first_step_or_ranks_that_tell_no_steps_have_no_limit_for_it(changes: 
     cluster.none("hang", "verdict")
 
 
+def test_a_training_that_is_over_before_its_first_step_has_no_limit_for_it() -> None:
+    cluster = Cluster().begin(step=-1)  # it was restored at its end
+    cluster.wait(400, beats=[0, 1, 2], closed=True)
+    cluster.none("hang", "verdict")
+
+
 def test_no_sign_of_life_of_any_rank_is_a_hang() -> None:
     cluster = Cluster().begin(resumable=False)
     cluster.wait(3, beats=[0, 1, 2], idle=901)

@@ -107,6 +107,7 @@ def test_silence_is_counted_from_the_last_beat_of_a_rank_that_has_done_a_step() 
     assert watch.silent([Sign(True, 4, 2), *signs[1:]], 9) == []
     assert watch.silent([Sign(True, 4, 2), *signs[1:]], 10) == [1]
     assert watch.silent([Sign(True, 4, 2), *signs[1:]], 19) == [0, 1]
+    assert watch.silent([Sign(True, 4, 2, closed=True), *signs[1:]], 19) == [1]
 
 
 WRITER = """

@@ -901,6 +901,18 @@ def test_ranks_that_do_no_step_are_found_out(job: Callable[..., Job], monkeypatc
     assert len(stacks) == 4
 
 
+def test_what_follows_a_training_is_not_watched_for_steps(job: Callable[..., Job]) -> None:
+    one = job()
+    for agent in one.agents:
+        for slot in agent.slots:
+            slot.close()
+    one.run(HANG + 2)
+    assert one.ended() == [None, None]
+    one.agents[1].workers.end(0, -KILL)  # it can resume all the same
+    one.run(1)
+    assert one.ended() == ["round 1", "round 1"]
+
+
 def test_ranks_that_have_ended_are_not_asked_for_stacks(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,8 @@ from launcher.checkpoint.resumable import (
     seed_generators,
 )
 from launcher.errors import ConfigError
+from launcher.worker import heartbeat
+from launcher.worker.heartbeat import Pulse
 from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of
 
@@ -167,6 +169,21 @@ def test_metrics_may_be_tensors(tmp_path: Path) -> None:
     it.boundary(1)
     assert read(tmp_path / "step-000000001").metrics == {"accuracy": 0.5, "f1": 0.25}
     it.finish(1)
+
+
+def test_who_finishes_is_watched_no_more_and_who_stops_still_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Pulse(1)
+    monkeypatch.setattr(heartbeat, "_mine", shared.slot(0))
+    it, _ = counting(tmp_path)
+    it.finish(1)
+    assert shared.signs()[0].closed
+    it, _ = counting(tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        it.boundary(2)
+    assert shared.signs()[0].listens and not shared.signs()[0].closed
 
 
 def test_the_best_is_saved_when_it_is_found_and_by_no_other_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from launcher.worker import heartbeat, stop
-from launcher.worker.heartbeat import Cause, Proposal, Pulse, RankState, Want
+from launcher.worker.heartbeat import Cause, Proposal, Pulse, RankState, Sign, Want
 from launcher.worker.stop import CONTINUE, Settings, StopFlag, StopVerdict
 from tests.unit.clock import Clock
 from tests.unit.plans import run_settings
@@ -129,6 +129,22 @@ def test_boundaries_are_counted_on_by_the_next_training_of_a_process(monkeypatch
     second = StopFlag(env_of(2, (0, 0), 2), Settings())
     second.boundary(1)
     assert shared.stops()[0] == RankState(2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_agent_hears_that_a_training_is_over_until_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    shared = with_agent(monkeypatch, world_size)
+    flag = StopFlag(env_of(world_size, (0,) * world_size, world_size), Settings())
+    flag.boundary(7)
+    flag.close()
+    heartbeat._mine.progress(1)  # type: ignore[union-attr]  # of what follows
+    assert shared.signs() == [Sign(True, 7, 1, closed=True)]
+    flag.boundary(8)
+    assert shared.signs() == [Sign(True, 8, 2)]
+    flag.leave()
+    assert shared.signs() == [Sign(True, 8, 2)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
