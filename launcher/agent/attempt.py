@@ -93,8 +93,8 @@ def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
     return [Place(host=place.hosts[node], node=node, task=task) for task, node in enumerate(nodes)]
 
 
-def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
-    """Sets gloo's and NCCL's interface to cluster.interface, or gloo's to that of the connection to the leader."""
+def set_network(plan: JobPlan, host: str) -> None:
+    """Sets gloo's and NCCL's interface to cluster.interface."""
     if plan.cluster.interface:
         known = [name for _, name in socket.if_nameindex()]
         if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
@@ -102,8 +102,6 @@ def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
             raise RendezvousError(Fault(code=FaultCode.REFUSED, host=host, error=problem))
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, plan.cluster.interface)
-    elif rendezvous.interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.interface)
 
 
 def run(run_dir: str) -> dict[str, Any]:
@@ -285,7 +283,7 @@ class _Agent:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
         preload(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
         history, rendezvous = self._control.first(preflight=self._plan.preflight)
-        set_network(self._plan, rendezvous, self.own.host)
+        set_network(self._plan, self.own.host)
         while True:
             if history.preflight and (found := self._preflight(history, rendezvous)):
                 history, rendezvous = self._next(found, rendezvous)
@@ -333,7 +331,8 @@ class _Agent:
             os.environ[debugger.SOCKETS] = str(sockets)
         ranks = placements(
             rendezvous.members, place, master=(rendezvous.host, rendezvous.port), run_id=plan.run_id,
-            round_number=history.round, max_restarts=plan.launch.max_restarts, environ=os.environ,
+            interface=rendezvous.interface, round_number=history.round, max_restarts=plan.launch.max_restarts,
+            environ=os.environ,
         )  # fmt: skip
         try:
             ranks, bound = self._binder.bind(rendezvous.members, place, ranks)

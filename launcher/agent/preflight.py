@@ -218,7 +218,7 @@ class Preflight:
         timeout = self._together - 4 * SLACK  # clocks are compared before the all_reduce; `reach` may run after it
         ranks = placements(
             rendezvous.members, self._place, master=(rendezvous.host, rendezvous.port), run_id=plan.run_id,
-            round_number=self._round, environ=os.environ,
+            interface=rendezvous.interface, round_number=self._round, environ=os.environ,
         )  # fmt: skip
         listener = [] if rendezvous.listener is None else [rendezvous.listener.fileno()]
         try:

@@ -115,9 +115,13 @@ class Placement:
 
 def placements(
     members: Sequence[Member], position: int, *,
-    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
+    master: tuple[str, int], run_id: str, interface: str | None = None, round_number: int, max_restarts: int = 0,
+    environ: Mapping[str, str],
 ) -> list[Placement]:  # fmt: skip
-    """Returns the ranks of the agent `members[position]`, each with variables as from torchrun and two of ours."""
+    """Returns the ranks of the agent `members[position]`, each with variables as from torchrun and two of ours.
+
+    interface: `Rendezvous.interface`, which gloo uses in this round unless `environ` names another one.
+    """
     own = members[position]
     nodes = {member.node_rank: member.host for member in members}
     node = str([*nodes].index(own.node_rank))
@@ -142,6 +146,8 @@ def placements(
         "LAUNCHER_ROUND": str(round_number),
         **topology.variable(list(nodes.values())),
     }
+    if interface:
+        of_all["GLOO_SOCKET_IFNAME"] = environ.get("GLOO_SOCKET_IFNAME", interface)
     first = sum(member.ranks for member in members[:position])
     return [
         Placement(place, first + place, {

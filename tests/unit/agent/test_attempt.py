@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import signal
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from launcher.agent.preflight import PreflightVerdict
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen
-from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
+from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
 from launcher.runs.events import Accused, Fault, every
@@ -57,9 +57,11 @@ class Script:
         self.calls: list[str] = []
         self.control: Any = None
         self.closed: Collection[int] = ()  # descriptors that ranks close
+        self.interfaces: list[str | None] = []  # gloo's, in each round
 
-    def start(self, *_: object, close_in_child: Collection[int], **__: object) -> Any:
+    def start(self, ranks: Sequence[Placement], *_: object, close_in_child: Collection[int], **__: object) -> Any:
         self.closed = close_in_child
+        self.interfaces.append(ranks[0].environment.get("GLOO_SOCKET_IFNAME"))
         return self.call("start")
 
     def call(self, name: str) -> Any:
@@ -322,6 +324,23 @@ def test_ranks_do_not_keep_the_socket_of_their_store(script: Script, tmp_path: P
         script.steps["start"] = [StartError(0, OSError(errno.EAGAIN, "Resource temporarily unavailable"))]
         assert ended(tmp_path) == errors.RESUME
         assert script.closed == [listener.fileno()]
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, ["lo", "eth0"]), ("ib0", ["ib0", "ib0"])])
+def test_gloo_uses_the_interface_of_the_round(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, used: list[str]
+) -> None:
+    """A run that begins on one node, on its loopback interface, grows when others come."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if given:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+    first, second = (replace(RENDEZVOUS, interface=name) for name in ("lo", "eth0"))
+    script.steps |= {
+        "first": [(History(), first)], "next": [(History(round=1), second)],
+        "supervise": [NextRound(History(round=1), ()), DONE],
+    }  # fmt: skip
+    module.run(str(tmp_path))
+    assert script.interfaces == used
 
 
 def test_the_fault_of_a_rendezvous_is_an_event(script: Script, tmp_path: Path) -> None:
