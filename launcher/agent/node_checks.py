@@ -197,16 +197,13 @@ def shared_memory(ranks: int) -> Observation:
     )
 
 
-def checkpoint_space(plan: JobPlan, *, first: bool) -> Observation:
-    """Returns the free space of the checkpoint folder; the first node's has to suffice for one like the newest."""
-    folder = Path(plan.checkpoint.dir)
-    newest = 0
+def newest_checkpoint(plan: JobPlan) -> int:
+    """Returns the bytes of the newest checkpoint; 0: there is none that can be read."""
     with contextlib.suppress(checkpoints.CannotRead):
-        for path in checkpoints.candidates(folder) if first else ():
+        for path in checkpoints.candidates(Path(plan.checkpoint.dir)):
             with contextlib.suppress(checkpoints.CheckpointError):
-                newest = checkpoints.read(path).size
-                break
-    return space("checkpoint.dir", folder, max(LEAST, newest), max(ENOUGH, 2 * newest))
+                return checkpoints.read(path).size
+    return 0
 
 
 def write_mine(folder: Path, index: int, text: str) -> Observation:
@@ -417,11 +414,13 @@ class RankChecks:
         if self._leads:  # first, since others wait for it
             written = check("run_dir", lambda: write_mine(self._folder, self._own.index, text))
             self._store.set(f"file/{self._own.index}", text if written.level is not CheckLevel.FAILED else "")
+        if self._rank == 0:
+            self._store.set("newest", str(newest_checkpoint(plan)))
         found = [check("device", self._look_at_device)]
         if self._leads:
             found += [
                 check("space", lambda: space("runs_dir", Path(plan.run_dir), LEAST, ENOUGH)),
-                check("space", lambda: checkpoint_space(plan, first=self._rank == 0)),
+                check("space", self._checkpoint_space),
                 check("space", temporary),
             ]
             if SHM.is_dir():
@@ -474,6 +473,14 @@ class RankChecks:
             index: self._store.get(key).decode() if self._store.check([key]) else "" for index, key in keys.items()
         }
         return reach(addresses, {head.index: head.host for head in others})
+
+    def _checkpoint_space(self) -> Observation:
+        # For one more like the newest, whose size one node reads: what fills a folder that all share fails on all nodes
+        newest = 0
+        with contextlib.suppress(DistStoreError):  # the first node reports its own error
+            self._store.wait(["newest"], timedelta(seconds=FILE))
+            newest = int(self._store.get("newest"))
+        return space("checkpoint.dir", Path(self._plan.checkpoint.dir), max(LEAST, newest), max(ENOUGH, 2 * newest))
 
     def _look_at_device(self) -> Observation:
         self._device = device(self._plan, int(os.environ["LOCAL_RANK"]))

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from launcher import Env
+from launcher import Env, errors
 from launcher.agent import node_checks as checks
 from launcher.agent import preflight as attempt
 from launcher.agent.control import Control, Signals
@@ -143,6 +143,11 @@ def is_behind_a_wall(index: int) -> None:
         checks.open_port = lambda interface: (server, told)
 
 
+def has_no_room_for_a_checkpoint(index: int) -> None:
+    if index == 0:  # which tells the others
+        checks.newest_checkpoint = lambda plan: 1 << 60
+
+
 def loses_each_other(index: int) -> None:
     def lost(*_: object) -> None:
         raise RuntimeError("timed out connecting")
@@ -237,6 +242,7 @@ def agents(
         (breaks_in_the_all_reduce, PreflightThen.WITHOUT, (1,), "unhandled system error"),
         (is_behind_a_wall, PreflightThen.WITHOUT, (1,), "is there a firewall between the nodes"),
         (loses_each_other, PreflightThen.FAIL, (), ""),
+        (has_no_room_for_a_checkpoint, PreflightThen.FAIL, (0, 1, 2), "less than 1024P"),
     ],
 )
 def test_all_agents_hear_the_same_verdict(
@@ -246,6 +252,7 @@ def test_all_agents_hear_the_same_verdict(
     verdicts = [verdict for verdict, _ in answers]
     assert len({repr(verdict) for verdict in verdicts}) == 1
     assert (verdicts[0].then, verdicts[0].lost) == (then, lost)
+    assert verdicts[0].exit_code == (errors.NO_RETRY if len(lost) == 3 else errors.FAILED)
     assert all(words in each.found.words for each in verdicts[0].bad)
     told = answers[0][1]["preflighted"]
     assert (told.then, told.nodes, len(told.bad)) == (then, 3, len(lost))
