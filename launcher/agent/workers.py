@@ -356,7 +356,8 @@ class WorkerGroup:
             self._output = None
         for worker in self._workers:
             os.close(worker.report)
-            worker.error_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is on a shared file system, and the exit codes of ranks are known
+                worker.error_file.unlink()
         for end in self._gate or ():
             if end >= 0:
                 os.close(end)

@@ -121,6 +121,19 @@ def test_a_rank_has_the_users_limit_of_open_files_and_its_agent_all_that_it_may(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_file_server_that_fails_at_the_end_changes_no_exit_code(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", fails)
+        assert [ended.code for ended in ends(group, lambda me: None)] == [0]
+        group.close()
+    assert ends(group, lambda me: None)[0].code == 0  # it starts again
+
+
 def test_words_for_sys_exit_are_reported(group: WorkerGroup) -> None:
     (ended,) = ends(group, lambda me: sys.exit("no such file: weights.pt"))
     assert ended.error is not None
