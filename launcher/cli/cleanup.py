@@ -183,7 +183,8 @@ def size_of(*folders: Path) -> int:
 def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], live: JobMonitor) -> str | None:
     """Checks what `survey` found once more, with its submission lock, and removes it and a link to it in runs_dir.
 
-    Returns why it was kept; None: it was removed. before, states: see `reason_to_keep`.
+    Returns why it was kept; None: it was removed. Raises OSError: it is gone, but not all of its files; `finish` tries
+    again. before, states: see `reason_to_keep`.
     """
     path = old.path
     try:
@@ -206,19 +207,30 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], liv
                 if link.is_symlink() and not link.exists():
                     link.unlink(missing_ok=True)
     for _, hidden in aside:
-        shutil.rmtree(hidden)
+        _delete(hidden)
     return None
 
 
-def finish(runs_dir: Path) -> int:
-    """Completes interrupted removals in a folder of runs; returns the number of bytes freed."""
-    freed = 0
+def finish(runs_dir: Path) -> tuple[int, dict[str, OSError]]:
+    """Completes interrupted removals in a folder of runs; returns the bytes freed, and why which ids are left."""
+    freed, failed = 0, {}
     for name in unwrap(list_names(runs_dir)) or ():
-        left = runs_dir / name
-        if name.startswith(REMOVED) and is_own(left):
-            freed += size_of(left)
-            shutil.rmtree(left)
-    return freed
+        hidden = runs_dir / name
+        if name.startswith(REMOVED) and is_own(hidden):
+            size = size_of(hidden)
+            try:
+                _delete(hidden)
+            except OSError as error:
+                failed[name.removeprefix(REMOVED)] = error
+            freed += size - size_of(hidden)
+    return freed, failed
+
+
+def _delete(folder: Path) -> None:
+    # Raises OSError, when all that can be is deleted: NFS keeps a file that a process has open
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
 
 
 def _refreshed(old: Old, live: JobMonitor) -> Old:
@@ -248,13 +260,17 @@ def prune(arguments: Namespace) -> int:
         named(arguments.cluster)
     folder: Path = arguments.runs_dir or default_runs_dir()
     before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
-    freed, count = finish(folder) if arguments.delete else 0, 0
-    live = JobMonitor()
+    freed, failed = finish(folder) if arguments.delete else (0, {})
+    count, live = 0, JobMonitor()
     for old in survey(folder, live):
         why = reason_to_keep(old, before, states)
         size = size_of(old.path, *old.pilots) if why is None else 0
         if tried := why is None and arguments.delete:
-            why = remove(old, folder, before, states, live)
+            try:
+                why = remove(old, folder, before, states, live)
+            except OSError as error:
+                failed[old.id] = error
+                continue
         if why is None:
             if not count:
                 print(PRUNE_LINE.format("SIZE", "STATE", "RUN"))
@@ -262,12 +278,14 @@ def prune(arguments: Namespace) -> int:
             print(PRUNE_LINE.format(rough_size(size), ", ".join(sorted(old.states)), old.id), flush=True)
         elif tried or old.error or old.needed_by:
             print(f"{old.id} is kept: {why}", flush=True)
+    for name, problem in failed.items():
+        print(f"{name} is not removed whole: {problem}")
     total = f"{plural(count, 'run')}, {rough_size(freed)}"
     if arguments.delete:
         print(f"removed: {total}")
     else:
         print(f"{total}; --delete removes them, checkpoints included" if count else "nothing to remove")
-    return 0
+    return FAILED if failed else 0
 
 
 # -- Orphaned jobs: queued or running although somebody has deleted their run directory. The token and the script of a

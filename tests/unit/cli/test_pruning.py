@@ -250,7 +250,7 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
 ) -> None:
     make("a")
 
-    def interrupted(folder: Path) -> None:
+    def interrupted(folder: Path, ignore_errors: bool = False) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -261,3 +261,30 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
     assert left.exists()
     pruned(capsys, "--delete")
     assert not left.exists()
+
+
+def test_a_folder_that_cannot_be_removed_whole_holds_up_no_other(
+    make: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps a file that a process has open, under another name, and so its folder."""
+    before, stuck, after = make("0"), make("a"), make("b")
+    unlink = os.unlink
+
+    def busy(path: Any, *, dir_fd: int | None = None) -> None:
+        folder = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+        if f"{folder}/{path}".endswith(f"{cleanup.REMOVED}a/journal.jsonl"):
+            raise OSError(errno.EBUSY, "Device or resource busy", "journal.jsonl")
+        unlink(path, dir_fd=dir_fd)
+
+    words = ["prune", "--older-than", "30d", "--delete"]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", busy)
+        for others in ("2 runs", "0 runs"):
+            assert commands.main(words) == 1
+            told = capsys.readouterr().out
+            assert "a is not removed whole: [Errno 16] Device or resource busy: 'journal.jsonl'\n" in told
+            assert f"removed: {others}, " in told
+    assert not any(run.path.exists() for run in (before, stuck, after))
+    assert [path.name for path in stuck.path.parent.glob(f"{cleanup.REMOVED}*/*")] == ["journal.jsonl"]
+    assert commands.main(words) == 0
+    assert not [*stuck.path.parent.glob(f"{cleanup.REMOVED}*")]
