@@ -587,10 +587,8 @@ def of_point(run: Run, boards: Boards) -> JobState | None:
     packing = boards.packing(sweep)
     if packing is None:
         return None
-    board, point = boards.of(sweep, packing), int(run.path.name)
-    if board.log(point).state.over:
-        return None
-    return JobState.RUNNING if board.runs(point) else JobState.PENDING
+    runs = boards.runs(sweep, packing, int(run.path.name))
+    return None if runs is None else JobState.RUNNING if runs else JobState.PENDING
 
 
 def is_packed(run: Run) -> bool:

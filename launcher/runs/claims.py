@@ -449,6 +449,14 @@ class Boards:
             known = self._packings[sweep.path] = changed, sweep.manifest().packing
         return known[1]
 
+    def runs(self, sweep: Sweep, packing: Packing, point: int) -> bool | None:
+        """Returns whether a point runs, from its own log and that of its slot manager alone; None: it is over."""
+        reads = Claims(sweep.path, packing.retries)
+        log = reads.log(point)
+        if log.state.over:
+            return None
+        return log.state is State.HELD and log.owner is not None and self._alive(sweep, reads, log.owner, packing)
+
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
         # Heartbeats are compared with this machine's clock
         if (sweep.path, manager) in self._ended:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.monitoring.run_status import of_point
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import claims
 from launcher.runs.claims import CLAIMS, Boards, Claims, EntryKind, Manager
 from launcher.runs.events import ManagerBegan, ManagerEnded
+from launcher.schedulers.base import JobState
 from tests.unit.clock import Clock
 from tests.unit.pilots.managers import PACKING, packed_sweep
 
@@ -69,3 +71,25 @@ def test_claims_that_have_not_changed_are_not_listed_again(tmp_path: Path, monke
         clock.now += 3.0
     monkeypatch.setattr(Claims, "logs", None)
     assert set(boards.of(sweep, PACKING).logs) == {0}
+
+
+def test_of_one_point_its_own_claims_and_its_own_manager_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = packed_sweep(tmp_path, 5)
+    folder, seen = Claims(sweep.path, 0), list[Manager]()
+    managers = [Manager(0, 0, 0, slot) for slot in range(9)]
+    for each in managers:
+        folder.note(each, BEGAN)
+    for point, each in enumerate(managers[:4]):
+        folder.add(point, 0, EntryKind.CLAIMED, each)
+    folder.add(1, 1, EntryKind.DONE, managers[1])
+    folder.note(managers[2], ManagerEnded())
+    os.utime(folder.journal(managers[3]), (1, 1))
+    read = Claims.seen
+    monkeypatch.setattr(Claims, "seen", lambda self, each: [seen.append(each), read(self, each)][1])
+    monkeypatch.setattr(Claims, "logs", None)
+    boards = Boards()
+    states = [of_point(sweep.run(point), boards) for point in range(5)]
+    assert states == [JobState.RUNNING, None, JobState.PENDING, JobState.PENDING, JobState.PENDING]
+    assert seen == [managers[0], managers[2], managers[3]]
