@@ -22,7 +22,7 @@ import re
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
 from launcher.formatting import plural, rough_size
 from launcher.monitoring import run_status
-from launcher.monitoring.run_status import DamagedRun, JobMonitor, each_status, or_damaged, status_of
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, each_status, or_damaged, status_of
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan
@@ -48,6 +48,8 @@ from launcher.schedulers.query_cache import SharedSnapshot
 from launcher.submission.dependencies import FOLLOWERS
 
 PRUNE_LINE = "{:>5}  {:12}  {}"  # lines are printed while runs are removed, so the last column may have any width
+BATCH = 256  # runs that are read at a time
+User = tuple[str, tuple[str, ...]]  # an unfinished run's id, and the paths that it names
 REMOVED = ".removed-"  # prefix that a directory gets before its files are deleted
 
 
@@ -88,13 +90,13 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
     folders = [Path(path) for path in lookup.newest(runs_dir)]
     runs = [Run(path) for path in folders if lookup.may_have(str(path), RECORDS["run"])]
     found: list[Old] = []
-    users: list[tuple[str, JobPlan]] = []  # unfinished runs
+    users: list[User] = []
     pilots: dict[Path, list[Path]] = {}  # by sweep; without one of them the sweep would begin again at its number
-    for each in each_status(runs, live):
+    for each in _in_batches(runs, live):
         if isinstance(each, DamagedRun):
             found.append(Old(each.run.path, frozenset(), None, error=each.message))
             continue
-        users += [] if each.state.over else [(each.run.id, each.plan)]
+        users += [] if each.state.over else [(each.run.id, named_by(each.plan))]
         if each.plan.independent and (sweep := Sweep(Path(each.plan.workload.params["kwargs"]["sweep"]))).recorded():
             pilots.setdefault(sweep.path, []).append(each.run.path)
             continue
@@ -112,6 +114,13 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
         needed.setdefault(old.path, []).extend([] if old.error else _waiting_for(old.path, live, paths))
     found = [replace(each, needed_by=tuple(needed.get(each.path, ()))) for each in found]
     return sorted(found, key=lambda each: each.last_active or 0.0)
+
+
+def _in_batches(runs: Sequence[Run], live: JobMonitor) -> Iterator[RunStatus | DamagedRun]:
+    # Not all plans and histories fit into memory at once
+    with live.pinned():
+        for first in range(0, len(runs), BATCH):
+            yield from each_status(runs[first : first + BATCH], live)
 
 
 def _waiting_for(folder: Path, live: JobMonitor, skip: Collection[Path] = ()) -> list[str]:
@@ -134,26 +143,27 @@ def _followers(folder: Path) -> list[Path]:
     return [Path((unwrap(read_text(file)) or "").strip()) for file in files if not file.name.startswith(".")]
 
 
-def _not_over(path: Path, live: JobMonitor) -> list[tuple[str, JobPlan]]:
+def _not_over(path: Path, live: JobMonitor) -> list[User]:
     if Sweep(path).recorded():
         return _of_sweep(Sweep(path), live)[1]
     if not Run(path).recorded():
         return []
     seen = status_of(Run(path), live)
-    return [] if seen.state.over else [(seen.run.id, seen.plan)]
+    return [] if seen.state.over else [(seen.run.id, named_by(seen.plan))]
 
 
-def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> dict[Path, list[str]]:
-    """Returns the folders that plans name, each with the ids of those runs.
+def named_by(plan: JobPlan) -> tuple[str, ...]:
+    """Returns the paths in a plan: in `after`, in the workload, of its checkpoints and of its code."""
+    named = [each.partition(":")[2] for each in plan.after]
+    named += [value for value in plan.workload.params.values() if isinstance(value, str) and value.startswith("/")]
+    return (*named, plan.checkpoint.dir, plan.workdir, *filter(None, [plan.code.snapshot]))
 
-    A plan names a folder in `after`, in a path of the workload, or as the place of its checkpoints or code.
-    """
+
+def needs(users: Iterable[User], folders: Collection[Path]) -> dict[Path, list[str]]:
+    """Returns the folders that these runs name, each with the ids of those runs."""
     known_paths = {os.path.realpath(path): path for path in folders}
     found: dict[Path, list[str]] = {}
-    for name, plan in users:
-        named = [each.partition(":")[2] for each in plan.after]
-        named += [value for value in plan.workload.params.values() if isinstance(value, str) and value.startswith("/")]
-        named += [plan.checkpoint.dir, plan.workdir, *filter(None, [plan.code.snapshot])]
+    for name, named in users:
         for text in named:
             path = Path(os.path.realpath(text))
             for folder in (path, *path.parents):
@@ -163,12 +173,12 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
     return found
 
 
-def _of_sweep(sweep: Sweep, live: JobMonitor) -> tuple[Old, list[tuple[str, JobPlan]]]:
+def _of_sweep(sweep: Sweep, live: JobMonitor) -> tuple[Old, list[User]]:
     seen = point_statuses(sweep, live)
     active = [read_history(each.point.run).moved for each in seen if each.point.run.recorded()]
     unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
     old = Old(sweep.path, frozenset(counts(seen)), max(active, default=0.0) or None)
-    return old, [(run.id, run.plan()) for run in unfinished]
+    return old, [(run.id, named_by(run.plan())) for run in unfinished]
 
 
 def size_of(*folders: Path) -> int:

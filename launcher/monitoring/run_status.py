@@ -222,12 +222,14 @@ class JobMonitor:
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keeps each scheduler's first reply in the block, unless a run's job may be newer: many runs take a while."""
-        self._pinned, self._pinned_at = set(), time.monotonic()
+        """Keeps each scheduler's first reply in the outermost block, unless a job may be newer: runs take a while."""
+        before = self._pinned, self._pinned_at
+        if self._pinned is None:
+            self._pinned, self._pinned_at = set(), time.monotonic()
         try:
             yield
         finally:
-            self._pinned, self._pinned_at = None, math.inf
+            self._pinned, self._pinned_at = before
 
     def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
         """Returns the state of a run's job: from its scheduler, its claims (packed sweep) or its local process."""

@@ -6,14 +6,14 @@ import dataclasses
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.cli import cleanup, commands
-from launcher.cli.cleanup import Old, needs, reason_to_keep
+from launcher.cli.cleanup import Old, named_by, needs, reason_to_keep
 from launcher.errors import ConfigError
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor
@@ -72,7 +72,8 @@ def test_what_plans_refer_to(tmp_path: Path) -> None:
         ("c", with_fields(HERE, checkpoint={"dir": f"{tmp_path}/c/checkpoints"})),  # its own
         ("lr/0", with_fields(HERE, checkpoint={"dir": f"{tmp_path}/lr/0/checkpoints"})),
     ]
-    assert needs(plans, folders) == {tmp_path / "a": ["w"], tmp_path / "lr": ["w"], tmp_path / "b": ["x", "y"]}
+    users = [(name, named_by(plan)) for name, plan in plans]
+    assert needs(users, folders) == {tmp_path / "a": ["w"], tmp_path / "lr": ["w"], tmp_path / "b": ["x", "y"]}
 
 
 @pytest.fixture
@@ -288,3 +289,25 @@ def test_a_folder_that_cannot_be_removed_whole_holds_up_no_other(
     assert [path.name for path in stuck.path.parent.glob(f"{cleanup.REMOVED}*/*")] == ["journal.jsonl"]
     assert commands.main(words) == 0
     assert not [*stuck.path.parent.glob(f"{cleanup.REMOVED}*")]
+
+
+def test_runs_are_read_in_batches_with_one_reply_of_each_scheduler(
+    make: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan and a history take up to 246 kB, and there may be 100,000."""
+    for name in "abcde":
+        make(name)
+    batches: list[tuple[int, int]] = []
+    read = run_status.each_status
+
+    def counted(runs: Sequence[Run], live: JobMonitor) -> Any:
+        batches.append((len(runs), id(live._pinned)))
+        return read(runs, live)
+
+    monkeypatch.setattr(cleanup, "each_status", counted)
+    monkeypatch.setattr(cleanup, "BATCH", 2)
+    live = JobMonitor()
+    assert {old.id for old in cleanup.survey(tmp_path, live)} == {*"abcde"}
+    assert [count for count, _ in batches] == [2, 2, 1]
+    assert len({pinned for _, pinned in batches}) == 1 and batches[0][1] != id(None)
+    assert live._pinned is None
