@@ -87,8 +87,7 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
 
     live: queries the schedulers; not one that shares replies of other commands, since a deletion depends on it.
     """
-    folders = [Path(path) for path in lookup.newest(runs_dir)]
-    runs = [Run(path) for path in folders if lookup.may_have(str(path), RECORDS["run"])]
+    runs, sweeps = lookup.all_runs(runs_dir), lookup.all_sweeps(runs_dir)
     found: list[Old] = []
     users: list[User] = []
     pilots: dict[Path, list[Path]] = {}  # by sweep; without one of them the sweep would begin again at its number
@@ -101,7 +100,7 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
             pilots.setdefault(sweep.path, []).append(each.run.path)
             continue
         found.append(Old(each.run.path, frozenset({each.state.value}), each.history.moved or None))
-    for sweep in (Sweep(path) for path in folders if lookup.may_have(str(path), sweep_directory.RECORD)):
+    for sweep in sweeps:
         made = or_damaged(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
         if isinstance(made, DamagedRun):
             found.append(Old(sweep.path, frozenset(), None, error=made.message))

@@ -118,10 +118,9 @@ class PointLog:
 
 
 _ENDS = {
-    EntryKind.DONE: State.DONE, EntryKind.FATAL: State.FAILED, EntryKind.PRUNED: State.PRUNED,
-    EntryKind.STOPPED: State.STOPPED,
-    EntryKind.CANCELLED: State.CANCELLED,
-}  # fmt: skip
+    EntryKind.FATAL: State.FAILED,
+    **{kind: State(kind.value) for kind in (EntryKind.DONE, EntryKind.PRUNED, EntryKind.STOPPED, EntryKind.CANCELLED)},
+}
 
 
 def fold(entries: Sequence[LogEntry], retries: int) -> PointLog:

@@ -16,17 +16,12 @@ RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file that makes a
 
 
 def all_runs(runs_dir: Path) -> list[Run]:
-    """Returns all runs in `runs_dir`, newest first, without the points of sweeps."""
-    return [Run(path) for path in folders_with(runs_dir, RECORDS["run"])]
+    """Returns all runs in `runs_dir`, newest first, without the points of sweeps; also what is unreadable now."""
+    return [Run(Path(path)) for path in newest(runs_dir) if may_have(path, RECORDS["run"])]
 
 
 def all_sweeps(runs_dir: Path) -> list[Sweep]:
-    return [Sweep(path) for path in folders_with(runs_dir, RECORDS["sweep"])]
-
-
-def folders_with(folder: Path, name: str) -> list[Path]:
-    """Returns the folders (or links) with a file called `name`, or that are unreadable now; newest first."""
-    return [Path(path) for path in newest(folder) if may_have(path, name)]
+    return [Sweep(Path(path)) for path in newest(runs_dir) if may_have(path, RECORDS["sweep"])]
 
 
 def may_have(folder: str, name: str) -> bool:
