@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DECLINED, LauncherError
 from launcher.formatting import clean, format_size, format_time, number, one_line, plural, ranges
-from launcher.monitoring.run_status import RunState, RunStatus
 from launcher.own_module import program as program
-from launcher.plan.plan import JobPlan
 from launcher.runs import directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
+    from launcher.monitoring.run_status import RunStatus
     from launcher.monitoring.sweep import PointStatus
     from launcher.plan.limits import Cost
+    from launcher.plan.plan import JobPlan
 
 WIDTH = 80
 LONGEST_CELL = 24  # characters of a value in a table of points
@@ -158,7 +158,7 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     """
     from launcher.diagnose.verdict import classify, evidence_of, evidence_of_attempt
 
-    again = seen.state is RunState.QUEUED and seen.history.attempt is not None
+    again = seen.state.value == "queued" and seen.history.attempt is not None
     evidence = evidence_of_attempt(seen, seen.run.attempts()[-1], None, None) if again else evidence_of(seen)
     found = classify(evidence)
     codes = {"kind": found.kind.value, **evidence.codes}
@@ -167,9 +167,9 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
 
 def cause_of_point(each: PointStatus) -> str | None:
     """Returns why a point ended without success (but by the user) or waits; None: not known, or running."""
-    if each.seen is None or each.state == RunState.RUNNING.value:
+    if each.seen is None or each.state == "running":
         return None
-    if each.state == RunState.CANCELLED.value and each.seen.history.cancelled:
+    if each.state == "cancelled" and each.seen.history.cancelled:
         return None  # the user knows
     return cause(each.seen) if each.over else each.seen.job.text or None
 
@@ -193,7 +193,7 @@ def cut(line: str, width: int) -> str:
 def outcome(seen: RunStatus) -> str:
     """Returns the text that ends a command which has followed a run: its metrics, or its traceback and cause."""
     lines = []
-    if seen.state is RunState.DONE:
+    if seen.state.value == "done":
         metrics = seen.run.result() or {}
         lines.append(f"{seen.run.id} is done")
         width = max(map(len, metrics), default=0)
@@ -205,7 +205,7 @@ def outcome(seen: RunStatus) -> str:
         if isinstance(fault, Fault) and fault.traceback:
             lines += [f"Traceback of rank {fault.rank}:", clean(fault.traceback.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
-    if seen.state in (RunState.FAILED, RunState.LOST):
+    if seen.state.value in ("failed", "lost"):
         lines.append(f"  more: {program()} post-mortem {seen.run.id}")
     lines.append(f"  everything is in {seen.run.path}")
     return "\n".join(lines)
