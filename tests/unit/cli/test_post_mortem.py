@@ -239,7 +239,7 @@ def test_a_run_that_never_began(made: Run, call: Call) -> None:
 
 
 def test_bad_input(made: Run, call: Call) -> None:
-    assert call("b")[0] == 1
+    assert call("b")[0] == 2
     attempt(made)
     assert call("a", "--attempt", "3") == (1, "a has no attempt 3, only 0")
     assert call("a", "--attempt", "x") == (2, "--attempt: 'x' is not a whole number from 0 up; "
