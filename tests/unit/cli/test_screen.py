@@ -120,7 +120,7 @@ def test_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_errors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", f"no{TITLE}such", "--runs-dir", str(tmp_path)]) == 1
+    assert main(["status", f"no{TITLE}such", "--runs-dir", str(tmp_path)]) == 2
     shown = capsys.readouterr()
     assert "launcher: no run" in shown.err
     assert "\x1b]0" not in shown.err

@@ -539,7 +539,7 @@ def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: float(next(clock)))
-    for module in ("launcher.monitoring.run_status", "launcher.schedulers.query_cache", "launcher.monitoring.sweep"):
+    for module in ("launcher.monitoring.run_status", "launcher.schedulers.query_cache"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}, {"1": FAILED}), JobMonitor()
     assert {status_of(run, follower).state for _ in range(100)} == {RunState.FAILED}
