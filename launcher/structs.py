@@ -67,7 +67,7 @@ class Struct:
 
 
 class Open(Struct):
-    """A struct that is read from JSON although it has unknown fields, which a newer version has written."""
+    """A struct that is read from JSON although it has unknown fields, which another version has written."""
 
     OPEN: ClassVar[bool] = True
 

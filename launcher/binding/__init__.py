@@ -3,5 +3,5 @@
 Plans, agents and commands use it, so of the launcher it imports only failures.codes, errors, formatting and units.
 
 - `masks`: which CPUs and devices each rank gets, as was asked for; pure
-- `hardware`: a node's cores, accelerators, network devices (sysfs, NVIDIA's driver, a profile), and its memory
+- `hardware`: a node's cores, accelerators, network devices (sysfs, NVIDIA's driver), and its memory
 """

@@ -1,4 +1,4 @@
-"""The hardware of a node: read from sysfs, asked of NVIDIA's driver, or as a profile describes it.
+"""The hardware of a node: read from sysfs, or asked of NVIDIA's driver.
 
 Devices that this process may not open (those of other jobs, which a cgroup or a container hides) are left out, as CUDA
 and ROCm do: device numbers are the same.
@@ -7,15 +7,12 @@ and ROCm do: device numbers are the same.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from launcher.errors import ConfigError, near
 from launcher.failures.codes import Unbound, UnboundReason
 from launcher.formatting import plural
 from launcher.structs import Struct
@@ -320,73 +317,6 @@ def parent_of_slice(uuid: str) -> str | None:
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-
-
-# -- Loads node types: the hardware of nodes with a public layout, from which a dry run shows the binding of ranks
-#
-# Each type has a JSON file in `nodes/` with these keys:
-#
-# - `source`: where the layout is published, and which parts of it are not
-# - `sockets`, `numa`: list of CPUs of each socket and of each NUMA node
-# - `siblings`: difference of the CPU numbers of a core's two hardware threads; 0: a core has one thread
-# - `cache`: number of cores that share a last-level cache
-# - `distances`: for each NUMA node, its distance to each NUMA node; may be absent
-# - `kept`: CPUs that the site reserves, and that no job may use
-# - `gpus`: lists of vendor, PCI address, NUMA node, model, and optionally number of tiles
-# - `nics`: lists of name, interface, PCI address, NUMA node, Gb/s
-
-
-FOLDER = Path(__file__).parent / "nodes"
-
-
-class NodeType(Struct):
-    node: Node
-    allowed: tuple[int, ...]  # the CPUs that a job with the whole node may use
-
-
-def require(name: str) -> None:
-    """Raises ConfigError if there is no such node type."""
-    known = sorted(path.stem for path in FOLDER.glob("*.json"))
-    if name not in known:
-        hint = f"{near(name, known)} Known: {', '.join(known)}"
-        raise ConfigError(f"cluster.node_type={name}: there is no such type of node.{hint}")
-
-
-def load(name: str) -> NodeType:
-    return of(json.loads((FOLDER / f"{name}.json").read_text()))
-
-
-def of(about: Mapping[str, Any]) -> NodeType:
-    nics = tuple(Nic(device or interface, interface, *rest) for device, interface, *rest in about["nics"])
-    distances = {
-        (one, other): distance
-        for one, row in enumerate(about.get("distances", ()))
-        for other, distance in enumerate(row)
-    }
-    node = Node(_cores_of_type(about), _gpus_of_type(about), nics, distances)
-    everything = {cpu for core in node.cores for cpu in core.cpus}
-    kept = parse_ranges(about["kept"]) if about["kept"] else ()
-    return NodeType(node, tuple(sorted(everything.difference(kept))))
-
-
-def _cores_of_type(about: Mapping[str, Any]) -> tuple[Core, ...]:
-    numas = {cpu: numa for numa, listed in enumerate(about["numa"]) if listed for cpu in parse_ranges(listed)}
-    apart, found = about["siblings"], []
-    for socket, listed in enumerate(about["sockets"]):
-        mine = sorted(parse_ranges(listed))
-        first = [cpu for cpu in mine if not apart or cpu - apart not in mine]
-        for place, cpu in enumerate(first):
-            cache = first[place // about["cache"] * about["cache"]]
-            found.append(Core((cpu, cpu + apart) if apart else (cpu,), numas[cpu], socket, cache))
-    return tuple(sorted(found, key=lambda core: core.cpus))
-
-
-def _gpus_of_type(about: Mapping[str, Any]) -> tuple[Gpu, ...]:
-    found = []
-    for vendor, address, numa, model, *tiles in about["gpus"]:
-        parts = range(tiles[0]) if tiles and tiles[0] > 1 else (None,)
-        found += [Gpu(address, numa, vendor, model, tile=tile) for tile in parts]
-    return tuple(found)
 
 
 # -- The memory of this node: what limits this process, what is free, and how often the kernel killed for lack of it

@@ -111,8 +111,8 @@ def plan_table(plan: JobPlan) -> str:
 
 
 def bound_to(plan: JobPlan) -> list[str]:
-    """Returns lines about the CPUs (with cluster.node_type: GPUs and NICs) to which ranks will be bound."""
-    from launcher.binding import hardware, masks
+    """Returns lines about the CPUs to which ranks will be bound."""
+    from launcher.binding import masks
 
     asked = masks.parse(plan.launch.bind)
     if plan.procs_per_node == 1 and asked.kind == masks.AUTO:
@@ -124,27 +124,7 @@ def bound_to(plan: JobPlan) -> list[str]:
         return ["nothing" if asked.kind == masks.NONE else "what the scheduler binds each task to"]
     gpus = plan.gpus_per_node > 0 and plan.workload.device != "cpu"
     which = "next to its GPU" if gpus else "of its part"
-    lines = [f"cores {which} (launch.bind={plan.launch.bind}), decided on each node"]
-    if plan.cluster.node_type is None:
-        return lines
-    about = hardware.load(plan.cluster.node_type)
-    try:
-        ranks = masks.of_ranks(
-            about.node, {}, range(plan.procs_per_node), gpus=gpus, most=plan.gpus_per_node or None,
-            pairs=plan.cluster.nics,
-        )  # fmt: skip
-    except masks.DeviceError as error:
-        return [*lines, f"on a node of type {plan.cluster.node_type} nothing: {error.unbound.words}"]
-    found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
-    if found.unbound is not None:
-        return [*lines, f"on a node of type {plan.cluster.node_type} nothing: {found.unbound.words}"]
-    return [*lines, f"on a whole node of type {plan.cluster.node_type}:", *(
-        ", ".join([
-            f"  CPUs {ranges(rank.cpus)}: local rank {place}",
-            *([f"GPU {about.node.gpus.index(rank.devices.gpu)}"] if rank.devices.gpu else []),
-            *([rank.devices.nic.name] if rank.devices.nic else []),
-        ]) for place, rank in enumerate(found.ranks)
-    )]  # fmt: skip
+    return [f"cores {which} (launch.bind={plan.launch.bind}), decided on each node"]
 
 
 def cause(seen: RunStatus) -> str | None:

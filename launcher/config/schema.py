@@ -184,7 +184,6 @@ class Cluster:
     limits: Limits = field(default_factory=Limits)  # limits for a job
     pools: dict[str, Pool] = field(default_factory=dict)  # limits and variables of partitions, queues and QOS
     check: bool = True  # check a plan against the actual partition or queue before submission
-    node_type: str | None = None  # type of its nodes (launcher/binding/nodes), for the bindings that a dry run shows
     nics: list[str] = field(default_factory=list)  # network device of each GPU (without GPUs: of each rank), by number
     rank_environment: dict[str, Any] = field(default_factory=dict)  # variables of each rank; {nic} is its own of nics
     expects: dict[str, Any] = field(default_factory=dict)  # what NCCL should use, for preflights: net, plugin, provider

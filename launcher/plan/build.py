@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 from launcher import bounds, redaction
-from launcher.binding import hardware
 from launcher.binding import masks as binding
 from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted, texts
@@ -272,8 +271,6 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         # Only set-up lines may have line breaks
         if match := CONTROL.search(text.replace("\n", "") if key in ("cluster.setup", "env.setup") else text):
             raise ConfigError(f"{key}={text!r} contains the control character {match[0]!r}: remove it")
-    if cluster.node_type is not None:
-        hardware.require(cluster.node_type)
     if plan.world_size < workload.min_ranks:
         raise ConfigError(
             f"workload={plan.workload.name} needs {workload.min_ranks} ranks and would get {plan.world_size}: "

@@ -15,7 +15,7 @@ from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import LaunchMode, SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.structs import Struct
+from launcher.structs import Open, Struct
 
 S = TypeVar("S", bound=SchedulerSettings)
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # control characters but the tab; line breaks
@@ -26,7 +26,7 @@ PILOT_ENTRY = "launcher.pilots.manager:main"  # workload.entry of pilots
 # -- The sections of a plan. Their names, fields and order are the config's, the values converted (build.py)
 
 
-class Cluster(Struct):
+class Cluster(Open):
     name: str
     scheduler: str
     account: str | None
@@ -35,7 +35,6 @@ class Cluster(Struct):
     setup: tuple[str, ...]
     template: str | None
     environment: Mapping[str, str | None]  # without secrets
-    node_type: str | None
     nics: tuple[str, ...]  # one for each GPU or, without GPUs, for each local rank
     rank_environment: Mapping[str, str]  # {nic} in a value stands for the rank's network device
     expects: Mapping[str, list[str]]  # compared with what NCCL reports; see launcher/worker/devices.py

@@ -1,4 +1,14 @@
-"""Trees of sysfs as nodes of known types have them, built from the files in launcher/binding/nodes."""
+"""Trees of sysfs as nodes of known types have them, built from the files in nodes/, which have these keys:
+
+- `source`: where the layout is published, and which parts of it are not
+- `sockets`, `numa`: list of CPUs of each socket and of each NUMA node
+- `siblings`: difference of the CPU numbers of a core's two hardware threads; 0: a core has one thread
+- `cache`: number of cores that share a last-level cache
+- `distances`: for each NUMA node, its distance to each NUMA node; may be absent
+- `kept`: CPUs that the site reserves, and that no job may use
+- `gpus`: lists of vendor, PCI address, NUMA node, model, and optionally number of tiles
+- `nics`: lists of name, interface, PCI address, NUMA node, Gb/s
+"""
 
 from __future__ import annotations
 
@@ -13,17 +23,19 @@ from launcher.binding.hardware import Node
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 
-NAMES = sorted(path.stem for path in hardware.FOLDER.glob("*.json"))
+FOLDER = Path(__file__).parent / "nodes"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def description(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((hardware.FOLDER / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     return found
 
 
 def allowed(about: dict[str, Any]) -> list[int]:
     """The CPUs that a job of its own gets there."""
-    return list(hardware.of(about).allowed)
+    kept = parse_ranges(about["kept"]) if about["kept"] else ()
+    return sorted({*parse_ranges(",".join(about["sockets"]))}.difference(kept))
 
 
 @cache
