@@ -11,13 +11,12 @@ import gc
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from launcher import errors, processes
-from launcher.environment import unpack_on_node
+from launcher.environment import archives
 from launcher.runs.directory import Run, current_attempt, report_start_failure
 from launcher.schedulers import topology
 
@@ -45,11 +44,8 @@ def main(run_dir: str) -> int:
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
 
-    began = time.monotonic()
     with _imports_without_collection():
         from launcher.agent.attempt import AttemptFailed
-
-    unpack_on_node.print_summary(time.monotonic() - began)
 
     get_logger().setLevel("CRITICAL")
     try:
@@ -63,7 +59,7 @@ def main(run_dir: str) -> int:
             attempt.write_exit_code(failure.exit_code)
         return failure.exit_code
     finally:
-        unpack_on_node.leave_own()
+        archives.leave_own()
     return errors.DONE
 
 

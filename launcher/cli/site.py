@@ -234,6 +234,5 @@ def env(arguments: Namespace) -> int:
     source = folder[0] if folder else archives.default_folder()
     packed = archives.pack(source, name)
     print(f"{name}: {rough_size(packed['bytes'])} of {source}")
-    print(f"torch was imported from {source} in {packed['import_seconds']:.1f} s")
     print(f"use it with env.archive={name}")
     return 0

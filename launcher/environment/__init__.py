@@ -4,8 +4,7 @@ It may import runs, plan and what is below them.
 
 - `repository`: the files of the user's code: those of a git repository, or those that were sent from another machine
 - `snapshot`: copies the user's code into the run directory (env.snapshot), and maps paths into the copy
-- `archives`: makes archives of environments (`env pack`), and checks env.archive at submission
-- `unpack_on_node`: unpacks the archive on a node's own disk, shares it among processes, and removes it
+- `archives`: makes archives of environments (`env pack`), checks env.archive at submission, and unpacks it on each node
 - `container_command`: checks env.container, makes the script's commands for it, and starts it on a node
 - `programs`: checks the user's script, module or function, its environment and trackers at submission
 - `secrets`: secrets of a run: files of their values, and records without them

@@ -203,7 +203,7 @@ def checked_image(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]
 def node_command(plan: JobPlan) -> list[str]:
     """Returns the command, but for the run directory, that starts on each node; raises ConfigError."""
     if plan.env.archive is not None:
-        return [plan.python, *own_module("launcher.environment.unpack_on_node")]
+        return [plan.python, *own_module("launcher.environment.archives")]
     if plan.env.container is None:
         return [plan.node_python, "-u", *own_module("launcher.agent")]
     for folder in folders(plan):

@@ -139,12 +139,10 @@ class SnapshotCode(Struct):
     path: tuple[str, ...] = ()  # folders of the copy that are put on PYTHONPATH
 
 
-class Archive(Struct):
+class Archive(Open):
     """Facts about the file of env.archive."""
 
     digest: str = ""  # SHA-256 of the file, in hexadecimal
-    of: str | None = None  # folder of the environment that was packed; None: not known
-    import_time: float = 0.0  # seconds that importing torch took from that folder
 
 
 class JobPlan(Struct):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launcher.environment import archives, unpack_on_node
+from launcher.environment import archives
 from tests.launch import ROOT
 from tests.two_users import SOMEBODY_ELSE, as_somebody_else
 
@@ -118,8 +118,8 @@ def test_no_hard_link_of_theirs_reaches_a_file_of_the_user(open_to_all: Path, tm
     secret.chmod(0o600)
     path, link = open_to_all / "env.tar", to.format(secret, secret.name)
     as_somebody_else(lambda: packed(path, ("module.py", tarfile.LNKTYPE, link), ("module.py", tarfile.REGTYPE, "")))
-    with pytest.raises(unpack_on_node.ArchiveError, match=r"module\.py is a hard link to"):
-        unpack_on_node.unpack(path, open_to_all / "out", archives.digest_of(path))
+    with pytest.raises(archives.ArchiveError, match=r"module\.py is a hard link to"):
+        archives.unpack(path, open_to_all / "out", archives.digest_of(path))
     found = secret.stat()
     assert (secret.read_text(), stat.S_IMODE(found.st_mode), found.st_nlink) == ("mine", 0o600, 1)
 
@@ -129,8 +129,8 @@ def test_an_archive_of_theirs_is_compared_before_anything_of_it_is_unpacked(
 ) -> None:
     digest = archives.digest_of(their_archive)
     as_somebody_else(lambda: packed(their_archive, ("evil.py", tarfile.REGTYPE, "")))
-    with pytest.raises(unpack_on_node.ArchiveError, match="has changed since the run was submitted"):
-        unpack_on_node.unpack(their_archive, open_to_all / "out", digest)
+    with pytest.raises(archives.ArchiveError, match="has changed since the run was submitted"):
+        archives.unpack(their_archive, open_to_all / "out", digest)
     assert not [*(open_to_all / "out").iterdir()]
 
 
@@ -153,7 +153,7 @@ def test_what_is_unpacked_is_a_copy_that_they_can_neither_change_nor_find(
         return real(*arguments, **options)
 
     monkeypatch.setattr(tarfile, "open", then)
-    unpack_on_node.unpack(their_archive, open_to_all / "out", digest)
+    archives.unpack(their_archive, open_to_all / "out", digest)
     assert [path.name for path in (open_to_all / "out").iterdir()] == ["module.py"]
     assert archives.digest_of(their_archive) != digest
 
@@ -168,6 +168,6 @@ def test_a_place_for_it_that_they_have_taken_is_not_used(their_archive: Path, op
     digest = archives.digest_of(their_archive)
     place = open_to_all / f"launcher-{os.getuid()}-{digest[:16]}"
     as_somebody_else(lambda: place.mkdir(mode=0o700))
-    with pytest.raises(unpack_on_node.ArchiveError, match="is not a private folder of yours"):
-        unpack_on_node.enter(their_archive, digest, str(open_to_all))
+    with pytest.raises(archives.ArchiveError, match="is not a private folder of yours"):
+        archives.enter(their_archive, digest, str(open_to_all))
     assert not [*place.iterdir()]

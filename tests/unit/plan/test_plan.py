@@ -75,3 +75,12 @@ def test_a_plan_survives_its_record(
 def test_a_plan_of_another_version_is_told_apart(damage: dict[str, Any]) -> None:
     values = {key: value for key, value in {**as_dict(plan_of()), **damage}.items() if value is not ...}
     assert plan_misfit(values) is not None
+
+
+def test_a_plan_with_keys_that_are_gone_is_read() -> None:
+    plan = plan_of(cluster={"name": "polaris"})
+    values = json.loads(json.dumps(as_dict(plan)))
+    values["cluster"]["node_type"] = "polaris"
+    values["archive"] |= {"of": "/home/me/env", "import_time": 4.5}
+    assert plan_misfit(values) is None
+    assert from_dict(values) == plan

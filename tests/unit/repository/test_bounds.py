@@ -23,7 +23,7 @@ NO_BOUNDS = {
         "agent/workers.READ", "agent/workers.MOST", "checkpoint/copies.BLOCK", "checkpoint/format.BLOCK",
         "checkpoint/memory.PIECE",
         "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
-        "checkpoint/saving.AT_ONCE_ALL", "checkpoint/storage._PIECE", "environment/unpack_on_node.PIECE",
+        "checkpoint/saving.AT_ONCE_ALL", "checkpoint/storage._PIECE", "environment/archives.PIECE",
         "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
         "runs/event_file._PIECE_BYTES",
         "runs/output.BLOCK",

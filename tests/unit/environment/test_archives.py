@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ import pytest
 
 from launcher.cli import commands
 from launcher.config.schema import Env
-from launcher.environment import archives, programs, snapshot, unpack_on_node
+from launcher.environment import archives, programs, snapshot
 from launcher.errors import ConfigError, RunError
 from launcher.own_module import own_module
 from launcher.plan.plan import Archive, JobPlan
@@ -31,7 +30,6 @@ from tests.unit.plans import SITE, make_config
 PYTHON = """#!/bin/bash
 case "$*" in
   *find_spec*) echo '[[3, 12], []]' ;;
-  *"import torch"*) ;;
   *) echo "$0 $*"; env; ls "$(dirname "$0")/../lib" ;;
 esac
 """
@@ -51,14 +49,14 @@ def environment(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("suffix", unpack_on_node.SUFFIXES)
+@pytest.mark.parametrize("suffix", archives.SUFFIXES)
 def test_what_is_packed_is_unpacked(environment: Path, tmp_path: Path, suffix: str) -> None:
     if suffix.endswith("zst") and shutil.which("zstd") is None:
         pytest.skip("there is no zstd")
     packed = tmp_path / f"env{suffix}"
     told = archives.pack(environment, packed)
     assert told["sha256"] == archives.digest_of(packed)
-    unpack_on_node.unpack(packed, tmp_path / "out", told["sha256"])
+    archives.unpack(packed, tmp_path / "out", told["sha256"])
     assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
     assert os.access(tmp_path / "out/bin/python3", os.X_OK)
     assert os.readlink(tmp_path / "out/bin/python3.99") == "/usr/bin/env"
@@ -80,8 +78,8 @@ def test_a_damaged_or_another_archive_is_refused(environment: Path, tmp_path: Pa
         os.truncate(packed, packed.stat().st_size // 2)
     else:
         packed.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(unpack_on_node.ArchiveError, match=r"env.archive\) (has changed|cannot be unpacked)"):
-        unpack_on_node.unpack(packed, tmp_path / "out", digest)
+    with pytest.raises(archives.ArchiveError, match=r"env.archive\) (has changed|cannot be unpacked)"):
+        archives.unpack(packed, tmp_path / "out", digest)
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
@@ -122,8 +120,8 @@ def test_what_would_be_outside_of_it_is_refused(tmp_path: Path, members: list[ta
             each.name, each.linkname = (text.format(outside=outside) for text in (each.name, each.linkname))
             each.size = 4 if each.isfile() else 0
             tar.addfile(each, io.BytesIO(b"ours"))
-    with pytest.raises(unpack_on_node.ArchiveError, match="cannot be unpacked") as refusal:
-        unpack_on_node.unpack(tmp_path / "bad.tar", tmp_path / "out", archives.digest_of(tmp_path / "bad.tar"))
+    with pytest.raises(archives.ArchiveError, match="cannot be unpacked") as refusal:
+        archives.unpack(tmp_path / "bad.tar", tmp_path / "out", archives.digest_of(tmp_path / "bad.tar"))
     assert told in str(refusal.value)
     assert [path.name for path in outside.iterdir()] == ["theirs"] and (outside / "theirs").read_text() == "theirs"
     assert not [*tmp_path.rglob("escaped")]
@@ -133,8 +131,8 @@ def test_nothing_of_an_exchanged_archive_is_unpacked(environment: Path, tmp_path
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     with tarfile.open(tmp_path / "env.tar", "w") as tar:
         tar.addfile(member("evil"))
-    with pytest.raises(unpack_on_node.ArchiveError, match="has changed since the run was submitted"):
-        unpack_on_node.unpack(tmp_path / "env.tar", tmp_path / "out", digest)
+    with pytest.raises(archives.ArchiveError, match="has changed since the run was submitted"):
+        archives.unpack(tmp_path / "env.tar", tmp_path / "out", digest)
     assert not [*(tmp_path / "out").iterdir()]
 
 
@@ -157,19 +155,19 @@ def test_an_archive_that_is_exchanged_meanwhile_does_not_count(
         return real(*args, **options)
 
     monkeypatch.setattr(tarfile, "open", exchanged)
-    unpack_on_node.unpack(packed, tmp_path / "out", digest)
+    archives.unpack(packed, tmp_path / "out", digest)
     assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
 
 
 def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    first, env, seconds = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
-    second, same, again = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    first, env, seconds = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    second, same, again = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     assert (env, seconds is None, again) == (same, False, None)
     assert env.parent.stat().st_mode & 0o777 == 0o700
-    unpack_on_node.leave(first, env.parent)
+    archives.leave(first, env.parent)
     assert env.is_dir()
-    unpack_on_node.leave(second, env.parent)
+    archives.leave(second, env.parent)
     assert not env.parent.exists()
 
 
@@ -177,38 +175,38 @@ def test_one_that_comes_while_it_is_removed_has_one_of_its_own(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    lock, env, _ = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     remove, came = shutil.rmtree, []
 
     def slowly(path: Path, ignore_errors: bool) -> None:
         monkeypatch.setattr(shutil, "rmtree", remove)
         (path / "lock").unlink()
-        came.append(unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path)))
+        came.append(archives.enter(tmp_path / "env.tar", digest, str(tmp_path)))
         remove(path, ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", slowly)
-    unpack_on_node.leave(lock, env.parent)
+    archives.leave(lock, env.parent)
     (newcomer,) = came
     assert (newcomer[1] / "lib/module.py").exists()
-    unpack_on_node.leave(newcomer[0], newcomer[1].parent)
+    archives.leave(newcomer[0], newcomer[1].parent)
     assert not list(tmp_path.glob("launcher-*"))
 
 
 def test_one_that_waited_for_what_is_gone_removes_nothing_of_others(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    lock, env, _ = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     late = os.open(env.parent / "lock", os.O_RDWR)
-    unpack_on_node.leave(lock, env.parent)
-    lock, env, _ = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
-    unpack_on_node.leave(late, env.parent)
+    archives.leave(lock, env.parent)
+    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    archives.leave(late, env.parent)
     assert env.is_dir()
-    unpack_on_node.leave(lock, env.parent)
+    archives.leave(lock, env.parent)
 
 
 def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     script = (
-        "import sys; from pathlib import Path; from launcher.environment import unpack_on_node as archive\n"
+        "import sys; from pathlib import Path; from launcher.environment import archives as archive\n"
         "lock, env, seconds = archive.enter(Path(sys.argv[1]), sys.argv[2], sys.argv[3])\n"
         "assert (env / 'lib/module.py').exists(); print(seconds is not None, flush=True)\n"
         "sys.stdin.read()\n"
@@ -233,10 +231,10 @@ def test_one_that_was_killed_while_it_unpacked_leaves_nothing_in_the_way(environ
     (half / "half").touch()
     removed = tmp_path / f"{half.parent.name}.1234/env"  # one that was killed while it removed it
     removed.mkdir(parents=True)
-    lock, env, _ = unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     assert not (env / "half").exists()
     assert not removed.parent.exists()
-    unpack_on_node.leave(lock, env.parent)
+    archives.leave(lock, env.parent)
 
 
 def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path) -> None:
@@ -244,8 +242,8 @@ def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path
     planted = tmp_path / f"launcher-{os.getuid()}-{digest[:16]}"
     planted.mkdir()
     planted.chmod(0o777)
-    with pytest.raises(unpack_on_node.ArchiveError, match="is not a private folder of yours"):
-        unpack_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    with pytest.raises(archives.ArchiveError, match="is not a private folder of yours"):
+        archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +256,7 @@ def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path
     ],
 )
 def test_it_is_unpacked_on_the_nodes_own_disk(environ: dict[str, str], folder: str) -> None:
-    assert unpack_on_node.place(environ, lambda path: path != "/gone") == folder
+    assert archives.place(environ, lambda path: path != "/gone") == folder
 
 
 MOUNTS = """\
@@ -286,7 +284,7 @@ fs2:/y /tmp beegfs_nodev rw 0 0
     ],
 )
 def test_a_folder_that_other_nodes_see_is_not_the_nodes_own(folder: str, expected: bool) -> None:
-    assert unpack_on_node.shared(folder, MOUNTS) == expected
+    assert archives.shared(folder, MOUNTS) == expected
 
 
 def planned(packed: Path, tmp_path: Path) -> JobPlan:
@@ -304,7 +302,7 @@ def started(plan: JobPlan, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     (run.path / "attempts/0/events").mkdir(parents=True)
     (tmp_path / "local").mkdir()
     return subprocess.run(
-        [sys.executable, "-m", "launcher.environment.unpack_on_node", plan.run_dir],
+        [sys.executable, "-m", "launcher.environment.archives", plan.run_dir],
         cwd=ROOT, capture_output=True, text=True,
         env={"PATH": os.environ["PATH"], "LAUNCHER_RUN_DIR": plan.run_dir, "LAUNCHER_ATTEMPT": "0",
              "SLURM_TMPDIR": str(tmp_path / "local"), "PYTHONHOME": ""}, timeout=60, check=False,
@@ -320,8 +318,6 @@ def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
     assert " ".join([f"{env}/bin/python", "-u", *own_module("launcher.agent"), plan.run_dir]) in done.stdout
     assert f"VIRTUAL_ENV={env}\n" in done.stdout
     assert f"PATH={env}/bin:" in done.stdout
-    assert "env.tar unpacked into" in done.stdout  # what is said once torch is imported
-    assert f'"of": "{environment}"' in done.stdout
 
 
 def test_a_node_that_cannot_unpack_it_is_named(environment: Path, tmp_path: Path) -> None:
@@ -335,25 +331,6 @@ def test_a_node_that_cannot_unpack_it_is_named(environment: Path, tmp_path: Path
     assert (event["event"], event["host"]) == ("fault", os.uname().nodename)
     assert (Run(Path(plan.run_dir)).attempts()[0].path / "exit_code").read_text() == "93\n"
     assert not list((tmp_path / "local").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("of", "shared", "told"),
-    [
-        ("/env", 41.0, "; 41.0 s from /env when it was packed: 36.5 s saved"),
-        ("/env", 4.0, "; 4.0 s from /env when it was packed: nothing saved"),
-        (None, 0.0, ""),
-    ],
-)
-def test_what_it_cost_and_saved_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: str | None, shared: float, told: str
-) -> None:
-    about = {"where": "n1: e.tar unpacked into /tmp", "unpacked": 2.5, "of": of, "shared": shared}
-    monkeypatch.setenv(unpack_on_node.TIMES, json.dumps(about))
-    unpack_on_node.print_summary(2.0)
-    unpack_on_node.print_summary(3.0)
-    expected = "launcher: n1: e.tar unpacked into /tmp in 2.5 s, torch imported from there in 2.0 s"
-    assert capsys.readouterr().err == f"{expected}{told}\n"
 
 
 @pytest.mark.parametrize(
@@ -373,13 +350,13 @@ def test_an_archive_that_nobody_wrote_a_word_about_is_read_once(
 ) -> None:
     packed = tmp_path / "env.tar"
     digest = archives.pack(environment, packed)["sha256"]
-    assert archives.checked(str(packed))[1].of == str(environment)
+    assert archives.checked(str(packed))[1] == Archive(digest)
     digest_of = Mock(side_effect=archives.digest_of)
     monkeypatch.setattr(archives, "digest_of", digest_of)
     monkeypatch.chdir(tmp_path)
     os.utime(packed)  # it may have been copied over
     for name in (str(packed), "env.tar"):
-        assert archives.checked(name)[1] == Archive(digest, None, 0.0)
+        assert archives.checked(name)[1] == Archive(digest)
     digest_of.assert_called_once_with(packed)
     os.utime(packed, (1, 1))
     assert archives.checked("env.tar")[1].digest == digest
@@ -393,7 +370,7 @@ def test_what_zstd_unpacks_is_read_once(environment: Path, tmp_path: Path, monke
     digest = archives.pack(environment, packed)["sha256"]
     started = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr(subprocess, "Popen", started)
-    unpack_on_node.unpack(packed, tmp_path / "out", digest)
+    archives.unpack(packed, tmp_path / "out", digest)
     assert started.call_args.args == (["zstd", "-dcq"],)  # and not the file, of which we take the checksum
 
 
