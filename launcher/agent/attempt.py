@@ -38,7 +38,7 @@ from launcher.binding.hardware import Node
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures import text
-from launcher.failures.codes import FaultCode, PreflightThen, Unbound, UnboundReason
+from launcher.failures.codes import FaultCode, PreflightThen, Unbound
 from launcher.files.shared_files import is_transient
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
@@ -512,7 +512,7 @@ class Binder:
         # With launch=tasks it covers only this agent's rank, which has its own CPUs from the scheduler.
         own, tasks = agents[position], self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == masks.AUTO:
-            why = Unbound(UnboundReason.SCHEDULER, "launch=tasks: the scheduler has bound each rank")
+            why = Unbound("launch=tasks: the scheduler has bound each rank")
             return 0, masks.unbound(node, allowed, [RankDevices()], why)
         alone = tasks or self._wanted.kind == masks.MAP
         on_this_host = [agent for agent in agents if agent.host == own.host and (agent is own or not alone)]
@@ -521,7 +521,7 @@ class Binder:
             here = [each for agent in on_this_host for each in self._near(node, agent, tasks)]
         except DeviceError as error:
             count = sum(agent.ranks for agent in on_this_host)
-            return before, masks.unbound(node, allowed, [RankDevices()] * count, error.unbound)
+            return before, masks.unbound(node, allowed, [RankDevices()] * count, Unbound(str(error)))
         lists = self._wanted
         if tasks and lists.kind == masks.MAP:
             lists = masks.BindRequest(masks.MAP, lists.lists[own.first_local_rank :])

@@ -29,7 +29,6 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Backend, Device, LaunchMode
-from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
@@ -87,7 +86,7 @@ def check(name: str, look: Callable[[], Observation]) -> NodeCheck:
         outcome = NodeCheck(name, problem.level, problem.found, accused=problem.accused, looked=problem.looked)
     except Exception as error:  # drivers and file systems raise anything
         message = str(error).strip().partition("\n")[0] or type(error).__name__
-        found = Observation(CheckCode.ERROR, message)
+        found = Observation(message)
         outcome = NodeCheck(name, CheckLevel.FAILED, found, symptom=bool(_SYMPTOM.search(str(error))))
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
 
@@ -101,7 +100,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
     if there < wanted:
         asked = f"gpus_per_node={plan.gpus_per_node} asks for {max(plan.gpus_per_node, 1)}"
         look = "see what `nvidia-smi` (`rocm-smi`, `xpu-smi`) says there"
-        raise CheckProblem(Observation(CheckCode.FEW_GPUS, f"torch sees {plural(there, 'GPU')}, and {asked}: {look}"))
+        raise CheckProblem(Observation(f"torch sees {plural(there, 'GPU')}, and {asked}: {look}"))
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
@@ -123,20 +122,20 @@ def compute(where: torch.device) -> Observation:
     product = (left.to(where, torch.float32) @ right.to(where, torch.float32)).cpu().double()
     if wrong := int((product != known).sum()):
         elements = f"{wrong} of {SIDE * SIDE} elements of a product of matrices"
-        raise CheckProblem(Observation(CheckCode.COMPUTES_WRONG, f"{where} computes wrong: {elements}; replace it"))
+        raise CheckProblem(Observation(f"{where} computes wrong: {elements}; replace it"))
     if memory is not None and memory[1] - memory[0] > BUSY * memory[1]:
         used = f"{(memory[1] - memory[0]) / 2**30:.1f} of {memory[1] / 2**30:.0f} GiB"
         text = f"{used} of the memory of {where} are in use: is a process of another job still running there?"
-        raise CheckProblem(Observation(CheckCode.GPU_IN_USE, text), CheckLevel.WARNING)
-    return Observation(CheckCode.COMPUTES, devices.name(where) or "cpu")
+        raise CheckProblem(Observation(text), CheckLevel.WARNING)
+    return Observation(devices.name(where) or "cpu")
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
     """Returns NCCL's network (NETWORK); CheckProblem: it is not what `cluster.expects` says."""
     found = devices.read_nccl_log(log)
     if wrong := devices.network_mismatch(found, expects):
-        raise CheckProblem(Observation(CheckCode.OTHER_NETWORK, wrong))
-    return Observation(CheckCode.NETWORK, found.text if found is not None else "NCCL wrote no log")
+        raise CheckProblem(Observation(wrong))
+    return Observation(found.text if found is not None else "NCCL wrote no log")
 
 
 def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
@@ -147,13 +146,13 @@ def judge_space(key: str, folder: str, free: int, files: int, least: int, enough
     has, other = f"{folder} has {free / MIB:,.0f} MiB free", f"or set {key} to another file system"
     if 0 <= files < 10:
         few = f"{folder} has room for only {files} more files (inodes): remove some, {other}"
-        raise CheckProblem(Observation(CheckCode.FEW_FILES, few))
+        raise CheckProblem(Observation(few))
     if free < least:
         little = f"{has}, less than {format_size(least)}: free some, {other}"
-        raise CheckProblem(Observation(CheckCode.LITTLE_SPACE, little))
+        raise CheckProblem(Observation(little))
     if free < enough:
-        raise CheckProblem(Observation(CheckCode.LITTLE_SPACE, f"{has}: free some, {other}"), CheckLevel.WARNING)
-    return Observation(CheckCode.SPACE, has)
+        raise CheckProblem(Observation(f"{has}: free some, {other}"), CheckLevel.WARNING)
+    return Observation(has)
 
 
 def space(key: str, folder: Path, least: int, enough: int) -> Observation:
@@ -162,7 +161,7 @@ def space(key: str, folder: Path, least: int, enough: int) -> Observation:
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise CheckProblem(Observation(CheckCode.NO_DIRECTORY, f"{there} is no folder: set {key} to one"))
+        raise CheckProblem(Observation(f"{there} is no folder: set {key} to one"))
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".preflight-") as file:
             file.write(bytes(WRITTEN))
@@ -178,15 +177,14 @@ def _not_written(error: OSError, folder: Path, key: str) -> Observation:
     # Returns why a file could not be written to a directory that the user sets with `key`
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     why = "its file system is full" if full else error.strerror or str(error)
-    text = f"{folder} cannot be written to ({why}): set {key} to a folder that can"
-    return Observation(CheckCode.FULL if full else CheckCode.NOT_WRITABLE, text)
+    return Observation(f"{folder} cannot be written to ({why}): set {key} to a folder that can")
 
 
 def temporary() -> Observation:
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
         text = f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment"
-        raise CheckProblem(Observation(CheckCode.NO_TMPDIR, text))
+        raise CheckProblem(Observation(text))
     return space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)
 
 
@@ -219,7 +217,7 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
     except OSError as error:
         raise CheckProblem(_not_written(error, folder, "runs_dir")) from None
     judge_owner(path, status.st_uid, os.getuid(), status.st_mode)
-    return Observation(CheckCode.FILE_WRITTEN, f"{path} written")
+    return Observation(f"{path} written")
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
@@ -227,10 +225,10 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
     if owner != me:
         maps = "its file system maps user ids (as NFS's all_squash does); set runs_dir to another file system"
         text = f"{path} was made by user {me} and belongs to user {owner}: {maps}"
-        raise CheckProblem(Observation(CheckCode.OTHER_OWNER, text))
+        raise CheckProblem(Observation(text))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         text = f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600: set runs_dir to another file system"
-        raise CheckProblem(Observation(CheckCode.OTHER_MODE, text))
+        raise CheckProblem(Observation(text))
 
 
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
@@ -242,11 +240,11 @@ def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
                 if (folder / f"member-{index}").read_text() == left[index]:
                     del left[index]
         if not left:
-            return Observation(CheckCode.FILES_SEEN, f"{plural(len(texts), 'file')} of other nodes seen")
+            return Observation(f"{plural(len(texts), 'file')} of other nodes seen")
         if time.monotonic() > deadline:
             asks = "is it on a file system that all nodes share? Set runs_dir to one"
             text = f"{folder} does not show what other nodes write within {timeout:g} s: {asks}"
-            raise CheckProblem(Observation(CheckCode.NOT_SHARED, text), accused=sorted(left), looked=len(texts))
+            raise CheckProblem(Observation(text), accused=sorted(left), looked=len(texts))
         os.scandir(folder).close()  # refreshes NFS's cache
         time.sleep(0.05)
 
@@ -290,8 +288,8 @@ def judge_clock(ahead: float, error: float) -> Observation:
     text = f"its clock is {abs(ahead):.3f} s {way} the first node's (± {error:.3f} s)"
     if abs(ahead) > SKEW + error:
         text += ": have the nodes' clocks synchronised; times in its records are wrong"
-        raise CheckProblem(Observation(CheckCode.CLOCK_OFF, text), CheckLevel.WARNING)
-    return Observation(CheckCode.CLOCK, text)
+        raise CheckProblem(Observation(text), CheckLevel.WARNING)
+    return Observation(text)
 
 
 def reduce_together(rank: int, world_size: int, where: torch.device) -> Observation:
@@ -314,10 +312,10 @@ def reduce_together(rank: int, world_size: int, where: torch.device) -> Observat
         accused = torch.unique(wrong % world_size).tolist()
         ranks = ", ".join(map(str, accused[:MOST_RANKS]))
         text = f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank {ranks})"
-        found = Observation(CheckCode.WRONG_ELEMENTS, f"{text}: test its network card and memory")
+        found = Observation(f"{text}: test its network card and memory")
         raise CheckProblem(found, accused=accused)
     size = f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')}"
-    return Observation(CheckCode.REDUCED, f"{size} in {seconds * 1000:.2f} ms")
+    return Observation(f"{size} in {seconds * 1000:.2f} ms")
 
 
 def open_port(interface: str) -> tuple[socket.socket | None, str]:
@@ -344,13 +342,13 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
         errors = zip(addresses, pool.map(call, addresses.values()), strict=True)
         failed = {index: error for index, error in errors if error is not None}
     if not failed:
-        return Observation(CheckCode.REACHED, f"{len(addresses)} other nodes reached")
+        return Observation(f"{len(addresses)} other nodes reached")
     first = next(iter(failed))
     others = names[first] + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
     why = f"({failed[first]}) at {addresses[first]}" if addresses[first] else "(it has opened no port)"
     asks = "is there a firewall between the nodes, or the wrong cluster.interface?"
     text = f"from {socket.gethostname()} {others} cannot be reached {why}: {asks}"
-    raise CheckProblem(Observation(CheckCode.NOT_REACHED, text), accused=sorted(failed), looked=len(addresses))
+    raise CheckProblem(Observation(text), accused=sorted(failed), looked=len(addresses))
 
 
 STORE = 30.0  # timeout of operations on the store, in seconds
@@ -381,7 +379,7 @@ def cannot_start(number: int, message: str, folder: Path) -> NodeCheck:
     """Returns the failed check of a node that could not start the ranks of its preflight (errno, message)."""
     error = OSError(number, os.strerror(number))
     if isinstance(error, BlockingIOError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return NodeCheck("device", CheckLevel.FAILED, Observation(CheckCode.ERROR, message))
+        return NodeCheck("device", CheckLevel.FAILED, Observation(message))
     return NodeCheck("run_dir", CheckLevel.FAILED, _not_written(error, folder, "runs_dir"))
 
 
@@ -460,7 +458,7 @@ class RankChecks:
             return clock(self._store, self._own == self._heads[0], len(self._heads))
         except DistStoreError:  # the all_reduce will report the missing node
             text = f"not compared with the others, which did not respond in {NEAR:g} s"
-            raise CheckProblem(Observation(CheckCode.CLOCK_UNKNOWN, text), CheckLevel.WARNING) from None
+            raise CheckProblem(Observation(text), CheckLevel.WARNING) from None
         finally:
             self._store.set_timeout(timedelta(seconds=STORE))
 

@@ -15,7 +15,7 @@ from launcher import errors
 from launcher.agent.control import ENDS, WARNS, Control
 from launcher.agent.node_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
-from launcher.failures.codes import CheckCode, PreflightThen
+from launcher.failures.codes import PreflightThen
 from launcher.failures.text import signal_name
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
@@ -81,7 +81,7 @@ def decide(
         failure = f"preflight: {lost_others}: {symptoms[0].found.words}"
         return PreflightVerdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
     text = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
-    silent = events.Observation(CheckCode.SILENT, text)
+    silent = events.Observation(text)
     bad = tuple(
         events.NodeFinding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
         for node, check in found.items()
@@ -276,7 +276,7 @@ class Preflight:
     def _without_leader(self, error: str) -> PreflightVerdict:
         leader = self._rendezvous.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
-        found = events.Observation(CheckCode.LEADER_LOST, f"it leads the agents, and does not respond: {error}")
+        found = events.Observation(f"it leads the agents, and does not respond: {error}")
         bad = (events.NodeFinding(node.name, node.host, LEADER, found),)
         return PreflightVerdict(PreflightThen.WITHOUT, bad, node.members)
 
@@ -305,10 +305,10 @@ def _died(part: str, ended: WorkerExit) -> NodeCheck:
     how = f"was killed by {signal_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
     text = f"local rank {ended.place} {how}"
     if part == ALONE_PART:
-        found = events.Observation(CheckCode.PROCESS_ENDED, f"{text} during the checks of this node alone")
+        found = events.Observation(f"{text} during the checks of this node alone")
         return NodeCheck("device", CheckLevel.FAILED, found)
     aborted = ended.code == -signal.SIGABRT  # as NCCL does on a timeout
-    found = events.Observation(CheckCode.RANK_ENDED, f"{text} in an all_reduce")
+    found = events.Observation(f"{text} in an all_reduce")
     return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=aborted)
 
 

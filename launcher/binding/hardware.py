@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from launcher.failures.codes import Unbound, UnboundReason
+from launcher.failures.codes import Unbound
 from launcher.formatting import plural
 from launcher.structs import Struct
 from launcher.units import parse_ranges
@@ -54,7 +54,7 @@ class Nic(Struct):
 
 
 def no_topology(path: str) -> Unbound:
-    return Unbound(UnboundReason.NO_TOPOLOGY, f"{path} does not show which CPUs are of one core")
+    return Unbound(f"{path} does not show which CPUs are of one core")
 
 
 class Node(Struct):
@@ -99,7 +99,7 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
     models = sorted({gpu.model for gpu in gpus})
     if len(models) > 1 and gpus[0].vendor == "nvidia" and environ.get("CUDA_DEVICE_ORDER") != ALIKE:
         which = f"GPUs of different models ({', '.join(models)}), which CUDA numbers by their speed"
-        unbound = unbound or Unbound(UnboundReason.MIXED_GPUS, f"{which}: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+        unbound = unbound or Unbound(f"{which}: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return Node(cores, tuple(gpus), _nics(files), _distances(files), unbound)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
 from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
-from launcher.failures.codes import Unbound, UnboundReason
+from launcher.failures.codes import Unbound
 from launcher.formatting import plural, ranges
 from launcher.structs import Struct
 from launcher.units import parse_ranges
@@ -124,7 +124,7 @@ def bind(
     cores = _allowed_cores(node, allowed)
     refuse = partial(unbound, node, allowed, ranks)
     if wanted.kind == NONE:
-        return refuse(Unbound(UnboundReason.NOT_WANTED, "launch.bind=none"))
+        return refuse(Unbound("launch.bind=none"))
     if wanted.kind == MAP:
         _check_map(wanted, everything, len(ranks))
         return Binding(tuple(_bound(wanted.lists[place], cores, devices) for place, devices in enumerate(ranks)))
@@ -133,13 +133,13 @@ def bind(
     if not cores or _size(cores) < len(everything):
         return refuse(no_topology(CPUS))
     few = f"{plural(len(ranks), 'rank')} and {plural(len(cores), 'core')}"
-    few_cores = Unbound(UnboundReason.FEW_CORES, few)
+    few_cores = Unbound(few)
     if len(ranks) > len(cores):
         return refuse(few_cores)
     homes = [_home(node, devices, cores) for devices in ranks]
     lost = [each.gpu.name for each, home in zip(ranks, homes, strict=True) if home is None and each.gpu]
     if lost:
-        return refuse(Unbound(UnboundReason.GPU_NUMA, f"the NUMA node of GPU {lost[0]} is not known"))
+        return refuse(Unbound(f"the NUMA node of GPU {lost[0]} is not known"))
     need = min(cpus_per_rank, _size(cores) // len(ranks))
     known = [home for home in homes if home is not None]
     if len(known) < len(homes):
@@ -301,11 +301,7 @@ def mask_of(names: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 class DeviceError(Exception):
-    """It is not known which devices a rank uses. unbound: why; ranks that need them cannot be bound."""
-
-    def __init__(self, reason: UnboundReason, text: str) -> None:
-        super().__init__(text)
-        self.unbound = Unbound(reason, text)
+    """It is not known which devices a rank uses, so ranks that need them cannot be bound."""
 
 
 Parent = Callable[[str], "str | None"]  # from the UUID of a MIG slice to the PCI address of its GPU; None: unknown
@@ -322,12 +318,12 @@ def of_ranks(
     """
     shown = visible_gpus(node, environ, parent)[:most] if gpus else []
     if gpus and not shown:
-        raise DeviceError(UnboundReason.NO_GPU, "no accelerator is found in /sys or /proc")
+        raise DeviceError("no accelerator is found in /sys or /proc")
     named = {each: nic for nic in node.nics for each in (nic.name, nic.interface) if each}
     if missing := tuple(name for name in dict.fromkeys(pairs) if name not in named):
         nics = ", ".join(nic.name for nic in node.nics) or "none"
         text = f"cluster.nics names {', '.join(missing)}, and there is {nics}"
-        raise DeviceError(UnboundReason.NO_NIC, text)
+        raise DeviceError(text)
     found = []
     for rank in ranks:
         gpu = shown[rank % len(shown)] if shown else None
@@ -354,12 +350,12 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
         if entry in NO_DEVICES:
             break
         if entry in entries:
-            raise DeviceError(UnboundReason.ENTRY_TWICE, f"{mask}={text} names {entry} twice")
+            raise DeviceError(f"{mask}={text} names {entry} twice")
         entries.append(entry)
         found += _of_entry(shown, mask, entry, parent)
         whole = not entry.startswith("MIG-") and "." not in entry
         if whole and (before := names.setdefault(found[-1], entry)) != entry:
-            raise DeviceError(UnboundReason.SAME_GPU, f"{mask}={text} names one GPU as {before} and as {entry}")
+            raise DeviceError(f"{mask}={text} names one GPU as {before} and as {entry}")
     return found
 
 
@@ -368,7 +364,7 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
         if int(entry) < len(shown):
             return [shown[int(entry)]]
         may_use = f"this process may use {plural(len(shown), 'GPU')} here"
-        raise DeviceError(UnboundReason.GPU_NUMBER, f"{mask} names GPU {entry}, and {may_use}")
+        raise DeviceError(f"{mask} names GPU {entry}, and {may_use}")
     if match := re.fullmatch(r"(\d+)\.(\d+)", entry):
         cards = list(dict.fromkeys(gpu.address for gpu in shown))
         at = [gpu for gpu in shown if cards.index(gpu.address) == int(match[1]) and gpu.tile in (int(match[2]), None)]
@@ -378,13 +374,13 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
         address = parent(entry)
         if address is None:
             text = f"{mask} names {entry}, a MIG instance: only NVIDIA's library can tell which GPU it is on"
-            raise DeviceError(UnboundReason.MIG_SLICE, text)
+            raise DeviceError(text)
         at = [gpu for gpu in shown if gpu.address == address]
     else:
         at = [gpu for gpu in shown if gpu.uuid.startswith(entry)]
     if len(at) != 1:
         text = f"{mask} names {entry}, and no GPU here is that: it is gone, or not this job's"
-        raise DeviceError(UnboundReason.NOT_VISIBLE, text)
+        raise DeviceError(text)
     return at
 
 

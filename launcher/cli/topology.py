@@ -13,6 +13,7 @@ from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
 from launcher.cli.text import WIDTH, print_unreadable, table
 from launcher.errors import RunError
+from launcher.failures.codes import Unbound
 from launcher.formatting import name_ranks
 from launcher.runs.events import Bound, BoundRank
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
@@ -46,7 +47,7 @@ def _bound(
         near = masks.of_ranks(node, environ, range(wanted or seen or 1), gpus=seen > 0, parent=hardware.parent_of_slice)
         found = masks.bind(node, allowed, near, bind)
     except masks.DeviceError as error:
-        found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), error.unbound)
+        found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), Unbound(str(error)))
     return node_tables([bindings_event(host, node, allowed, found.ranks, unbound=found.unbound)], devices_of(node))
 
 

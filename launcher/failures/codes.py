@@ -111,69 +111,10 @@ class PreflightThen(Code):
     UNKNOWN = "unknown"
 
 
-class CheckCode(Code):
-    """What a check of a preflight has measured, or what is wrong."""
-
-    # measured
-    COMPUTES = "computes"  # the device computes right
-    NETWORK = "network"  # the network that NCCL uses, and with which the site agrees
-    SPACE = "space"  # a directory has enough free space
-    FILES_SEEN = "files_seen"  # this node sees the files that other nodes have written
-    FILE_WRITTEN = "file_written"  # this node has written its own file
-    CLOCK = "clock"  # the clock is right
-    REDUCED = "reduced"  # an all_reduce had the right result
-    REACHED = "reached"  # all other nodes can be reached
-    # devices and network
-    FEW_GPUS = "few_gpus"  # torch sees fewer GPUs than gpus_per_node asks for
-    COMPUTES_WRONG = "computes_wrong"  # the device computes wrong results
-    GPU_IN_USE = "gpu_in_use"  # other processes use the GPU's memory
-    OTHER_NETWORK = "other_network"  # NCCL uses another network than the site expects
-    # directories
-    LITTLE_SPACE = "little_space"
-    FEW_FILES = "few_files"  # the file system takes hardly any more files
-    NO_DIRECTORY = "no_directory"  # a file is in its place
-    NO_TMPDIR = "no_tmpdir"  # TMPDIR does not exist
-    FULL = "full"  # a file cannot be written, since the file system or a quota is full
-    NOT_WRITABLE = "not_writable"  # a file cannot be written
-    OTHER_OWNER = "other_owner"  # a new file belongs to another user
-    OTHER_MODE = "other_mode"  # a new file has another mode than it was created with
-    NOT_SHARED = "not_shared"  # files of other nodes are not visible
-    # all nodes together
-    CLOCK_OFF = "clock_off"  # the clock differs too much from the first node's
-    CLOCK_UNKNOWN = "clock_unknown"  # other nodes did not respond in time, so the clock was not compared
-    WRONG_ELEMENTS = "wrong_elements"  # an all_reduce had a wrong result
-    NOT_REACHED = "not_reached"  # connections to other nodes fail
-    # the check itself
-    ERROR = "error"  # an exception of torch, a library or the system
-    PROCESS_ENDED = "process_ended"  # the process that checks a device ended
-    RANK_ENDED = "rank_ended"  # a process ended in an all_reduce
-    SILENT = "silent"  # a node reported nothing in time
-    LEADER_LOST = "leader_lost"  # the leader does not respond
-    UNKNOWN = "unknown"
-
-
-class UnboundReason(Code):
-    NOT_WANTED = "not_wanted"  # launch.bind=none
-    SCHEDULER = "scheduler"  # launch=tasks: the scheduler has bound each rank
-    NO_TOPOLOGY = "no_topology"  # the kernel does not show which CPUs are hyperthreads of one core
-    MIXED_GPUS = "mixed_gpus"  # GPUs of different models, which CUDA numbers by speed: their numbers are not known
-    FEW_CORES = "few_cores"  # fewer cores than ranks
-    GPU_NUMA = "gpu_numa"  # the NUMA node of a GPU is not known
-    NO_GPU = "no_gpu"  # no accelerator is found
-    NO_NIC = "no_nic"  # cluster.nics names a network device that the node does not have
-    # A variable that limits the visible GPUs (CUDA_VISIBLE_DEVICES, ...) names
-    ENTRY_TWICE = "entry_twice"  # an entry twice
-    SAME_GPU = "same_gpu"  # one GPU by two different entries
-    GPU_NUMBER = "gpu_number"  # a number as high as the number of GPUs, or higher
-    MIG_SLICE = "mig_slice"  # a MIG slice, of which only NVIDIA's library knows the GPU
-    NOT_VISIBLE = "not_visible"  # a GPU that is gone, or not this job's
-    UNKNOWN = "unknown"
-
-
 class Unbound(Open):
-    reason: UnboundReason
-    text: str = ""  # the reason as part of a line; empty: an older version has written it
+    text: str = ""  # why ranks are not bound, as part of a line; empty: an older version has written it
+    reason: str = ""  # of an older version: the reason in one word
 
     @property
     def words(self) -> str:
-        return self.text or self.reason.value.replace("_", " ")
+        return self.text or self.reason.replace("_", " ")

@@ -269,15 +269,15 @@ class Bound(Event, kind="bound"):
 
 
 class Observation(Open):
-    code: codes.CheckCode
     text: str = ""  # as one line, with what to do about it; empty: an older version has written the event
+    code: str = ""  # of an older version: the text in one word
 
     @property
     def words(self) -> str:
-        return self.text or self.code.value.replace("_", " ")
+        return self.text or self.code.replace("_", " ")
 
 
-NOTHING = Observation(codes.CheckCode.UNKNOWN)
+NOTHING = Observation()
 
 
 class CheckEnded(Open):

@@ -26,7 +26,7 @@ from launcher.agent.control import Control, Signals
 from launcher.agent.node_checks import CheckProblem, check
 from launcher.agent.policy import RoundLimits
 from launcher.agent.preflight import Preflight
-from launcher.failures.codes import CheckCode, PreflightThen
+from launcher.failures.codes import PreflightThen
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
@@ -87,7 +87,7 @@ def fine(index: int) -> None:
 
 def computes_wrong(index: int) -> None:
     def wrong(where: torch.device) -> Observation:
-        raise CheckProblem(Observation(CheckCode.COMPUTES_WRONG, "cuda:3 computes wrong"))
+        raise CheckProblem(Observation("cuda:3 computes wrong"))
 
     if index == 1:
         checks.compute = wrong
@@ -270,7 +270,7 @@ def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
         assert sorted(names) == sorted(
             ["device", "device", *["space"] * 4, "run_dir", "all_reduce", "all_reduce", "clock"]
         )
-        assert all(each.ms >= 0 and each.found.code is not CheckCode.UNKNOWN for each in event.checks)
+        assert all(each.ms >= 0 and each.found.text for each in event.checks)
 
 
 def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +291,7 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
         mine, rendezvous, round_number=0,
     ).run()  # fmt: skip
     assert (verdict.then, verdict.lost) == (PreflightThen.WITHOUT, (0,))
-    assert verdict.bad[0].found.code is CheckCode.LEADER_LOST
+    assert verdict.bad[0].found.text.startswith("it leads the agents, and does not respond")
     assert leader._hub is not None
     leader._hub.close()
 

@@ -29,7 +29,6 @@ from launcher.checkpoint.format import CheckpointError
 from launcher.checkpoint.memory import restored
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import (
-    CheckCode,
     FaultCode,
     NextReason,
     PreflightThen,
@@ -196,14 +195,14 @@ def test_gpus_that_are_not_used_and_then_are(tmp_path: Path) -> None:
     frozen("gpus", tmp_path)
 
 
-NO_GPU = Observation(CheckCode.FEW_GPUS, "torch sees 0 GPUs")
+NO_GPU = Observation("torch sees 0 GPUs")
 
 
 def test_a_preflight(tmp_path: Path) -> None:
     told = SimpleNamespace(
         _events=Events(attempt_of(tmp_path), "node-0"), _own=MEMBERS[0], _round=0, _nodes=MEMBERS
     )  # fmt: skip
-    low = Observation(CheckCode.LITTLE_SPACE, "/tmp has 1,024 MiB free")
+    low = Observation("/tmp has 1,024 MiB free")
     found = [NodeCheck("space", CheckLevel.WARNING, low, ms=12.0)]
     bad = (NodeFinding("node2 (node 2)", "node2", "device", NO_GPU),)
     warnings = (NodeFinding("node0 (node 0)", "node0", "space", low),)

@@ -11,7 +11,7 @@ from launcher.agent import attempt
 from launcher.agent.attempt import Binder
 from launcher.binding.hardware import Node
 from launcher.binding.masks import BindingRefused
-from launcher.failures.codes import Unbound, UnboundReason
+from launcher.failures.codes import Unbound
 from launcher.rendezvous.rounds import Member, Placement, placements
 from launcher.runs.events import Bound
 from tests.unit.binding import trees
@@ -21,7 +21,7 @@ from tests.unit.plans import bare_plan
 AGENTS = [Member(0, 0, "node0", 2), Member(1, 1, "node1", 2)]
 
 
-BY_SCHEDULER = Unbound(UnboundReason.SCHEDULER, "launch=tasks: the scheduler has bound each rank")
+BY_SCHEDULER = Unbound("launch=tasks: the scheduler has bound each rank")
 
 
 def bound(
@@ -48,7 +48,7 @@ def test_each_rank_has_its_cores_and_as_many_threads() -> None:
 
 def test_ranks_that_are_not_bound_are_as_they_were() -> None:
     ranks, told = bound(flat(1), {0})
-    assert told.unbound == Unbound(UnboundReason.FEW_CORES, "2 ranks and 1 core")
+    assert told.unbound == Unbound("2 ranks and 1 core")
     assert [(rank.cpus, rank.environment.get("OMP_NUM_THREADS")) for rank in ranks] == [((), None)] * 2
 
 
@@ -63,7 +63,7 @@ def test_with_tasks_the_schedulers_binding_stands_unless_asked() -> None:
     ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks"})
     assert (ranks[0].cpus, told.unbound, shown(told)) == (
         (),
-        Unbound(UnboundReason.SCHEDULER, "launch=tasks: the scheduler has bound each rank"),
+        Unbound("launch=tasks: the scheduler has bound each rank"),
         ["4-5"],
     )
     ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks", "bind": "core"})
@@ -115,7 +115,7 @@ def test_each_rank_talks_through_the_nic_of_its_gpu() -> None:
 def test_without_gpus_and_unbound_the_nic_follows_the_local_rank() -> None:
     assert nics_of(bound(flat(8), set(range(8)), **NICS)[0]) == ["hsn1", "hsn0"]
     told = bound(flat(8), set(range(8)), **NICS)[1]
-    assert told.unbound == Unbound(UnboundReason.NO_NIC, "cluster.nics names hsn1, hsn0, and there is none")
+    assert told.unbound == Unbound("cluster.nics names hsn1, hsn0, and there is none")
     tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
     assert nics_of(bound(flat(8), {0}, agents=tasks, position=1, launch={"mode": "tasks"}, **NICS)[0]) == ["hsn0"]
 
@@ -123,7 +123,7 @@ def test_without_gpus_and_unbound_the_nic_follows_the_local_rank() -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"gpus_per_node": 2}, Unbound(UnboundReason.NO_GPU, "no accelerator is found in /sys or /proc")),
+        ({"gpus_per_node": 2}, Unbound("no accelerator is found in /sys or /proc")),
         ({"gpus_per_node": 2, "workload": {"device": "cpu"}}, None),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from launcher.binding import masks
 from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
 from launcher.binding.masks import Binding, BindingRefused, RankDevices, parse
-from launcher.failures.codes import Unbound, UnboundReason
+from launcher.failures.codes import Unbound
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 from tests.unit.binding import trees
@@ -175,9 +175,9 @@ def test_a_gpu_whose_memory_is_a_numa_node_without_cores_is_next_to_the_nearest_
     assert masks.bind(node, range(16), [gpu(9)], parse("numa")).ranks[0].numa == (2,)
 
 
-FEW_CORES = Unbound(UnboundReason.FEW_CORES, "3 ranks and 2 cores")
-NUMA_UNKNOWN = Unbound(UnboundReason.GPU_NUMA, "the NUMA node of GPU 0000:00:00.0 is not known")
-MIXED = Unbound(UnboundReason.MIXED_GPUS)
+FEW_CORES = Unbound("3 ranks and 2 cores")
+NUMA_UNKNOWN = Unbound("the NUMA node of GPU 0000:00:00.0 is not known")
+MIXED = Unbound("GPUs of different models")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ MIXED = Unbound(UnboundReason.MIXED_GPUS)
     [
         (flat(2), [RankDevices()] * 3, "auto", FEW_CORES),
         (flat(2, threads=2), [RankDevices()] * 3, "auto", FEW_CORES),  # hardware threads are no cores
-        (flat(4), [RankDevices()] * 2, "none", Unbound(UnboundReason.NOT_WANTED, "launch.bind=none")),
+        (flat(4), [RankDevices()] * 2, "none", Unbound("launch.bind=none")),
         (flat(4, numas=2), [gpu(None), gpu(0)], "auto", NUMA_UNKNOWN),
         (Node(unbound=MIXED), [RankDevices()] * 2, "auto", MIXED),
         (Node(flat(4).cores[:3]), [RankDevices()] * 2, "numa", no_topology(CPUS)),

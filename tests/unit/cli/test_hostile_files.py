@@ -25,7 +25,7 @@ from launcher.cli.sweep import show_status
 from launcher.cli.text import cause, outcome, print_unreadable
 from launcher.diagnose.verdict import evidence_of
 from launcher.errors import LauncherError, RunError
-from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
+from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
 from launcher.reports import collect, page, sections
@@ -80,7 +80,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1", output=0))
         node = events / "node-0.jsonl"
         event_file.append(node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5))
-        wrong = kinds.Observation(CheckCode.ERROR, "slow")
+        wrong = kinds.Observation("slow")
         bad = (kinds.NodeFinding("node2", "node2", "device", wrong),)
         event_file.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
         event_file.append(node, kinds.Restart(round=1, rank=0, signal="SIGKILL", step=3, world_size=2))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from launcher.failures.codes import Unbound, UnboundReason
+from launcher.failures.codes import Unbound
 from launcher.reports.collect import RunData
 from launcher.reports.sections import ranks_section
 from launcher.runs.events import Bound, values
 from tests.unit.runs.test_bindings import bound
 
-FEW_CORES = Unbound(UnboundReason.FEW_CORES, "2 ranks and 1 core")
+FEW_CORES = Unbound("2 ranks and 1 core")
 
 
 def page(*bindings: Bound) -> RunData:
@@ -29,9 +29,7 @@ def test_why_nothing_is_bound_and_how_nodes_differ_is_told() -> None:
     section = ranks_section(
         page(
             bound(),
-            dataclasses.replace(
-                bound("node2", cores=4), unbound=Unbound(UnboundReason.FEW_CORES, "2 ranks and 1 core")
-            ),
+            dataclasses.replace(bound("node2", cores=4), unbound=Unbound("2 ranks and 1 core")),
         )
     )
     assert section is not None

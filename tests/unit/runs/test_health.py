@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Train
 from launcher.errors import ConfigError
-from launcher.failures.codes import CheckCode, PreflightThen
+from launcher.failures.codes import PreflightThen
 from launcher.runs import event_file
 from launcher.runs.events import NodeFinding, Observation, Preflighted
 from launcher.runs.health import Straggler, StragglerSearch, _median_without, preflight_lines, remarks, stragglers
@@ -149,7 +149,7 @@ def test_the_median_of_the_others(values: list[float], data: st.DataObject) -> N
 
 
 LOW_TEXT = "/x has 1 MiB free: free some, or set TMPDIR to another file system"
-LOW = Observation(CheckCode.LITTLE_SPACE, LOW_TEXT)
+LOW = Observation(LOW_TEXT)
 BAD = [NodeFinding("node3 (node 2)", "node3", "space", LOW)]
 
 
