@@ -1,9 +1,17 @@
 """Makes Hydra search the user's config directory before the launcher's. Its files may have keys with dots, as on the
-command line (`cluster.account: my_project`)."""
+command line:
+
+| a line of user.yaml | becomes, for Hydra |
+|---|---|
+| `cluster: slurm` (a group and a name) | `override /cluster: slurm` in the file's defaults list |
+| `cluster.account: me` | `account: me` in the section `cluster` |
+| `nodes: 2`, `cluster: {account: me}` | the same |
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -13,13 +21,26 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from launcher.paths import GROUPS, is_ours, user_config_dir
-from launcher.user_settings import hydra_configs
 
 SCHEME = "launcher-user"
 
 
+def hydra_configs(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yields Hydra configs that, merged in this order, have the effect of a settings file; groups: it may choose."""
+    chosen = []
+    for key, value in values.items():
+        if key in groups and (value is None or isinstance(value, str)):
+            chosen.append({f"override /{key}": value})
+            continue
+        for section in reversed(str(key).split(".")):
+            value = {section: value}
+        yield value
+    if chosen:
+        yield {"defaults": [*values.get("defaults", ()), *chosen]}
+
+
 class LauncherUserFiles(FileConfigSource):
-    """Reads the files of the user's config directory; see launcher/user_settings.py for their format."""
+    """Reads the files of the user's config directory."""
 
     @staticmethod
     def scheme() -> str:

@@ -45,7 +45,6 @@ For changes of the launcher itself: modules that belong to no package.
 - `errors`: base classes of errors with a text for the user; exit codes of commands and attempts
 - `paths`: locations of conf/, templates/ and the user's configuration, data and cache folders
 - `own_module`: the command name shown in hints; arguments that start a module of the launcher as a process
-- `user_settings`: conversion of user.yaml and the user's profiles, with keys as on the command line, to Hydra configs
 - `structs`: base class of small immutable classes, which costs nothing at the start
 - `units`: parsing of wall times, sizes and ranges that users write
 - `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log

@@ -180,7 +180,6 @@ class Cluster:
     setup: list[str] = field(default_factory=list)  # shell commands to run before the agents start (module load ...)
     template: str | None = None  # your own template of the job script; see docs/job-script.md
     environment: dict[str, Any] = field(default_factory=dict)  # environment variables of all ranks; null unsets one
-    trusted_folders: list[str] = field(default_factory=list)  # parents of runs_dir with trusted groups; only in files
     limits: Limits = field(default_factory=Limits)  # limits for a job
     pools: dict[str, Pool] = field(default_factory=dict)  # limits and variables of partitions, queues and QOS
     check: bool = True  # check a plan against the actual partition or queue before submission

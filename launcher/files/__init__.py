@@ -1,6 +1,6 @@
 """Files that several machines or users share: reads with three outcomes, atomic writes, owners.
 
-It may import user_settings, paths, processes and what is below them.
+It may import paths, processes and what is below them.
 
 - `shared_files`: reads of a shared file system: ok, wrong or unavailable; errors as a line for the user; folders that
   nodes see

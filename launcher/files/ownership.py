@@ -11,7 +11,7 @@ counts as the user's own only if it and each of its parents, from `/` down, are 
 | owned by the user or root, writable by others, sticky (`/tmp`) | safe: nobody renames others' entries | not private |
 | owned by the user or root, writable by a group or by all | replaceable | not private |
 | owned by another user | replaceable by that user | another user's |
-| trusted by the user (see below) | safe | as above |
+| in $LAUNCHER_TRUSTED_FOLDERS: the user trusts all who can replace what is in it | safe | as above |
 | below a folder of the user that nobody else may enter | safe in any mode: nobody else reaches it | as above |
 | a symbolic link of the user or root, in a safe folder | safe | not the user's own |
 
@@ -29,17 +29,16 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files, writers
 from launcher.files.shared_files import retry_read, unwrap
-from launcher.paths import GROUPS, resource, user_config_dir
+from launcher.paths import user_config_dir
 from launcher.structs import Struct
-from launcher.user_settings import hydra_configs
 
+TRUSTED_FOLDERS = "LAUNCHER_TRUSTED_FOLDERS"  # variable; several folders have `:` in between
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
 _ANYBODY = Path("/proc/sys/kernel/overflowuid")  # the uid shown for owners that a user namespace does not map
@@ -89,20 +88,11 @@ def _writers(folder: Folder, user: User) -> str:
 def why_not_own(path: Path | str) -> str | None:
     """Returns why a folder (not a link) is not this user's own, or None; raises FileNotFoundError."""
     parent, name = os.path.split(os.path.abspath(path))
-    folders = _folders(os.path.join(os.path.realpath(parent), name))
-    return _unless_trusted(lambda trusting: problem(folders, _user(), trusting))
+    return problem(_folders(os.path.join(os.path.realpath(parent), name)), _user(), trusted_folders())
 
 
 def why_replaceable(path: Path | str) -> str | None:
-    return _unless_trusted(lambda trusting: _why_replaceable(path, trusting))
-
-
-def _unless_trusted(why: Callable[[Sequence[str]], str | None]) -> str | None:
-    return why(()) and why(paths())
-
-
-def _why_replaceable(path: Path | str, trusting: Sequence[str]) -> str | None:
-    user = _user()
+    user, trusting = _user(), trusted_folders()
     for link in _links(os.path.abspath(path)):
         holder = os.path.dirname(link)
         owner = _owner(os.lstat(link))
@@ -136,7 +126,7 @@ def require_safe_way(folder: Path, setting: str) -> None:
     if why := why_replaceable(folder):
         raise ConfigError(
             f"{setting}: {why}, and so decide what your jobs run. Choose a folder below one that only you can write to "
-            f"(mkdir -m 700), or, if you trust all who can do that, {where()}"
+            f"(mkdir -m 700), or, if you trust all who can do that, name the folder in ${TRUSTED_FOLDERS}"
         )
 
 
@@ -196,6 +186,11 @@ def _unmapped() -> int | None:
         return None
 
 
+def trusted_folders() -> list[str]:
+    """Returns the real paths of the folders in $LAUNCHER_TRUSTED_FOLDERS; relative ones are ignored."""
+    return [os.path.realpath(each) for each in os.environ.get(TRUSTED_FOLDERS, "").split(":") if each.startswith("/")]
+
+
 def _user() -> User:
     return User(os.getuid(), writers.private_group(os.getuid()))
 
@@ -213,67 +208,6 @@ def _group(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
-
-
-# -- The user's trusted folders: the user trusts everybody who can replace what is in them (see `ownership`)
-#
-# They are named by `$LAUNCHER_TRUSTED_FOLDERS` and by the config key cluster.trusted_folders, which commands on runs
-# read from user.yaml and cluster profiles: who could replace a run could also write its record.
-
-
-VARIABLE = "LAUNCHER_TRUSTED_FOLDERS"
-KEY = "trusted_folders"  # key of a profile
-
-
-def paths() -> list[str]:
-    """Returns the real paths of all trusted folders. It reads all settings files, so call it only if needed."""
-    named = [each for each in os.environ.get(VARIABLE, "").split(":") if each.startswith("/")]
-    return [os.path.realpath(each) for each in (*named, *_in_files())]
-
-
-def where() -> str:
-    """Returns text for error messages that says where the user can name a trusted folder."""
-    return f"name the folder in cluster.{KEY} ({user_config_dir() / 'user.yaml'}, or a profile) or in ${VARIABLE}"
-
-
-def require_in_files(given: Sequence[str]) -> None:
-    """Raises ConfigError if a config's trusted folder is in no settings file, where later commands look for it."""
-    known = _in_files() if given else []
-    for each in given:
-        if each not in known:
-            raise ConfigError(
-                f"cluster.{KEY}: {each} is neither in {user_config_dir() / 'user.yaml'}, nor as an absolute path in a "
-                f"profile, where commands on runs look: write it there, or into ${VARIABLE}"
-            )
-
-
-def _in_files() -> list[str]:
-    files = [(user_config_dir() / "user.yaml", True)]
-    for folder in (user_config_dir(), resource("conf")):
-        files += [(path, False) for path in sorted((folder / "cluster").glob("*.yaml"))]
-    return [each for path, user_file in files for each in _in_file(path, user_file)]
-
-
-def _in_file(path: Path, user_file: bool) -> Iterator[str]:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError):  # composing a config reports the error
-        return
-    if KEY not in text:
-        return
-    try:
-        import yaml
-    except ImportError:
-        return
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return
-    for part in hydra_configs(values, GROUPS if user_file else ()) if isinstance(values, dict) else ():
-        section: Any = part.get("cluster") if user_file else part
-        named = section.get(KEY) if isinstance(section, dict) else None
-        if isinstance(named, list):
-            yield from (each for each in named if isinstance(each, str) and each.startswith("/"))
 
 
 # -- Secrets (random bytes) by which processes of one user recognise each other, in files that only this user can read

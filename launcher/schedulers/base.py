@@ -156,7 +156,8 @@ FUNCTIONS = re.compile(r"BASH_FUNC_")
 # Variables to keep despite such a prefix: where a scheduler's configuration is, and the user's settings.
 KEPT = {
     *(name for place in OURS.values() for name in place.kept),
-    *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
+    *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR"),
+    *("LAUNCHER_TRUSTED_FOLDERS", "HYDRA_FULL_ERROR"),
 }
 
 

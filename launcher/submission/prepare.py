@@ -17,7 +17,6 @@ from launcher.config.schema import Cluster, Config, Function, Program, ResumeHow
 from launcher.environment import container_command, programs, repository, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError
-from launcher.files import ownership
 from launcher.own_module import program
 from launcher.paths import code_root, new_id
 from launcher.plan import limits, workload_hook
@@ -127,7 +126,6 @@ def prepare(
     """
     held, resumes = held_allocation(config, environ), run_id is not None
     check_name("name", config.name)
-    ownership.require_in_files(config.cluster.trusted_folders)
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)

@@ -25,7 +25,6 @@ from launcher.config.search_space import overrides as overrides_of
 from launcher.environment import container_command
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
-from launcher.files import ownership
 from launcher.plan import limits
 from launcher.plan.build import check_name, refuse_unusable
 from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, keys_of
@@ -157,7 +156,6 @@ def prepare_sweep(
     require_cluster(command, first.cluster.scheduler)
     refuse_unusable("sweep.", first.sweep)
     _refuse_keys_of_one(points)
-    ownership.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
     secrets, names = _secrets(points), redaction.all_patterns(first.env.secrets)
     command = secret.redact_overrides(command, names)
     points = [

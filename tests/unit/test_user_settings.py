@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hydra_plugins.launcher_user_config import hydra_configs
 from launcher.paths import GROUPS
-from launcher.user_settings import hydra_configs
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,28 +101,8 @@ def test_a_link_to_a_folder_is_not_the_users_own(tmp_path: Path) -> None:
 walked = ownership._walked
 
 
-Name = Callable[[pytest.MonkeyPatch, Path, Path], None]
-
-
-def by_the_variable(monkeypatch: pytest.MonkeyPatch, _: Path, folder: Path) -> None:
-    monkeypatch.setenv(ownership.VARIABLE, f"/elsewhere:{folder}")
-
-
-def in_a_file(name: str, text: str) -> Callable[[pytest.MonkeyPatch, Path, Path], None]:
-    def write(monkeypatch: pytest.MonkeyPatch, config: Path, folder: Path) -> None:
-        monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(config))
-        (config / "cluster").mkdir(parents=True)
-        (config / name).write_text(text.format(folder))
-
-    return write
-
-
-NAMED = (
-    by_the_variable,
-    in_a_file("user.yaml", "cluster.trusted_folders: [/elsewhere, {}]\n"),
-    in_a_file("user.yaml", "cluster:\n  trusted_folders:\n  - {}\n"),
-    in_a_file("cluster/hpc1.yaml", "defaults: [slurm, _self_]\nname: hpc1\ntrusted_folders: [{}]\n"),
-)
+def trust(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv(ownership.TRUSTED_FOLDERS, f"/elsewhere:{folder}")
 
 
 @pytest.fixture
@@ -141,19 +120,17 @@ def open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shared
 
 
-@pytest.mark.parametrize("name_it", NAMED)
 @pytest.mark.parametrize("mode", [0o777, 0o2770])
 @pytest.mark.parametrize("make", [Run.create, Sweep.create])
 def test_no_run_is_made_where_others_could_exchange_it(
-    tmp_path: Path, open_to_others: Path, mode: int, make: type[Run] | type[Sweep], name_it: Name,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    open_to_others: Path, mode: int, make: type[Run] | type[Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = open_to_others
     shared.chmod(mode)
     with pytest.raises(ConfigError, match=f"runs_dir={shared}/runs: .* can replace what is in {shared}"):
         make(shared / "runs" / "run-1")  # type: ignore[operator]
     assert not (shared / "runs").exists()
-    name_it(monkeypatch, tmp_path / "config", shared)
+    trust(monkeypatch, shared)
     path = make(shared / "runs" / "run-1").path  # type: ignore[operator]
     assert ownership.is_own(path), "commands that have no config know it as well"
 
@@ -167,7 +144,7 @@ def test_no_function_is_submitted_from_a_folder_that_others_could_exchange(
     with pytest.raises(ConfigError, match=words):
         executor.submit(print)
     assert not (open_to_others / "jobs").exists()
-    by_the_variable(monkeypatch, open_to_others, open_to_others)
+    trust(monkeypatch, open_to_others)
     monkeypatch.setattr(functions_executor, "submit_once", lambda *_: "7.pbs-srv")
     assert executor.submit(print).job_id == "7.pbs-srv"
 
@@ -305,19 +282,7 @@ def test_a_list_of_names_makes_a_private_group_public() -> None:
     assert replaceable(way, User(7, 7)) == "whoever its access control list names can replace what is in /home/shared"
 
 
-@pytest.mark.parametrize(
-    "words", ["trusted_folders: /", "trusted_folders: [home, {}]", "trusted_folders: [", "- x", ""]
-)
-def test_what_names_no_folder_is_no_trust(tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_a_file("cluster/hpc1.yaml", words)(monkeypatch, tmp_path, tmp_path)
-    monkeypatch.setenv(ownership.VARIABLE, "relative:")
-    assert ownership.paths() in ([], [str(tmp_path)])
-    assert "/" not in ownership.paths()
-
-
-def test_what_only_one_command_would_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_a_file("user.yaml", "cluster.trusted_folders: [/projects/a]\n")(monkeypatch, tmp_path, tmp_path)
-    ownership.require_in_files([])
-    ownership.require_in_files(["/projects/a"])
-    with pytest.raises(ConfigError, match=f"cluster.trusted_folders: /projects/b is neither in {tmp_path}/user.yaml"):
-        ownership.require_in_files(["/projects/a", "/projects/b"])
+def test_what_names_no_folder_is_no_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.setenv(ownership.TRUSTED_FOLDERS, f"relative::~/x:{tmp_path}/link")
+    assert ownership.trusted_folders() == [str(tmp_path)]

@@ -17,7 +17,7 @@ from launcher.plan.plan import JobPlan
 
 # Keys that a plan does not have, for only the submitting machine needs them; those of its workload are in params.
 BEFORE = {
-    "cluster": {"required", "trusted_folders", "limits", "pools", "check", "race"},
+    "cluster": {"required", "limits", "pools", "check", "race"},
     "env": {"snapshot"},
     "debug": {"rank"},  # `ranks`, when it is known how many there are
     "workload": {"min_ranks", "seed", "hook"},
