@@ -209,7 +209,7 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
 
     Arguments are those of `submit`. Raises ConfigError: the settings are not valid.
     """
-    from launcher.config.hydra_errors import require_names
+    from launcher.config.errors import require_names
     from launcher.submission import resume
     from launcher.submission.resume import ready_run
 

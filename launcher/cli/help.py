@@ -14,9 +14,9 @@ from launcher import __version__
 from launcher.cli import commands
 from launcher.cli.commands import COMMANDS, program
 from launcher.config import schema
+from launcher.config.errors import file_of, in_yaml
 from launcher.config.keys import WORKLOADS, Key, KeySection, keys_of, written
 from launcher.config.keys import sections as all_sections
-from launcher.config.profile_errors import file_of, in_yaml
 from launcher.config.scheduler_table import cluster_class
 from launcher.errors import ConfigError, near
 from launcher.paths import choices, resource, user_config_dir

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from launcher.cli.text import confirm, print_commands, print_under, program
 from launcher.cli.wait import follow_sweep
-from launcher.config.hydra_errors import in_our_words
+from launcher.config.errors import in_our_words
 from launcher.config.points import of_multirun, require_space, space_of
 from launcher.config.schema import Config
 from launcher.config.search_space import size

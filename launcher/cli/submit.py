@@ -26,7 +26,7 @@ from launcher.cli.commands import remote_profiles
 from launcher.cli.text import confirm, plan_table, print_commands, print_under, program
 from launcher.config import compose
 from launcher.config.compose import Composed
-from launcher.config.hydra_errors import in_our_words, require_names
+from launcher.config.errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
 from launcher.config.keys import all_keys, opened
 from launcher.config.schema import MISSING, Program

@@ -6,11 +6,10 @@ number of nodes of an allocation) is passed as an argument.
 
 - `schema`: the config keys, with type, default and meaning (keys of one scheduler: schedulers/NAME/settings.py)
 - `keys`: lists all keys with type, default and meaning, for help, completion and near matches
-- `compose`: composes the config of one run from its overrides, and resolves the secrets that it refers to
+- `compose`: composes the config of one run from its overrides; what is registered with Hydra (the schema, the resolvers
+  (`${launcher.runs_dir:}`), how YAML is read)
 - `points`: composes the configs of a sweep's points, most of them without Hydra; parses `lr=interval(...)`
-- `hydra_setup`: what is registered with Hydra: the schema, the resolvers (`${launcher.runs_dir:}`), YAML parsing
-- `hydra_errors`: the error texts for overrides that Hydra refuses
-- `profile_errors`: the error texts for configuration files that Hydra refuses
+- `errors`: the error texts for overrides and files that Hydra refuses
 - `hydra_text`: quotes values for Hydra's override syntax
 - `profiles`: finds and saves profiles of clusters, ours and the user's
 - `scheduler_table`: the table of schedulers, which names their classes and settings; entry points of other packages

@@ -1,14 +1,17 @@
-"""Composes the config of one run from its overrides, and resolves the secrets that it refers to."""
+"""Composes the config of one run from its overrides; what is registered with Hydra; secrets that a config refers to."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.base import Container
@@ -16,13 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from launcher import redaction
-from launcher.config import profile_errors
-from launcher.config.hydra_errors import in_our_words, no_workload
-from launcher.config.keys import all_keys, of_other_schedulers
+from launcher.config.errors import in_our_words, no_scheduler, no_workload, place_of
+from launcher.config.keys import WORKLOADS, all_keys, of_other_schedulers
 from launcher.config.scheduler_table import cluster_class, schedulers_with
-from launcher.config.schema import Config, SchedulerSettings
+from launcher.config.schema import Config, Env, Launch, SchedulerSettings
 from launcher.errors import ConfigError, near
-from launcher.paths import resource
+from launcher.paths import default_runs_dir, resource
 from launcher.structs import Struct
 
 
@@ -55,7 +57,7 @@ def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> No
 
 # -- Composes the config of a run from overrides with Hydra, and converts it to the schema's dataclasses
 #
-# `hydra_setup.register` must be called first. points.py composes the many points of a sweep.
+# `register` must be called first. points.py composes the many points of a sweep.
 
 
 FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # arguments that are flags, or settings of Hydra
@@ -140,7 +142,7 @@ def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 def _require_scheduler(cluster: DictConfig) -> None:
     name = "NAME" if OmegaConf.is_missing(cluster, "name") else cluster.name
     if OmegaConf.is_missing(cluster, "scheduler"):
-        raise ConfigError(profile_errors.no_scheduler(name))
+        raise ConfigError(no_scheduler(name))
     kind = cluster_class(cluster.scheduler)
     if kind is not None and OmegaConf.get_type(cluster) is not kind:
         raise ConfigError(
@@ -167,7 +169,77 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     for key in config:
         if key not in known:
             full = f"{prefix}{key!s}"
-            words = f"{profile_errors.place_of(str(key))}there is no key {full!r}.{near(full, all_keys())}"
+            words = f"{place_of(str(key))}there is no key {full!r}.{near(full, all_keys())}"
             raise ConfigError(of_other_schedulers(full, kind) or words)
         if not OmegaConf.is_missing(config, key) and isinstance(child := config._get_node(key), DictConfig):
             _refuse_unknown(child, f"{prefix}{key}.")
+
+
+# -- Registers our schema and resolvers with Hydra, and sets how YAML is read, before a config is composed
+
+
+_INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
+
+
+def register(held_nodes: Callable[[], int]) -> None:
+    """Registers the schema and our resolvers with Hydra, before a config is composed.
+
+    held_nodes: of the resolver `${launcher.held_nodes:}`: the number of nodes of this process's allocation.
+    """
+    _store_schema()
+    OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
+    OmegaConf.register_new_resolver("launcher.held_nodes", held_nodes, replace=True)
+    # YAML 1.1 reads 1:30:00 as the number 5400; YAML 1.2 does not.
+    yaml.SafeLoader.yaml_implicit_resolvers = {
+        start: [(tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers]
+        for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+@contextlib.contextmanager
+def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
+    """`register` in a block; restores YAML's resolvers and Hydra's global config, for a process that is a Hydra app."""
+    resolvers, config = yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg
+    register(held_nodes)
+    try:
+        yield
+    finally:
+        yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg = resolvers, config
+
+
+@cache
+def _store_schema() -> None:
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    # In hydra/, so that help and near matches do not offer them as choices.
+    store.store(group="hydra/schema", name="launch", node=Launch)
+    store.store(group="hydra/schema", name="env", node=Env)
+    groups = store.repo["hydra"]["schema"]
+    groups["cluster"], groups["workload"] = _Classes("cluster", _cluster), _Classes("workload", WORKLOADS.get)
+
+
+class _Classes(dict[str, Any]):
+    # A group (below `hydra/schema`) of Hydra's config store that makes a dataclass's node when a config names it
+
+    def __init__(self, group: str, find: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._group, self._find = group, find
+
+    def __contains__(self, file: object) -> bool:
+        if not super().__contains__(file):
+            name = str(file).removesuffix(".yaml")
+            if (node := self._find(name)) is None:
+                return False
+            group, config = f"hydra/schema/{self._group}", OmegaConf.structured(node)
+            self[str(file)] = ConfigNode(name=str(file), node=config, group=group, package=None, provider=None)
+        return True
+
+
+def _cluster(name: str) -> Any:
+    kind = cluster_class(name)
+    if kind is None:
+        return None
+    node = OmegaConf.structured(kind)
+    if issubclass(kind, SchedulerSettings) and kind.IGNORES_OTHERS:
+        OmegaConf.set_struct(node, False)  # any key may be set, and compose.py drops those of other schedulers
+    return node

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.config import compose, hydra_setup
+from launcher.config import compose
 from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import opened, require_cluster
@@ -38,17 +38,17 @@ from launcher.submission.submit import SubmittedRun, require_commands, start, su
 
 def register() -> None:
     """Registers the schema and our resolvers with Hydra for the rest of this process, which is our command line."""
-    hydra_setup.register(_held_nodes)
+    compose.register(_held_nodes)
 
 
 def composed_config(overrides: Sequence[str]) -> Composed:
-    with hydra_setup.registered(_held_nodes):
+    with compose.registered(_held_nodes):
         return compose.composed(overrides)
 
 
 def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Returns the values that a config sets for environment variables; see `compose.variables`."""
-    with hydra_setup.registered(_held_nodes):
+    with compose.registered(_held_nodes):
         return compose.variables(overrides, names)
 
 

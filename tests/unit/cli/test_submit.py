@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hydra_plugins.launcher_sweep import PointLauncher
 from launcher.cli import submit
 from launcher.cli.submit import CommandLine, command_line, with_program_arguments
-from launcher.config.hydra_errors import explain
+from launcher.config.errors import explain
 from launcher.config.keys import opened
 from launcher.errors import ConfigError
 from launcher.paths import resource

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.compose import Composed, typed
-from launcher.config.hydra_errors import explain
+from launcher.config.errors import explain
 from launcher.config.points import Composer, affected
 from launcher.errors import LauncherError
 from launcher.paths import resource

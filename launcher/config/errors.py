@@ -1,0 +1,242 @@
+"""Rewrites Hydra's errors as our messages: the override or file and key, what is wrong, what to write instead.
+
+Hydra is imported within functions, since `help` uses this module without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+
+from launcher.config import schema
+from launcher.config.hydra_text import key_of, quoted
+from launcher.config.keys import all_keys, as_typed, keys_of, of_other_schedulers, types_of_keys, workloads_with
+from launcher.errors import ConfigError, near
+from launcher.own_module import program
+from launcher.paths import GROUPS, choices, resource, user_config_dir
+
+NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
+IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
+WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")
+NO_CHOICE = re.compile(r"Invalid value '(.*?)', expected one of \[(.*)\]")
+LIST = re.compile(r"Invalid value assigned: \w+ is not a ListConfig")
+SECTION = re.compile(r"is not a DictConfig|Cannot assign \w+ to Dict|Invalid type assigned: \w+ is not a subclass of")
+NULL = re.compile(r"NoneType is not a subclass of (str|int|float|bool)\b|field '[^']*' is not Optional")
+KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
+
+
+@contextlib.contextmanager
+def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
+    """Converts errors of Hydra, OmegaConf and YAML about these overrides in the block to ConfigErrors."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, arguments)) from None
+    except YAMLError as error:  # it names the file and the line
+        raise ConfigError(in_yaml(error)) from None
+
+
+def explain(error: Exception, arguments: Sequence[str]) -> str:
+    """Returns our text for a composition error: the override or file, what is wrong with it, and near matches."""
+    from hydra.errors import MissingConfigException
+    from omegaconf import MissingMandatoryValue
+
+    text = str(error)
+    kind = getattr(error.__cause__ or error.__context__, "object_type", None)
+    if explained := _about_a_file(text, kind):
+        return explained
+    if isinstance(error.__cause__, MissingMandatoryValue) and all(key_of(word) != "workload" for word in arguments):
+        return no_workload()
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        options = [option for option in error.options if option != "user"]
+        typed = any(key_of(word) == group for word in arguments)  # else it is from user.yaml
+        where = "" if typed else f"{file_of('user')}: "
+        return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
+    if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
+        key = match[1].lstrip("+")
+        return of_other_schedulers(key, kind) or _unknown_key(key, arguments)
+    if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        key, value = match[1].lstrip("+"), match[2]
+        as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
+        return f"{key}={value}: write {as_list} for a list, {as_text} for a text, or add -m for a sweep"
+    if hint := _unreadable(arguments):
+        return hint
+    cause = str(error.__cause__ or error)
+    first, *rest = [line.strip() for line in cause.splitlines() if line.strip()]
+    key = next((line.removeprefix("full_key: ") for line in rest if line.startswith("full_key: ")), "")
+    value = next((word for word in reversed(arguments) if key and key_of(word) == key), key)
+    why = wrong_value(cause) or first
+    return f"{value}: {why}" if value else why
+
+
+def require_names(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for overrides for which Hydra would print a traceback (`=value`, a group set to a number)."""
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if equals and (not key or (key in GROUPS and any(NO_NAME.fullmatch(each) for each in value.split(",")))):
+            raise ConfigError(f"{word}: {'it must be the name of one' if key else 'there is no key in front of the ='}")
+
+
+def no_workload() -> str:
+    """Returns the text of the error that no workload was chosen."""
+    return (
+        f"no workload: add workload=NAME, with one of {', '.join(choices('workload'))}; or, for a script of your own, "
+        f"{program()} run SCRIPT"
+    )
+
+
+def _unknown_key(key: str, arguments: Sequence[str]) -> str:
+    known = types_of_keys(arguments)
+    words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known])}"
+    if owners := workloads_with(key):
+        words += f" There is one with workload={' or '.join(owners)}."
+    if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):
+        words += " Arguments of your own program follow `--`."
+    return f"{words} `{program()} help --all` lists all"
+
+
+def _unreadable(arguments: Sequence[str]) -> str | None:
+    for number, word in enumerate(map(as_typed, arguments)):
+        key, equals, value = word.partition("=")
+        if word.startswith("-") or _parses(word):
+            continue
+        if equals and key:
+            readable = _readable(key, value)
+            hint = f"{word}: the value is not valid in Hydra's grammar: correct it, or quote it as a text: {readable}"
+            alternative = "; or, without quotes, after `--` (run SCRIPT -- ARGUMENTS)"
+            return hint + (alternative if key_of(word) == "workload.args" else "")
+        if not (number and arguments[number - 1].startswith("-")):  # else it is an option's value
+            return f"{word!r} is neither a command nor KEY=VALUE"
+    return None
+
+
+def _readable(key: str, value: str) -> str:
+    # In a list, only elements that need quotes get them
+    if value.startswith("[") and value.endswith("]"):
+        elements = [each if _parses(f"k=[{each}]") else _in_quotes(each) for each in value[1:-1].split(",")]
+        if _parses(whole := f"{key}=[{','.join(elements)}]"):
+            return shlex.quote(whole)
+    return shlex.quote(f"{key}={_in_quotes(value)}")
+
+
+def _in_quotes(text: str) -> str:
+    # Returns a string quoted for Hydra: in double quotes if possible, since the shell's quotes are single ones
+    return quoted(text) if any(each in text for each in '"\\$') else f'"{text}"'
+
+
+def _parses(word: str) -> bool:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException:
+        return False
+    return True
+
+
+# -- Errors in files of the configuration
+
+
+def _about_a_file(text: str, kind: type | None) -> str | None:
+    # Our text for Hydra's error about a key of a section of class `kind`; None: another error
+    match = IN_FILE.match(text)
+    if match is None:
+        return None
+    name, message = match[1], match[2]
+    where = str(file_of(name))
+    group = name.rpartition("/")[0]
+    if missing := re.search(r"Could not (?:load|find) '([^']+)'", message):
+        if not group:  # the main file: it was chosen on the command line
+            return None
+        wanted = missing[1].rpartition("/")[2]
+        known = [each for each in choices(group) if each != name.rpartition("/")[2]]
+        return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
+    key = next(iter(re.findall(r"full_key: (.+)", message)), "")
+    if re.search(r"Key '[^']+' (is )?not in", message):
+        if kind is schema.Cluster:
+            return no_scheduler(name.rpartition("/")[2])
+        if words := of_other_schedulers(key, kind):
+            return f"{where}: {words}"
+        return (
+            f"{where}: there is no key {_short(key, group)!r}.{_near(key, group, kind)} `launcher help --all` lists all"
+        )
+    if key and (why := wrong_value(message)):
+        value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
+        return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
+    if "Cannot merge" in message:
+        at = f"{_short(key, group)}: " if key else ""
+        return f"{where}: {at}a list is given where a section ({{NAME: VALUE}}) is needed, or vice versa"
+    if "is not a subclass of" in message:
+        return f"{where}: it must have lines of the form KEY: VALUE"
+    lines = [line.strip() for line in message.splitlines()[1:] if line.strip()]
+    first = next(
+        (line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), message
+    )
+    return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
+
+
+def no_scheduler(name: str) -> str:
+    """Returns the text of the error that a profile names no scheduler."""
+    return f"the profile of cluster={name} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
+
+
+def wrong_value(message: str) -> str | None:
+    """Returns the text about what a value must be, for an error about its type; None: the error is another one."""
+    if choice := NO_CHOICE.search(message):
+        known = [word.strip() for word in choice[2].split(",")]
+        return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
+    if value := WRONG_TYPE.search(message):
+        return f"it must be {KINDS.get(value[2], value[2])}"
+    if NULL.search(message):
+        return "null cannot be one of its values: leave it out, or quote the word ('null')"
+    if LIST.search(message):
+        return "it must be a list ([one, two])"
+    return "it must be a section of its own ({NAME: VALUE})" if SECTION.search(message) else None
+
+
+def in_yaml(error: Exception) -> str:
+    """Returns our text for a YAML error: the file, the line and the reason."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    why = getattr(error, "problem", None) or str(error)
+    if why.startswith("found duplicate key"):
+        why += ". Next to `cluster: NAME`, give the keys of a section as separate lines (`cluster.account: me`)"
+    if mark is None:
+        return f"a file of the configuration is not valid YAML: {why}"
+    return f"{mark.name}, line {mark.line + 1}: this is not valid YAML: {why}"
+
+
+def place_of(key: str) -> str:
+    """Returns `FILE: `, the start of an error, for the user's file that sets a key; empty: no such file sets it."""
+    pattern = re.compile(rf"^[^#]*\b{re.escape(key)}\b", re.MULTILINE)
+    folder = user_config_dir()
+    for path in (folder / "user.yaml", *sorted((folder / "cluster").glob("*.yaml"))):
+        if path.is_file() and pattern.search(path.read_text(errors="replace")):
+            return f"{path}: "
+    return ""
+
+
+def file_of(name: str) -> Path:
+    """Returns the file of a config by its name (`cluster/mine`). The user's file takes precedence over ours."""
+    own = user_config_dir() / f"{name}.yaml"
+    return own if own.exists() else resource("conf") / f"{name}.yaml"
+
+
+def _short(key: str, group: str) -> str:
+    return key.removeprefix(f"{group}.")
+
+
+def _near(key: str, group: str, kind: type | None) -> str:
+    inside = f"{key.rpartition('.')[0]}."
+    names = [each.name for each in keys_of(kind, inside)] if kind is not None and is_dataclass(kind) else all_keys()
+    known = [_short(each, group) for each in names if each.startswith(f"{group}.") or not group]
+    return near(_short(key, group), known)
