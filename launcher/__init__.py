@@ -48,7 +48,6 @@ For changes of the launcher itself: modules that belong to no package.
 - `structs`: base class of small immutable classes, which costs nothing at the start
 - `units`: parsing of wall times, sizes and ranges that users write
 - `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log
-- `findings`: results of checks such as `doctor`: level, subject, what was found, what to do
 - `processes`: processes of this machine: finding, signalling and killing them; limits of open files
 - `redaction`: name patterns of secret settings and variables; removal of passwords from URLs
 - `torch_compat`: differences between torch 2.4 and the newest version

@@ -30,7 +30,6 @@ from launcher.cli.text import labelled
 from launcher.config.schema import Cluster, Config
 from launcher.errors import ConfigError
 from launcher.files.shared_files import LOCAL, NOT_ON_PATH, kind_of
-from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.formatting import format_size, long_size, plural
 from launcher.paths import user_config_dir
 from launcher.plan import workload_hook
@@ -38,6 +37,7 @@ from launcher.redaction import public, without_password
 from launcher.schedulers import registry, run_command
 from launcher.schedulers.base import Queue, Scheduler
 from launcher.schedulers.registry import allocation
+from launcher.schedulers.site import Finding, Level, ok, problem, warning, worst
 
 MARKS = {Level.OK: "ok     ", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 STUCK = "a file system or a service that the check uses hangs: try it by hand"

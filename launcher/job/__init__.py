@@ -6,6 +6,5 @@ It may import submission, schedulers and what is below them; no torch.
 - `__main__`: what the job script becomes
 - `driver`: runs one job, from the lease to the exit code; a job of submitit functions
 - `wait_for_others`: waits until the run may start (`after`); releases the runs that wait for a cancelled one
-- `race`: takes the other jobs of a race out of the queue, when one has started
 - `requeue`: decides whether the run continues after an attempt, and requeues or resubmits its job
 """

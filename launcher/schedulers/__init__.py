@@ -15,7 +15,7 @@ other.
 - `topology`: rank, world size and hosts from the variables of srun, mpiexec, torchrun and others; node lists
 - `tasks`: the command that starts a job's tasks without srun, and ends them together: makes it, and is it
 - `pending`: the data that `why` prints; the matcher of pending reasons; notices in the output of a killed job
-- `site`: what schedulers share of `site init` and `doctor`
+- `site`: what schedulers share of `site init` and `doctor`, and the findings of checks
 
 The package `functions` submits users' functions through submitit; in it, `task` is the program of a function's task.
 

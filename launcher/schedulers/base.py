@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launcher.config.schema import Cluster
-    from launcher.findings import Finding
     from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.pending import Explanation, Form, Waiting
     from launcher.schedulers.run_command import SubmitCommand
-    from launcher.schedulers.site import Site
+    from launcher.schedulers.site import Finding, Site
 
 
 class QueryError(LauncherError):

@@ -1,4 +1,4 @@
-"""What schedulers share of `site init` and `doctor`."""
+"""What schedulers share of `site init` and `doctor`: findings; a site, and its profile."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, format_time
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
@@ -21,6 +21,37 @@ from launcher.units import parse_memory, parse_time
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # YAML: booleans, null
 T = TypeVar("T")
+
+
+class Level(str, Enum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(Struct):
+    level: Level  # how bad it is
+    about: str  # the subject in a word, such as `torch`
+    says: str  # what was found
+    do: str = ""  # what the user should do; empty: nothing
+
+
+def ok(about: str, says: str) -> Finding:
+    return Finding(Level.OK, about, says)
+
+
+def warning(about: str, says: str, do: str = "") -> Finding:
+    return Finding(Level.WARNING, about, says, do)
+
+
+def problem(about: str, says: str, do: str = "") -> Finding:
+    return Finding(Level.PROBLEM, about, says, do)
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """Returns the worst level among the findings; OK if there are none."""
+    levels = {each.level for each in findings}
+    return next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)
 
 
 class Site(ABC):

@@ -2,18 +2,23 @@
 
 Each job has a plan, a script and a token of its own. The job that holds the run's lease first writes its id into a mark
 of this race (`runs.lease.win`); every other one reads it, and ends without an attempt. A later attempt races again.
+The winner takes the others out of the queue with `python -m launcher.submission.race RUN_DIR TOKEN_OF_THE_WINNER`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.keys import all_keys
-from launcher.errors import ConfigError, near
+from launcher.errors import ConfigError, LauncherError, near
 from launcher.plan.plan import JobPlan, as_dict, keys_of, member_plan, race_token
+from launcher.runs.directory import Run
+from launcher.schedulers import registry
+from launcher.schedulers.base import JOB_TIMEOUT
 
 if TYPE_CHECKING:
     from launcher.submission.prepare import Prepared
@@ -99,3 +104,27 @@ def submit_all(
     for each in problems:
         print(f"launcher: one job of the race was not accepted, and the others wait: {each}", file=sys.stderr)
     return jobs
+
+
+# -- Ends the other jobs of a race when one has started
+
+
+def others(plan: JobPlan, token: str) -> Iterator[str]:
+    race = token.removesuffix(f"-m{plan.member}") if plan.member else token
+    yield from (race_token(race, number) for number in range(len(plan.race)) if number != plan.member)
+
+
+def main(run_dir: str, token: str) -> int:
+    plan = Run(Path(run_dir)).plan()
+    queries = registry.queue(plan.cluster.scheduler).queries(JOB_TIMEOUT)
+    try:
+        found = [queries.find(each, plan.name) for each in others(plan, token)]
+        if jobs := [job for job in found if job is not None]:
+            queries.cancel(*jobs)
+    except LauncherError as error:
+        print(f"launcher: the other jobs of the race end when they start: {error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -201,7 +201,7 @@ def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: P
     job = as_json(_job_file(plan, scheduler, elements, after=after is not None))
     if plan.race:
         environment = {**job["environment"], "LAUNCHER_MEMBER": str(plan.member)}
-        words = (plan.python, *own_module("launcher.job.race"), plan.run_dir, token)
+        words = (plan.python, *own_module("launcher.submission.race"), plan.run_dir, token)
         job |= {"race": token.removesuffix(f"-m{plan.member}"), "won": words, "environment": environment}
     for _, each in texts_in(job):
         quote(each)  # refuses control characters

@@ -46,12 +46,6 @@ def composed_config(overrides: Sequence[str]) -> Composed:
         return compose.composed(overrides)
 
 
-def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the values that a config sets for environment variables; see `compose.variables`."""
-    with compose.registered(_held_nodes):
-        return compose.variables(overrides, names)
-
-
 def _held_nodes() -> int:
     return registry.nodes(os.environ)
 
@@ -190,7 +184,9 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
 
 def secrets_again(run: Run) -> dict[str, str]:
     """Returns the secrets that a run's config sets (cluster.environment), by name, if they still have a value."""
-    return variables([*run.record().get("overrides", []), *place_overrides(run)], run.plan().secret_variables)
+    words = [*run.record().get("overrides", []), *place_overrides(run)]
+    with compose.registered(_held_nodes):
+        return compose.variables(words, run.plan().secret_variables)
 
 
 def place_overrides(run: Run) -> list[str]:

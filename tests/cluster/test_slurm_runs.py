@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import Limits
-from launcher.findings import Level
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, read_history
+from launcher.schedulers.site import Level
 from launcher.schedulers.slurm import limits
 from launcher.schedulers.slurm.client import Slurm
 from tests.launch import PYTHON, ROOT, Launcher

@@ -12,7 +12,6 @@ from typing import Any
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
-from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
 from launcher.plan.limits import NodeGroup, too_much_for
 from launcher.plan.plan import JobPlan, settings_of
@@ -21,6 +20,7 @@ from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, PBSNode, PBSQueue, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.qsub import detect, notes_on_folder
+from launcher.schedulers.site import Finding, ok, problem, warning
 
 
 def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:

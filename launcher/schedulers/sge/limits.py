@@ -10,7 +10,6 @@ from pathlib import Path
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import site
@@ -19,6 +18,7 @@ from launcher.schedulers.qsub import detect, notes_on_folder
 from launcher.schedulers.sge.client import SGE, ClusterQueue, Complex, Host, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.script import asked_for, slots_per_node
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
+from launcher.schedulers.site import Finding, ok, problem, warning
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:

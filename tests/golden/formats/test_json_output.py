@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher import Env, findings
+from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.cli import doctor
 from launcher.runs import event_file
 from launcher.runs.directory import token_of
+from launcher.schedulers import site as findings
 from tests.golden.formats.conftest import Site
 from tests.golden.golden import check, check_json
 

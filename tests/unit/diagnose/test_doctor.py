@@ -19,10 +19,10 @@ from launcher.cli import commands, doctor
 from launcher.cli.doctor import DoctorCheck, line, run_all, start
 from launcher.config.schema import Cluster
 from launcher.files import shared_files
-from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
 from launcher.schedulers.registry import LocalScheduler
+from launcher.schedulers.site import Finding, Level, ok, problem, warning, worst
 from tests.unit.plans import make_config
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM

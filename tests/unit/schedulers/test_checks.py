@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.findings import Level
 from launcher.schedulers import site
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.site import TimedOutput
+from launcher.schedulers.site import Level, TimedOutput
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 

@@ -10,14 +10,13 @@ import pytest
 from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files import shared_files
-from launcher.job.race import others
 from launcher.plan.plan import JobPlan, member_plan, race_token
 from launcher.runs import lease
 from launcher.runs.directory import Run
 from launcher.runs.event_file import entry
 from launcher.runs.events import Ended, Started, Submitted
 from launcher.runs.history import history_of
-from launcher.submission.race import overrides_of, submit_all
+from launcher.submission.race import others, overrides_of, submit_all
 from tests.unit.plans import plan_of
 
 

@@ -17,10 +17,10 @@ from launcher import WorkloadHook
 from launcher.cli import doctor
 from launcher.config.schema import Config, Function, Workload
 from launcher.errors import ConfigError
-from launcher.findings import Level
 from launcher.paths import resource
 from launcher.plan import workload_hook
 from launcher.plan.plan import JobPlan
+from launcher.schedulers.site import Level
 from launcher.submission.prepare import Inputs, planned
 from tests.launch import ROOT
 from tests.unit.plans import SITE, hook_of, make_config, plan_of

@@ -8,11 +8,11 @@ import pytest
 
 from launcher import schedulers
 from launcher.config.schema import Cluster, Limits
-from launcher.findings import Level
 from launcher.schedulers.pbs import limits, scheduler
 from launcher.schedulers.pbs.client import PBSQueue
 from launcher.schedulers.pbs.scheduler import PBSScheduler
 from launcher.schedulers.qsub import Qsub, QsubKind
+from launcher.schedulers.site import Level
 from tests.unit.plans import make_cluster
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from launcher.config.schema import Cluster, Limits
-from launcher.findings import Level
 from launcher.plan.limits import NodeGroup
-from launcher.schedulers.site import TimedOutput
+from launcher.schedulers.site import Level, TimedOutput
 from launcher.schedulers.slurm import limits
 from launcher.schedulers.slurm.limits import Partition
 from tests.unit.plans import make_cluster

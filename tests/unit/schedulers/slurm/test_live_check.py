@@ -12,8 +12,8 @@ import pytest
 
 from launcher.config.schema import Limits
 from launcher.errors import ConfigError
-from launcher.findings import Level
 from launcher.schedulers.base import QueryError
+from launcher.schedulers.site import Level
 from launcher.schedulers.slurm import client, limits
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.limits import compare, default_qos, partitions_of
