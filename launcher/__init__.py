@@ -43,8 +43,7 @@ For changes of the launcher itself: modules that belong to no package.
 - `attach`: `attach` on a rank's node: the program that it starts there, and how agents are asked for it
 - `bounds`: every bound on what is written and read: sizes of files, lines and messages, levels and integers of JSON
 - `errors`: base classes of errors with a text for the user; exit codes of commands and attempts
-- `paths`: locations of conf/, templates/ and the user's configuration, data and cache folders
-- `own_module`: the command name shown in hints; arguments that start a module of the launcher as a process
+- `paths`: conf/, templates/, the user's folders; the command name shown in hints; starting a module as a process
 - `structs`: base class of small immutable classes, which costs nothing at the start
 - `units`: parsing of wall times, sizes and ranges that users write
 - `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log

@@ -40,7 +40,7 @@ from typing import Any
 
 from launcher import processes
 from launcher.files import run_files
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
 from launcher.rendezvous.rounds import address_of, free_ports, listen
 from launcher.runs import directory, event_file, events

@@ -1,8 +1,9 @@
-"""Paths on this machine: the launcher's conf/ and templates/, the user's folders, and the name of a new run's."""
+"""Where things are on this machine: conf/, templates/, the user's folders; how the launcher itself is called."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,3 +75,21 @@ def new_id(name: str, now: datetime | None = None) -> str:
 
     moment = now or datetime.now()
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+
+
+# The same as `python -P -m`, which only Python 3.11 and later know. User code may need the working folder: it is put
+# back on sys.path before that code is imported.
+_CODE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    'import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
+)
+
+
+def own_module(name: str) -> list[str]:
+    return ["-c", _CODE, name]
+
+
+def program() -> str:
+    """Returns `launcher` or `python -m launcher`, whichever the user has called, for commands shown in hints."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "launcher" else "python -m launcher"

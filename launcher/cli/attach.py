@@ -28,7 +28,7 @@ from launcher.errors import RunError
 from launcher.files.ownership import require_own
 from launcher.files.shared_files import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.rendezvous.rounds import find_leader

@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, near
-from launcher.own_module import program
+from launcher.paths import program
 from launcher.units import parse_ranges, parse_time
 
 if TYPE_CHECKING:

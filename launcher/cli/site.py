@@ -20,8 +20,7 @@ from launcher.cli.text import print_columns
 from launcher.config import profiles
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError, near
 from launcher.formatting import rough_size
-from launcher.own_module import program
-from launcher.paths import resource
+from launcher.paths import program, resource
 from launcher.plan import workload_hook
 from launcher.plan.workload_hook import KnownDataSet, Progress
 from launcher.remote.clusters import remote_clusters

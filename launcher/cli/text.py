@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DECLINED, LauncherError
 from launcher.formatting import clean, format_size, format_time, number, one_line, plural, ranges
-from launcher.own_module import program as program
+from launcher.paths import program as program
 from launcher.runs import directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault

@@ -16,8 +16,7 @@ from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import all_keys, as_typed, keys_of, of_other_schedulers, types_of_keys, workloads_with
 from launcher.errors import ConfigError, near
-from launcher.own_module import program
-from launcher.paths import GROUPS, choices, resource, user_config_dir
+from launcher.paths import GROUPS, choices, program, resource, user_config_dir
 
 NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)

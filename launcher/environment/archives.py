@@ -34,8 +34,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.files.run_files import digest_of, write
 from launcher.files.shared_files import kind_at
-from launcher.own_module import own_module, program
-from launcher.paths import user_cache_dir
+from launcher.paths import own_module, program, user_cache_dir
 from launcher.plan.plan import Archive
 from launcher.runs import directory
 from launcher.runs.directory import report_start_failure

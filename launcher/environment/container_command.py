@@ -23,7 +23,7 @@ from launcher.environment import programs
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, UnavailableError
 from launcher.failures.codes import FaultCode
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.runs import directory as runs
 from launcher.runs.directory import report_start_failure
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from launcher import errors
 from launcher.errors import ConfigError
 from launcher.files.shared_files import Ok, exists
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import StopRequested
 from launcher.schedulers import registry, topology

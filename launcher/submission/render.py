@@ -21,8 +21,7 @@ from launcher.errors import ConfigError, near
 from launcher.files import run_files
 from launcher.files.json_types import as_json
 from launcher.files.shared_files import SEEN
-from launcher.own_module import own_module
-from launcher.paths import resource, user_config_dir
+from launcher.paths import own_module, resource, user_config_dir
 from launcher.plan.plan import JobPlan, texts_in
 from launcher.runs import lease
 from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields

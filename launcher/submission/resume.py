@@ -17,7 +17,7 @@ from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
-from launcher.own_module import program
+from launcher.paths import program
 from launcher.runs.directory import Run
 from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted

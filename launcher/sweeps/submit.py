@@ -25,8 +25,7 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.monitoring.sweep import live_pilots, point_statuses
-from launcher.own_module import own_module
-from launcher.paths import default_runs_dir
+from launcher.paths import default_runs_dir, own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs import event_file, events, live_index
 from launcher.runs.claims import Claims, EntryKind, PointLog, State

@@ -33,7 +33,7 @@ from launcher.config import schema
 from launcher.failures.codes import StopReason
 from launcher.failures.symptoms import LOST_PEER
 from launcher.files import run_files
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.plan import build
 from launcher.plan.build import words as words_of
 from launcher.plan.plan import JobPlan

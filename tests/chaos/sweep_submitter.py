@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.runs import event_file
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.__main__ import note_on_folder
 from launcher.files import writers
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from tests.launch import ROOT
 
 pytestmark = pytest.mark.root

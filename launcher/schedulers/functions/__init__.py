@@ -25,7 +25,7 @@ from launcher import __version__, paths
 from launcher.errors import ConfigError, near
 from launcher.files import ownership, run_files
 from launcher.files.json_types import as_json
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.redaction import SECRETS, without_secrets
 from launcher.runs.directory import require_private
 from launcher.runs.job_file import FunctionFile, exports

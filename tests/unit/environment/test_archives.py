@@ -19,7 +19,7 @@ from launcher.cli import commands
 from launcher.config.schema import Env
 from launcher.environment import archives, programs, snapshot
 from launcher.errors import ConfigError, RunError
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.plan.plan import Archive, JobPlan
 from launcher.runs.directory import Run
 from launcher.submission.prepare import Inputs, make_plan

@@ -16,7 +16,7 @@ import pytest
 from launcher.config.schema import DDPMnist, Env, Runtime
 from launcher.environment import container_command
 from launcher.errors import ConfigError
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.submission import render

@@ -14,7 +14,7 @@ from launcher import __version__
 from launcher.config.schema import Env
 from launcher.environment import programs, snapshot
 from launcher.errors import ConfigError
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.runs.directory import Run
 from launcher.submission.prepare import Inputs, make_plan
 from launcher.submission.render import setup_lines

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.plan.plan import CONTROL, JobPlan
 from launcher.runs.directory import Run
 from launcher.schedulers import tasks, templates

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.files.json_types import as_json
-from launcher.own_module import own_module
+from launcher.paths import own_module
 from launcher.schedulers.functions import folder_of
 from launcher.schedulers.pbs.executor import Parameters
 from launcher.schedulers.pbs.task_starters import exports
