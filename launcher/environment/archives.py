@@ -375,7 +375,7 @@ def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
 def main(run_dir: str) -> int:
     os.umask(0o077)
     try:
-        plan = directory.Run(Path(run_dir)).own_plan()
+        plan = directory.Run(Path(run_dir)).plan()
     except UnavailableError as error:
         return report_start_failure(None, "archive", error)
     assert plan.env.archive is not None

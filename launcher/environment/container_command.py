@@ -157,7 +157,7 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
 
 def main(run_dir: str) -> int:
     try:
-        plan = runs.Run(Path(run_dir)).own_plan()
+        plan = runs.Run(Path(run_dir)).plan()
     except UnavailableError as error:
         return report_start_failure(None, "container", error)
     assert plan.env.container is not None

@@ -144,7 +144,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
 def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continues | Stays:
     # Writes the event Stopped before
     run = attempt.run
-    plan = run.own_plan()
+    plan = run.plan()
     stopped = [event for each in run.attempts() for event in every(each.latest_events(), Stopped)]
     saved = _saved(plan, attempt, stopped) if plan.own_code else -1
     step = None if saved is None else _reached(plan, attempt)
@@ -252,11 +252,7 @@ def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
 def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, Mapping[str, str]], str]) -> str:
     """Submits the run's script again with a token with this suffix, and updates the jobs that depend on it."""
     script = run.path / "script.sh"
-    if run.recorded():
-        token = f"{run.record()['token']}-{suffix}"
-    else:
-        array = Run(run.path.parent)
-        token = f"{array.record()['token']}-{run.path.name}-{suffix}"
+    token = f"{run.record()['token']}-{suffix}"
     if not run.has("script.sh"):  # an element of an array continues as a single job
         script = render.write(run, plan, token=token)
     environment = registry.queue(plan.cluster.scheduler).environment_within(plan, run)

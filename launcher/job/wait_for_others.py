@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _wait(attempt: Attempt) -> int:
-    run, plan, events = attempt.run, attempt.run.own_plan(), Events(attempt, "after")
+    run, plan, events = attempt.run, attempt.run.plan(), Events(attempt, "after")
     if conditions_met(run):
         return errors.DONE
     if others := _met_for_sweep(run, plan):

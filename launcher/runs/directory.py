@@ -289,14 +289,6 @@ class Run(Struct):
         mine = plan.race and member.isdecimal() and os.environ.get("LAUNCHER_RUN_DIR") == str(self.path)
         return member_plan(plan, int(member)) if mine else plan
 
-    def own_plan(self) -> JobPlan:
-        """Returns the run's plan; for an array element without a record, derives it from the plan of the array."""
-        if self.recorded():
-            return self.plan()
-        whole = Run(self.path.parent).plan()
-        folder = whole.checkpoint.dir.replace(whole.run_dir, str(self.path), 1)
-        return replace(whole, run_dir=str(self.path), checkpoint=replace(whole.checkpoint, dir=folder))
-
     def first_plan(self) -> JobPlan:
         """Returns the plan of the first submission, before any `resume`."""
         return self.plan("record-0.json" if self.has("record-0.json") else "record.json")

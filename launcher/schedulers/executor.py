@@ -7,7 +7,6 @@ accepted job needs nothing more from the process that submitted it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import re
@@ -25,7 +24,7 @@ from launcher import redaction
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.run_files import naming, write
-from launcher.files.shared_files import exists, read_text, unwrap
+from launcher.files.shared_files import read_text, unwrap
 from launcher.plan.plan import JobPlan
 from launcher.processes import Process
 from launcher.runs.directory import Run
@@ -34,7 +33,7 @@ from launcher.runs.history import journal_events, process_of
 from launcher.runs.job_file import exports
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers import registry
-from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, Queue, SchedulerJob, parts
+from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, Queue, SchedulerJob
 from launcher.schedulers.registry import job_environment
 from launcher.schedulers.run_command import SubmissionRefused, submit_once
 
@@ -172,7 +171,7 @@ def job_class(scheduler: str) -> type[core.Job[Any]]:
 
 
 class RunExecutor(OwnSubmission):
-    """A submitit executor for the resources of one plan; `map_array` makes a run directory for each element."""
+    """A submitit executor for the resources of one plan: `submit` of a run, or `map_array` of the runs of an array."""
 
     def __init__(
         self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, scripts: Any,
@@ -181,7 +180,7 @@ class RunExecutor(OwnSubmission):
     ) -> None:  # fmt: skip
         """throttle: maximum number of array elements that run at once; None: no limit.
         resumed: whether an earlier process may have submitted this token; then existing jobs are queried first.
-        elements: existing runs of the array elements; None: run directories are created, numbered from 0.
+        elements: runs of the array elements, two or more; None: `run` is submitted.
         submitting: called just before the submission; None: a Submitting event is added to the run's journal.
         blocking_jobs: returns the ids of the jobs that must end before this one may start (`after`).
         by_hand: whether the user submits the job, with `command`; its id is BY_HAND.
@@ -189,7 +188,6 @@ class RunExecutor(OwnSubmission):
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
         self._scripts, self._elements = scripts, elements
-        self._handed: Sequence[Run] = ()  # the elements of the array that is being submitted
         self._submitting = submitting or (lambda: run.journal(Submitting(token=token, by_hand=by_hand)))
         self._blocking_jobs, self._by_hand = blocking_jobs, by_hand
         self.command = ""
@@ -217,7 +215,7 @@ class RunExecutor(OwnSubmission):
         public = exports(redaction.without_secrets(environment, patterns))
         run.write_environment(public + "".join(f"# not here: {name}\n" for name in hidden))
         folder = self.plan.secrets_dir or str(secrets.folder())
-        secrets.hand_over([str(each.path) for each in self._handed or [run]], hidden, exports(hidden), folder)
+        secrets.hand_over([str(each.path) for each in self._elements or [run]], hidden, exports(hidden), folder)
         return redaction.without_secrets(os.environ, patterns)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
@@ -258,40 +256,18 @@ class RunExecutor(OwnSubmission):
             f"{queue.title} has deleted job {job}, because a job that it waits for had just ended: repeat the command"
         )
 
-    def _largest_array(self) -> int | None:
-        return self._commands.max_array_size(self.plan)
-
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        if len(delayed_submissions) == 1 and self._elements is None:
-            self._dump(delayed_submissions[0], self.run)
+        for run, delayed in zip(self._elements or [self.run], delayed_submissions, strict=True):
+            self._dump(delayed, run)
+        if self._elements is None:
             return [self._submit(self.run, self.plan, self.token)]
-        elements = self._elements or [Run(self.run.path / str(index)) for index in range(len(delayed_submissions))]
-        for element, delayed in zip(elements, delayed_submissions, strict=True):
-            if not unwrap(exists(element.path)):
-                Run.create(element.path)
-            self._dump(delayed, element)
-        jobs: list[core.Job[Any]] = []
-        for part in parts(len(elements), None if self._elements else self._largest_array()):
-            token = f"{self.token}-{part[0]}" if part[0] else self.token
-            try:
-                jobs += self._submit_part(elements[part.start : part.stop], token)
-            except SubmissionError as error:
-                if not jobs:
-                    raise
-                raise SubmissionError(
-                    f"{error}; elements 0 to {part[0] - 1} were submitted, from {jobs[0].job_id} on: cancel those"
-                ) from None
-        return jobs
+        return self._submit_array(self._elements)
 
-    def _submit_part(self, elements: Sequence[Run], token: str) -> list[core.Job[Any]]:
-        # Submits runs as one job array; a single run becomes a plain job, because PBS has no arrays of one
-        if len(elements) == 1:
-            plan = dataclasses.replace(self.plan, run_dir=str(elements[0].path))
-            return [self._submit(elements[0], plan, token)]
+    def _submit_array(self, elements: Sequence[Run]) -> list[core.Job[Any]]:
         array = f"0-{len(elements) - 1}" + (f"%{self.throttle}" if self.throttle else "")
-        folder = self.run.path / "arrays"
+        folder, token = self.run.path / "arrays", self.token
         with private_files():
             folder.mkdir(exist_ok=True)
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
@@ -299,10 +275,8 @@ class RunExecutor(OwnSubmission):
             self._scripts.write_array(self.plan, script, token=token, array=array, elements=names)
             # An element is resubmitted with its own script, even if the user's template has changed
             for element in elements if self.plan.cluster.template is not None else ():
-                self._scripts.write(element, element.own_plan(), token=token)
-        self._handed = elements
+                self._scripts.write(element, element.plan(), token=token)
         job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
-        self._handed = ()
         return [
             self.job_class(element.submitit_folder, element_id(job_id, index), tasks)
             for index, element in enumerate(elements)
@@ -393,8 +367,3 @@ class LocalExecutor(RunExecutor):
             process.wait()
             raise
         return job_id
-
-    def _largest_array(self) -> int:
-        if self.throttle:
-            raise ValueError("jobs of this machine are not throttled: leave it out")
-        return 1  # each element is its own process group

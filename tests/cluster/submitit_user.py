@@ -29,8 +29,10 @@ def plan(folder: Path, nodes: int = 1) -> JobPlan:
     return make_plan(OmegaConf.to_object(config), site)  # type: ignore[arg-type]
 
 
-def executor(folder: Path, nodes: int = 1, throttle: int | None = None) -> RunExecutor:
-    return RunExecutor(Run.create(folder), plan(folder, nodes), f"token-{folder.name}", throttle, scripts=render)
+def executor(folder: Path, nodes: int = 1, throttle: int | None = None, elements: int = 0) -> RunExecutor:
+    run = Run.create(folder)
+    runs = [Run.create(folder / str(number)) for number in range(elements)] or None
+    return RunExecutor(run, plan(folder, nodes), f"token-{folder.name}", throttle, scripts=render, elements=runs)
 
 
 def place(tasks: int) -> list[int]:
@@ -47,7 +49,7 @@ def divide(number: int) -> float:
 
 def main(folder: Path) -> None:
     single = executor(folder / "single", nodes=2).submit(place, 2)
-    array = executor(folder / "array", throttle=2).map_array(square, [1, 2, 3, 4])
+    array = executor(folder / "array", throttle=2, elements=4).map_array(square, [1, 2, 3, 4])
     failing = executor(folder / "failing").submit(divide, 3)
     told: dict[str, object] = {"single": single.results(), "array": [[job.result() for job in array]]}
     error = str(failing.exception())

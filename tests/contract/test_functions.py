@@ -30,6 +30,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 KINDS = (
     slow("local"), slow("slurm"), slow("pbs run"), "pbs function", slow("sge run"), "sge function",
 )  # fmt: skip
+FUNCTIONS = pytest.mark.parametrize("site", ["pbs function", "sge function"], indirect=True)
 
 
 @dataclass
@@ -142,6 +143,7 @@ def test_a_cancelled_job_is_done_and_has_no_result(site: Place) -> None:
         assert job.state in ("CANCELLED", "FORGOTTEN", *(["FAILED"] if site.kind.startswith("sge") else []))
 
 
+@FUNCTIONS
 def test_an_array_gives_its_results_in_order(site: Place) -> None:
     executor = site.executor()
     jobs = executor.map_array(functions.square, range(6))
@@ -149,22 +151,21 @@ def test_an_array_gives_its_results_in_order(site: Place) -> None:
     assert len({job.job_id for job in jobs}) == 6
 
 
+@FUNCTIONS
 def test_an_array_of_one_is_a_job(site: Place) -> None:
     [job] = site.executor().map_array(functions.square, [3])
     assert job.result() == 9
 
 
+@FUNCTIONS
 def test_an_element_that_fails_leaves_the_others_alone(site: Place) -> None:
     jobs = site.executor().submit_array([lambda: 1, lambda: 1 / 0, lambda: 3])
     assert [type(job.exception()).__name__ for job in jobs] == ["NoneType", "FailedJobError", "NoneType"]
     assert (jobs[0].result(), jobs[2].result()) == (1, 3)
 
 
+@FUNCTIONS
 def test_a_throttled_array_runs_so_many_at_once(site: Place) -> None:
-    if site.kind == "local":
-        with pytest.raises(ValueError, match="not throttled"):
-            site.executor(throttle=2).map_array(functions.square, range(3))
-        return
     (spans := site.folder / "spans").mkdir()
     jobs = site.executor(throttle=2).map_array(functions.sleep_in, [str(spans)] * 5, [0.5] * 5)
     site.results(jobs)
@@ -204,7 +205,6 @@ def test_a_job_that_somebody_else_killed_is_done_and_not_a_success(site: Place) 
 
 # -- checkpoints of functions
 
-FUNCTIONS = pytest.mark.parametrize("site", ["pbs function", "sge function"], indirect=True)
 SHORT = {"walltime": "00:00:12", "signal_delay_s": 9}  # an attempt has 6 s, half of the wall time
 
 

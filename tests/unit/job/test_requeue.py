@@ -188,12 +188,10 @@ def test_jobs_of_a_failed_chain_are_cancelled_before_its_run_is_resumed(
 
 @pytest.mark.parametrize("scheduler", ["pbs", "slurm"])
 def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
-    """It has neither a record nor an environment of its own: both are the array's."""
+    """It has no environment of its own: that is the array's."""
     array, element = Run.create(tmp_path / "run"), Run.create(tmp_path / "run/3")
-    plan = bare_plan(
-        cluster={"scheduler": scheduler}, run_dir=str(array.path), checkpoint={"dir": f"{array.path}/checkpoints"}
-    )
-    array.write_record(plan, {}, {"token": "token"})
+    own = bare_plan(cluster={"scheduler": scheduler}, run_dir=str(element.path))
+    element.write_record(own, {}, {"token": "token-3"})
     array.write_environment("export A=1\n")
     monkeypatch.setenv("PBS_JOBID", "7[3].server")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -205,7 +203,6 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
         return "8"
 
     monkeypatch.setattr(requeue, "submit_after", submit_after)
-    own = element.own_plan()
     assert requeue._resubmit(own, Attempt(element, 1)) == "8"
     assert asked[:4] == [
         own,

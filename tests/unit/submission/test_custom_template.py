@@ -155,9 +155,9 @@ def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(
     run = Run.create(tmp_path / "runs/run-1")
     run.write_record(plan, {}, {"token": "t"})
     elements = [Run.create(run.path / str(number)) for number in range(2)]
-    executor = RunExecutor(run, plan, "token", scripts=render)
+    executor = RunExecutor(run, plan, "token", scripts=render, elements=elements)
     monkeypatch.setattr(executor, "_send", lambda *_: "7")
-    executor._submit_part(elements, "token")
+    executor._submit_array(elements)
     assert "run-1/1" in (elements[1].path / "script.sh").read_text()
     after = Path(unwrap(read_json(elements[1].path / NAME))["after"])
     assert (after.parent, after.read_text()) == (elements[1].path, "echo over\n")
