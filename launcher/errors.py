@@ -51,10 +51,7 @@ class UnavailableError(RunError, OSError):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Returns ` Did you mean a or b?` with the entries of `known` most similar to `word`; empty: none is similar.
-
-    If none is, those count that begin with the word (`gpus_per_node` for `gpus`), else those that end with it.
-    """
+    """Returns ` Did you mean a or b?` with the entries of `known` that are most similar to `word`; empty: none is."""
     from difflib import get_close_matches
 
     low = word.lstrip("-").lower()

@@ -16,8 +16,7 @@ TIME_FORMS = "90 (minutes), 90m, 1h30m, 01:30:00 or 1-12:00:00"
 def parse_time(text: str, *, zero: bool = False) -> int:
     """Returns a wall time in seconds; raises ValueError, for zero too, unless `zero` may be.
 
-    Accepted are Slurm's formats (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
-    days-hours:minutes, days-hours:minutes:seconds; and also `2d`, `1h30m`, `90m`, `45s`.
+    Accepted are Slurm's formats (man sbatch, --time), where a number is minutes, and `2d`, `1h30m`, `90m`, `45s`.
     """
     text = text.strip()
     if match := _CLOCK.fullmatch(text):

@@ -80,10 +80,9 @@ def composed(overrides: Sequence[str]) -> Composed:
 
 
 def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
-    """Composes a config with Hydra's compose API. It is faster than hydra.main, which composes every config twice.
+    """Composes a config with Hydra's compose API, which is faster than hydra.main; raises HydraException or YAMLError.
 
     Returns the config without its section `hydra`, and whether the user's files set a key that only hydra.main applies.
-    Raises HydraException, OmegaConfBaseException, YAMLError: the config cannot be composed.
     """
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", list(overrides), return_hydra_config=True)
@@ -95,19 +94,12 @@ def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
 
 
 def finished(config: DictConfig) -> Composed:
-    """Converts a composed config to the schema's dataclasses and to plain values.
-
-    Raises ConfigError (`typed`), or OmegaConfBaseException (a wrong type, a reference to a missing key).
-    """
+    """Returns a composed config as dataclasses and plain values; raises ConfigError or OmegaConfBaseException."""
     return Composed(typed(config), plain(config))
 
 
 def typed(config: DictConfig) -> Config:
-    """Returns the composed config as the schema's dataclasses.
-
-    Raises ConfigError: no workload or scheduler was chosen, a key is not in the schema, or a key that is written to the
-        run's record has the value of a secret.
-    """
+    """Returns a composed config as dataclasses; ConfigError: no workload, an unknown key, a secret's value, ..."""
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())
     _drop_ignored(config.cluster)
@@ -125,10 +117,7 @@ def plain(config: Container) -> Any:
 
 
 def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns these of the variables in a config's cluster.environment, as far as they have a value.
-
-    If the config cannot be composed (its profile may be gone), the result is empty.
-    """
+    """Returns these variables of a config's cluster.environment that have a value; {}: the profile may be gone."""
     found: dict[str, str] = {}
     with contextlib.suppress(ConfigError), in_our_words(overrides):
         config, _ = by_hydra(overrides)
@@ -182,10 +171,7 @@ _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]
 
 
 def register(held_nodes: Callable[[], int]) -> None:
-    """Registers the schema and our resolvers with Hydra, before a config is composed.
-
-    held_nodes: of the resolver `${launcher.held_nodes:}`: the number of nodes of this process's allocation.
-    """
+    """Registers the schema and our resolvers with Hydra; held_nodes: number of nodes of this process's allocation."""
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", held_nodes, replace=True)

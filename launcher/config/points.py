@@ -45,10 +45,9 @@ TAGS = frozenset({"log"})
 def space_of(
     arguments: Sequence[str], params: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Dimension], list[str]]:
-    """Returns the dimension of each key that is searched, and the overrides that all points have.
+    """Returns the dimension of each key that is searched, and the overrides of all points; raises ConfigError.
 
     params: the config's `hydra.sweeper.params`, which the command line overrides.
-    Raises ConfigError: an override cannot be searched, or there is nothing to search.
     """
     words = [*(f"{key}={value}" for key, value in (params or {}).items()), *arguments]
     try:

@@ -93,10 +93,7 @@ def require_free(name: str, *, force: bool) -> Path:
 
 
 def save(name: str, text: str, *, force: bool) -> Path:
-    """Writes a profile into the user's folder, and returns its path; force: replaces one that exists.
-
-    Raises ConfigError: the name is that of a base profile, or cannot be a file name. Or RunError.
-    """
+    """Writes a profile into the user's folder, and returns its path; force: replaces one; ConfigError, RunError."""
     path = require_free(name, force=force)
     try:
         run_files.make_folder(path.parent)

@@ -178,10 +178,7 @@ def _usable(folder: str) -> bool:
 
 
 def unpack(archive: Path, folder: Path, digest: str) -> None:
-    """Unpacks an archive with this SHA-256 into a new folder; raises ArchiveError, OSError.
-
-    The archive is copied first, and the copy is verified and unpacked, so that nobody can change it in between.
-    """
+    """Unpacks a copy of an archive, which nobody can change, with this SHA-256; raises ArchiveError, OSError."""
     folder.mkdir(mode=0o700)
     with open(archive, "rb") as file, tempfile.TemporaryFile(dir=folder.parent) as copy:
         found = hashlib.sha256()
@@ -280,10 +277,7 @@ def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
 
 
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path]:
-    """Unpacks an environment on this node, unless another process has, and locks it against removal; ArchiveError.
-
-    Returns the descriptor of the lock, and the environment's folder.
-    """
+    """Unpacks an environment, unless another process has; returns the lock's descriptor, the folder; ArchiveError."""
     folder = Path(base) / f"launcher-{os.getuid()}-{digest[:16]}"
     while True:
         try:

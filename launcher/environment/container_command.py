@@ -99,10 +99,7 @@ def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str
 def command(
     plan: JobPlan, environ: Mapping[str, str], runtime: str, exists: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts the container's Python, and its environment; exists: of a path here.
-
-    No variable's value is on the command line: the runtime reads it from the environment.
-    """
+    """Returns the command that starts the container's Python, and its environment, which has the variables' values."""
     assert plan.env.container is not None
     inside = passed_variables(environ, plan)
     seen = [*folders(plan), *(environ[name] for name in ("TMPDIR", "PBS_NODEFILE") if environ.get(name))]
@@ -183,10 +180,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def checked_image(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Checks env.container; returns the image (as an absolute path if it is a file), and notes; raises ConfigError.
-
-    An image in a folder that does not exist on this machine is not checked, unless the run is `here`.
-    """
+    """Returns env.container (a file's absolute path), and notes, as `programs.seen`; raises ConfigError."""
     image = str(env.container)
     if SCHEME.match(image):
         do = "for many nodes, make it a file first (apptainer pull)"

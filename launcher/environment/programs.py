@@ -93,9 +93,9 @@ def absolute(name: str) -> Path:
 
 
 def seen(key: str, name: str, do: str, *, here: bool) -> tuple[Path, tuple[str, ...]]:
-    """Returns the absolute path of what a setting (`key`: `env.activate=`) names, and a note if it cannot be checked.
+    """Returns the absolute path of what a setting (`key`: `env.activate=`) names, or raises ConfigError.
 
-    That is so if even its parent folder does not exist on this machine, unless the run is `here`. Raises ConfigError.
+    With a note if it cannot be checked: not even its parent folder is on this machine, and the run is not `here`.
     """
     path = absolute(name)
     if path.exists():
@@ -165,10 +165,7 @@ class ModulePath(Struct):
 
 
 def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> ModulePath:
-    """Returns where Python will look for modules in a job submitted from a folder (None: this one).
-
-    setup: set-up lines, modules, environments and containers of the job; with any, the result is not complete.
-    """
+    """Returns where Python looks for modules in a job of this folder; `setup` (lines, containers) may add to that."""
     folder = folder or os.getcwd()
     more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
     path = [folder, *str(more).split(os.pathsep), *sys.path]

@@ -35,10 +35,7 @@ class Tree(Struct):
 
 
 def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
-    """Returns the files, but for folders of runs, that a copy of a repository would have.
-
-    key: the setting that asks for the copy, for errors. Raises ConfigError.
-    """
+    """Returns the files, but for folders of runs, that a copy of a repository would have; ConfigError names `key`."""
     if (sent := sent_tree(folder)) is not None:
         return sent.tree
     root = Path(_git(key, folder, "rev-parse", "--show-toplevel").removesuffix("\n"))

@@ -209,9 +209,8 @@ class Job:
         self._ends_others: subprocess.Popen[bytes] | None = None  # the command that cancels the other jobs of a race
 
     def run(self) -> int:
-        """Runs the attempt, and returns the job's exit code.
+        """Runs the attempt, and returns the job's exit code; raises Over: the job ends before the agents, or goes on.
 
-        Raises Over: the job ends before the agents start, or goes on with another attempt.
         Raises UnavailableError, RunError: the run directory cannot be used; nothing was recorded.
         """
         begun = self._begin()

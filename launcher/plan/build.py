@@ -146,10 +146,7 @@ class PlanFacts(Struct):
 
 
 def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:
-    """Makes a section of a plan, each field from the config's key of that name, or from `own`; raises ConfigError.
-
-    prefix: of the section's keys (`launch.`), for errors that name the key, the value and the fix.
-    """
+    """Makes a section of a plan from the config's keys, or `own`; raises ConfigError; prefix: of keys (`launch.`)."""
     found = {name: resolved_value(config, name, prefix) for name in part.FIELDS if name not in own}
     return part(**found, **own)
 

@@ -275,10 +275,7 @@ class QsubScheduler(FolderQueue):
 
     @abstractmethod
     def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
-        """Returns the script and the qsub options of a plain job that continues a job or array element.
-
-        first: id of the first job of the chain, by which submitit knows all its jobs; passed on in FIRST_JOB.
-        """
+        """Returns script and options of a plain job that continues a function's; first: its id for submitit."""
 
     def inherited(self, environ: Mapping[str, str]) -> Scrubbed:
         """Returns the environment that a new job inherits from `environ`, without what the scheduler itself sets."""

@@ -29,10 +29,7 @@ class OutputTooLong(subprocess.SubprocessError): ...
 def query(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a scheduler command other than a submission (timeout: seconds), and returns its output.
-
-    Raises QueryTimeout, AnswerLost (more than bounds.QUERY_BYTES), or QueryError (not on PATH, cannot start, failed).
-    """
+    """Returns the output of a scheduler's command, but no submission; raises QueryTimeout, AnswerLost, QueryError."""
     try:
         done = run(command, timeout=timeout, environment=environment)
     except NOT_ON_PATH:
@@ -88,10 +85,7 @@ def run(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None, text: str | None = None,
     umask: int = -1, submits: bool = False,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Runs a command until it exits; kills it after the timeout or more than bounds.QUERY_BYTES bytes (OutputTooLong).
-
-    submits: whether it inherits this process's file descriptors and gets a session (`run_submission`).
-    """
+    """Runs a command; kills it after the timeout or bounds.QUERY_BYTES bytes; submits: see `run_submission`."""
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         stdin: int | IO[bytes] = subprocess.DEVNULL

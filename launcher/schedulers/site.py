@@ -94,10 +94,7 @@ class Site(ABC):
         return re.sub(r"[^\w.+-]", "-", self.name).lstrip("-+.") or "site"
 
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        """Yields the lines of a profile of the site, with the source of each value as a comment; raises ConfigError.
-
-        wanted: partition or queue to use; None: the default one, or the one that fits best.
-        """
+        """Yields the lines of a profile of the site for the pool `wanted`, None: the best one; raises ConfigError."""
         known = {each.name: each for each in getattr(self, f"{self.pool}s")}
         if wanted is not None and wanted not in known:
             there = f"there is no such {self.pool}.{near(wanted, known)} Known: {', '.join(known)}"

@@ -127,10 +127,7 @@ def command(
     python: str, nodes: int, tasks_per_node: int, grace: int,
     *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
 ) -> list[str]:  # fmt: skip
-    """Returns the command that starts a program on all nodes of a job, without the program's argv; raises ConfigError.
-
-    mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: `starter` is used.
-    """
+    """Returns the command that starts a program on all nodes of a job; ConfigError: a wrong placeholder in mpiexec."""
     options = ["--go-on"] if keep_going else []
     if starter is not None and not mpiexec:
         options.append(f"--{starter}")

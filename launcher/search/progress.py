@@ -52,10 +52,7 @@ def min_steps_of(total: int, reduction_factor: int, rungs: int) -> int | None:
 
 
 def permutation(count: int, place: int, seed: int) -> int:
-    """Returns the element at index `place` of a random permutation of 0 to count - 1, by the seed alone.
-
-    More than LARGEST_SHUFFLED elements are not shuffled, but visited with a random stride.
-    """
+    """Returns an element of a random permutation of 0 to count - 1; above LARGEST_SHUFFLED, of a walk with a stride."""
     if count <= LARGEST_SHUFFLED:
         return _shuffled(count, seed)[place]
     generator = random.Random(seed)  # noqa: S311
@@ -81,10 +78,7 @@ def _shuffled(count: int, seed: int) -> list[int]:
 def reports_in(
     entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0
 ) -> list[tuple[int, float | None, int]]:
-    """Returns the reports in rank 0's events: steps done, objective (None: not reported), total steps (0: unknown).
-
-    total: as known before these events.
-    """
+    """Returns reports of rank 0's events: steps, objective or None, total or 0; total: as known before these events."""
     found: list[tuple[int, float | None, int]] = []
     for event in known(entries):
         if isinstance(event, Progress):
@@ -112,10 +106,7 @@ def missing_reports(objective: str, known_names: Iterable[str]) -> str:
 
 
 class PointReports:
-    """Reads the reports of a point while it runs, each report once.
-
-    last: last reported value of the objective; None: none yet. steps: that the point has done; None: unknown.
-    """
+    """Reads the reports of a point while it runs, each once; last: of the objective, steps: done; None: none yet."""
 
     def __init__(self, run: Run, objective: str) -> None:
         self.objective = objective

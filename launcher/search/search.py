@@ -84,10 +84,7 @@ class JournalBackend(BaseJournalBackend):
         self._shown = 0  # how many of the pending records have been read
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yields the records that have not been read yet (in order); in an operation, also those that it has appended.
-
-        Raises UnavailableError: the file cannot be read now, or another process has taken over the lock.
-        """
+        """Yields the records that were not read yet, also of this operation; UnavailableError: the lock is lost."""
         if log_number_from != self._number:
             raise ValueError(f"records are read in order: {self._number} is next, not {log_number_from}")
         if not self._shown:  # else the lock is held, and the file does not grow
@@ -112,11 +109,10 @@ class JournalBackend(BaseJournalBackend):
 
     @contextlib.contextmanager
     def operation(self) -> Iterator[None]:
-        """Holds the journal's lock while the block runs, and writes the block's records at its end.
+        """Holds the journal's lock in the block, and writes its records at the end; raises UnavailableError, OSError.
 
-        After an error nothing is written. Then the caller must make a new JournalStorage and backend, because the old
-        ones have read records that were not written.
-        Raises UnavailableError: no answer, or another process has taken over the lock meanwhile. Or OSError.
+        After an error nothing is written, and the caller must make a new JournalStorage and backend: the old ones have
+        read records that were not written.
         """
         with hold(self._lock, waiting=self._waiting):
             self._open = True
@@ -233,10 +229,9 @@ class Search:
             return Trial(len(trials), overrides)
 
     def report(self, number: int, step: int, value: float, total: int = 0) -> bool:
-        """Decides whether to prune a point, from its objective after some steps. Between rungs, no file is read.
+        """Decides whether to prune a point, from its objective (NaN: the worst) after some steps; total: 0 if unknown.
 
-        value: objective after these steps; NaN is worse than any number. total: steps of the point; 0: unknown.
-        Raises UnavailableError, OSError: the call may be repeated.
+        Between rungs, no file is read. Raises UnavailableError, OSError: the call may be repeated.
         """
         if self.settings.method is not Method.asha or step < self._next_rung.get(number, 0):
             return False
@@ -267,11 +262,9 @@ class Search:
         self, number: int, state: TrialState, value: float | None = None, seconds: float | None = None,
         steps: int | None = None, cause: str | None = None,
     ) -> None:  # fmt: skip
-        """Records the end of a point; a second end of the same point is ignored.
+        """Records the end of a point, once; done with None or NaN it counts as failed.
 
-        value: final objective of the point. A point that is done with None or NaN counts as failed.
-        seconds, steps: of all its attempts; None: unknown.
-        Raises UnavailableError, OSError: the call may be repeated.
+        seconds, steps: of all its attempts; None: unknown. Raises UnavailableError, OSError: the call may be repeated.
         """
         with self._operation() as study:
             trial = self._trial(study, number)
@@ -446,10 +439,7 @@ class SearchPoints:
         return True
 
     def ended(self, number: int, outcome: TrialState) -> None:
-        """Records the end of a point that will not be resumed in the search's journal.
-
-        A point that is done without a value of the objective ends the whole search: no other point would have one.
-        """
+        """Records the end of a point; one that is done without a value ends the search: no other would have one."""
         run, reports, cause = self._sweep.run(number), self._of(number), None
         value = value_of(run, reports) if outcome is TrialState.COMPLETE else None
         if outcome is TrialState.COMPLETE and value is None:

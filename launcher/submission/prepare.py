@@ -193,7 +193,7 @@ def planned(
 def check_capacity(
     plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None, jobs: int = 0
 ) -> tuple[str, ...]:
-    """Checks a plan and its dependencies against the live scheduler or held allocation; returns notes; ConfigError.
+    """Compares a plan with the live scheduler or held allocation; returns notes; raises ConfigError.
 
     jobs: number of jobs to submit; 0: they may exist already, so the user's limit of jobs is not checked.
     """

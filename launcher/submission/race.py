@@ -52,10 +52,7 @@ def _full(word: str) -> str:
 def prepared(
     race: Sequence[str], prepare: Callable[[Sequence[str]], Prepared], check: Callable[[JobPlan, int], object]
 ) -> Prepared:
-    """Returns the first job's plan, which has all of them; raises ConfigError, which names the job that is refused.
-
-    prepare: makes and checks a plan from more overrides. check: checks a plan for a number of jobs like it.
-    """
+    """Returns the first job's plan, which has all of them; prepare: from more overrides; ConfigError names the job."""
     made: list[Prepared] = []
     for words in overrides_of(race):
         more = [f"run_id={made[0].plan.run_id}"] if made else []
@@ -86,10 +83,7 @@ def _require_alike(first: JobPlan, other: JobPlan) -> None:
 def submit_all(
     plan: JobPlan, token: str, submit: Callable[[JobPlan, str], str], won: Callable[[], bool], refused: type[Exception]
 ) -> list[str]:
-    """Submits the jobs of a race, each with a plan and a token, and returns their ids; stops when one has started.
-
-    A job that the scheduler refuses (`refused`) is left out with a note if another one was submitted.
-    """
+    """Submits the jobs of a race until one has started; returns ids; leaves out what is `refused`, unless all are."""
     jobs: list[str] = []
     problems: list[Exception] = []
     for number in range(len(plan.race)):

@@ -43,10 +43,7 @@ VALUES = ("plan", "directives")  # names that the block `directives` may use
 
 
 def checked_template(name: str) -> str:
-    """Returns the path of the file that cluster.template names, in the user's config folder or here.
-
-    Raises ConfigError for errors that do not depend on a plan, with the file and line of each.
-    """
+    """Returns the path of cluster.template, in the user's config folder or here; ConfigError: it is wrong in itself."""
     places = [folder / Path(name).expanduser() for folder in (user_config_dir(), Path.cwd())]
     path = next(filter(Path.is_file, places), None)
     if path is None:
@@ -188,7 +185,7 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
 def rendered(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> RenderedScript:
     """Renders the job script of a run, and the files beside it; raises ConfigError, or ValueError: control characters.
 
-    For an array, plan.run_dir contains the directories of the runs, whose names are the lines of the file `elements`.
+    For an array, plan.run_dir has the directories of the runs, which are the lines of the file `elements`.
     """
     assert (array is None) == (elements is None)
     scheduler, template = registry.scheduler(plan.cluster.scheduler), plan.cluster.template

@@ -53,11 +53,7 @@ def _held_nodes() -> int:
 def resume(
     run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool = False
 ) -> SubmittedRun:
-    """Submits another attempt of a run that is over, whose plan may differ; ConfigError: it has another workload.
-
-    Raises RunError: the run is done, is not over, or runs in pilots. Raises SubmissionError: refused, or no answer.
-    Raises QueryError: jobs of its chain that still wait cannot be cancelled.
-    """
+    """Submits another attempt of a run that is over; raises ConfigError, RunError, SubmissionError, QueryError."""
     with secrets.exported(prepared.secrets):
         return _resume(run, prepared, *submission.redacted_record(prepared, config, overrides), by_hand=by_hand)
 

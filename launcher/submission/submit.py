@@ -192,9 +192,9 @@ def start(
     run: Run, plan: JobPlan, token: str, resumed: bool, blocking_jobs: Callable[[], Sequence[str]] | None = None, *,
     by_hand: bool = False,
 ) -> SubmittedRun:  # fmt: skip
-    """Submits the job of a run, with resume.how=chain also those that follow it, and writes them into its journal.
+    """Submits the job of a run, and those of its chain, and writes them into its journal; resumed: there may be one.
 
-    resumed: a job with this token may exist already. blocking_jobs: those that must end first; None: of key `after`.
+    blocking_jobs: returns those that must end first; None: of key `after`.
     """
 
     def executor_of(plan: JobPlan, token: str) -> RunExecutor:

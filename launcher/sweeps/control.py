@@ -76,11 +76,9 @@ def _array(members: Sequence[PointStatus]) -> LiveArray:
 
 
 def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = False) -> dict[int, str]:
-    """Cancels points (None: all): running points end, and the others will not start.
+    """Cancels points (None: all); returns the states before of those that were not over; QueryError names the others.
 
     kill: whether points that run on this machine without a scheduler are killed instead of asked to stop.
-    Returns the previous state of each point that was not over, by the point's number.
-    Raises QueryError: some points, or pilots of a packed sweep, could not be cancelled; the text names them.
     """
     before, points = sweep.cancelled(), None if points is None else set(points)
     if points is None:
@@ -104,9 +102,8 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
 
 
 def release_followers(homes: Iterable[Path], cancelled: Iterable[RunStatus]) -> None:
-    """Submits again, without a dependency, what waits for runs that were cancelled before their jobs started.
+    """Submits again, without a dependency, what waits for runs that were cancelled before they started; prints errors.
 
-    Does nothing where the scheduler starts such jobs itself. Prints what could not be submitted.
     cancelled: the runs whose jobs were cancelled, as they were before: those, or the pilots of a sweep.
     """
     if any(
@@ -261,10 +258,7 @@ def _recover_unconfirmed(sweep: Sweep) -> None:
 
 
 def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
-    """Sets how many points may run at once: in the manifest (for points here), and in the scheduler for arrays.
-
-    Returns the id of each array that was changed, and the number of its points that may run at once; QueryError.
-    """
+    """Sets how many points may run at once; returns each array that was changed, with its number; raises QueryError."""
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
         arrays, alone = live_arrays(point_statuses(sweep), sweep.submissions())
@@ -308,10 +302,9 @@ def rerun(
     sweep: Sweep, points: Collection[int] | None, confirm: Callable[[Sequence[int]], None] = lambda _: None,
     secrets: Callable[[Run], Mapping[str, str]] = lambda _: {},
 ) -> SubmittedSweep | None:  # fmt: skip
-    """Restarts points of a sweep, as `points_to_restart` chooses them, from their checkpoints; None: there are none.
+    """Restarts points of a sweep, as `points_to_restart` says; None: there are none; secrets: see `submit.resubmit`.
 
-    confirm: called with the numbers before the submission; raises an error if the user declines. secrets: see
-        `launcher.sweeps.submit.resubmit`.
+    confirm: called with the numbers before the submission; raises an error if the user declines.
     """
     from launcher.sweeps.submit import resubmit
 

@@ -26,10 +26,7 @@ READ_TIMEOUT = 3600.0  # seconds after which the process gives up if the sweep c
 
 
 def main(path: str) -> int:
-    """Starts all requested points of the sweep with this directory, and returns the exit code of the process.
-
-    While the sweep cannot be read, waits up to READ_TIMEOUT seconds: no other process would start the points.
-    """
+    """Starts all requested points of a sweep; while it cannot be read, waits up to READ_TIMEOUT: nobody else would."""
     points, failed, since = _Points(Sweep(Path(path))), set[int](), time.monotonic()
     while True:
         try:

@@ -44,11 +44,7 @@ RANK_KEYS = (
 
 
 def array_plan(plan: JobPlan, sweep_id: str, folder: Path) -> JobPlan:
-    """Returns the plan for the job script of a point's array: the point's plan, with the sweep's id and directory.
-
-    Any point of the array can stand for all: their plans differ only in values that are not in the job script (see
-    `RANK_KEYS`), which each element's ranks read from their own point's record.
-    """
+    """Returns the plan for the job script of a point's array, for which any point can stand: see RANK_KEYS."""
     own = plan.checkpoint.dir == f"{plan.run_dir}/checkpoints"
     checkpoints = f"{folder}/checkpoints" if own else plan.checkpoint.dir
     return dataclasses.replace(
@@ -60,11 +56,7 @@ def groups(
     plans: Mapping[int, JobPlan], sweep_id: str, folder: Path,
     naming: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[JobPlan, tuple[int, ...]]]:  # fmt: skip
-    """Groups points into arrays: each with its plan and its points, in order of `plans`.
-
-    naming: returns, for a point, a context manager that adds it to errors raised in its block.
-    Raises ConfigError: no job script can be made from a plan (extra options that collide with keys).
-    """
+    """Groups points into arrays, each with its plan; naming: adds the point to errors in its block; ConfigError."""
     texts: dict[tuple[object, ...], str] = {}
     found: dict[str, tuple[JobPlan, list[int]]] = {}
     for index, plan in plans.items():
@@ -88,10 +80,7 @@ def _key(plan: JobPlan) -> tuple[object, ...]:
 
 
 def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
-    """Divides the number of points that may run at once (None: no limit) among arrays of these sizes.
-
-    Each array gets at least one, because otherwise it would never end; the rest is divided in proportion to size.
-    """
+    """Divides how many points may run at once among arrays in proportion; each gets one, or it would never end."""
     if parallelism is None:
         return [None] * len(sizes)
     rest, total = max(parallelism - len(sizes), 0), sum(sizes)
@@ -298,10 +287,7 @@ def _naming(index: int, overrides: Sequence[str], keys: Sequence[str], slots: in
 
 
 def packing_of(config: Config, plan: JobPlan) -> Packing | None:
-    """Returns how the points of a sweep, by config and plan of its first one, share pilots; None: they do not.
-
-    Raises ConfigError: such points cannot share pilots, or keys of pilots are set in a sweep without pilots.
-    """
+    """Returns how points share pilots, by config and plan of the first; None: they do not; ConfigError: they cannot."""
     sweep = config.sweep
     if sweep.slots is None and sweep.pack is None:
         if sweep.nodes is not None or sweep.gpus is not None:
@@ -369,10 +355,7 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the overrides of a search's representative points.
-
-    The first point has the first value of each key. Each further point differs from it in one key (`Dimension.ends`).
-    """
+    """Returns representative points: the first has the first value of each key, the others differ in one key."""
     first = {key: each.ends()[0] for key, each in space.items()}
     others = [{**first, key: text} for key, each in space.items() for text in each.ends()[1:]]
     return [overrides_of(values, fixed) for values in (first, *others)]
@@ -409,10 +392,7 @@ def with_search_defaults(config: Config) -> Config:
 
 
 def prepare_search(points: Sequence[RequestedPoint], space: Space, command: Sequence[str]) -> PreparedSweep:
-    """Plans and checks a search, without writing files. Raises ConfigError: it cannot run, would never end, ...
-
-    points: those of `representatives`, in its order, with configs from `with_search_defaults`; checked instead of all.
-    """
+    """Plans and checks the `representatives` of a search, instead of all points; ConfigError: it cannot run, or end."""
     config = points[0].config
     prepared = prepare_sweep(points, command)
     first = prepared.points[prepared.order[0]]

@@ -80,10 +80,7 @@ class SubmittedSweep:
 
 
 def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> SubmittedSweep:
-    """Makes the sweep's directory, and submits all points that have no job yet.
-
-    Raises SubmissionError: some were refused, or the scheduler did not respond; a second call submits the rest.
-    """
+    """Makes the sweep's directory, submits points without a job; SubmissionError: a second call submits the rest."""
     with secret.exported(prepared.secrets):
         for plan, _ in prepared.groups:
             require_commands(plan)
@@ -189,7 +186,7 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
 
 
 def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
-    """Looks up the job of each array that a killed command may have submitted, and records it, or that there is none.
+    """Records the job of each array that a killed command may have submitted, or that there is none.
 
     The caller holds the submitter's lock. plans: those that have been read already, by point.
     """
@@ -381,11 +378,10 @@ def start_local_runner(sweep: Sweep) -> None:
 
 
 def submit_pilots(sweep: Sweep, points: Sequence[int], *, by_hand: bool = False) -> SubmittedSweep:
-    """Submits pilots until as many are live as the manifest says, or as the remaining points can use.
+    """Submits pilots until as many are live as the manifest says, or as the remaining points can use; needs the lock.
 
-    The caller holds the sweep's lock (`lease.only_submitter`). A pilot that failed or was stopped is submitted again;
-    one that is done keeps its number, and a new one gets the next.
-    points: numbers of points that were made, if any; the result has them as `local` if there is no scheduler.
+    One that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the next.
+    points: numbers of points that were made, if any.
     """
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
@@ -462,8 +458,7 @@ def is_leaving(run: Run) -> bool:
 def start_again(sweep: Sweep, points: Sequence[int]) -> None:
     """Frees points that are over, so that pilots run them again; in a cancelled sweep, other points stay cancelled.
 
-    Points that a slot manager holds are not freed: this command cannot tell whether the manager is alive, and if it is
-    dead, another one takes over its points.
+    Those that a slot manager holds are not freed: another one takes them over if it is dead.
     """
     folder = Claims(sweep.path, 0)
     logs = folder.logs()
@@ -484,10 +479,9 @@ def clear_marks_of_point(run: Run) -> None:
 
 
 def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]]:
-    """Sets the number of pilots of a packed sweep to `most`: submits pilots or stops some.
+    """Sets the number of pilots to `most`; returns those submitted, and ids of those that stop, or are cancelled.
 
-    A surplus pilot is cancelled if it is queued. If it runs, it stops, and its points continue in other pilots.
-    Returns the submission of further pilots, and the ids of those that stop. Raises SubmissionError, QueryError.
+    If a surplus pilot runs, its points continue in other pilots. Raises SubmissionError, QueryError.
     """
     with only_submitter(sweep.path):
         manifest, monitor = sweep.manifest(), JobMonitor()

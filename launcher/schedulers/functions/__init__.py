@@ -132,10 +132,9 @@ class Parameters(ABC):
         self, *, executor: str, folder: Path, payload: Path, environment: Path, python: str | None, token: str,
         indices: range, umask: int,
     ) -> tuple[str, FunctionFile]:  # fmt: skip
-        """Returns the script of a job or of an array, and what its driver reads in PAYLOAD.json.
+        """Returns the script of a job, or of an array of these indices, and what its driver reads in PAYLOAD.json.
 
         payload: path of the payload files, without their ending `_INDEX.pkl`.
-        indices: of the array elements; a single one gives a plain job.
         """
         templates.quote(folder)  # refuses control characters
         whole, workdir = folder_of(folder), os.getcwd()

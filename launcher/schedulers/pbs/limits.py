@@ -24,10 +24,7 @@ from launcher.schedulers.site import Finding, ok, problem, warning
 
 
 def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
-    """Returns the queue in which a plan's job will run; None: the server or a routing queue chooses it.
-
-    Raises ConfigError: the queue does not exist, or would refuse the job.
-    """
+    """Returns the queue of a plan's job, None: the server chooses; raises ConfigError: it would refuse the job."""
     known = {queue.name: queue for queue in queues}
     asked = settings_of(plan, PBSSettings).queue or ""
     name = asked.partition("@")[0]  # queue@server
