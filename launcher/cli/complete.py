@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import types
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.commands import ACTIONS, COMMANDS, parser_of, remote_profiles
 from launcher.errors import ConfigError
@@ -232,9 +230,9 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
         opened, bare = ("[", last[1:]) if last.startswith("[") and not kept else ("", last)
         start = f"{mark}{key}=" + "".join(f"{each}," for each in kept) + opened
         return [f"{start}{choice}" for choice in values_of(key, before) if choice.startswith(bare)]
-    from launcher.config.keys import types_of_keys
+    from launcher.config.keys import known_keys
 
-    known = types_of_keys(before)
+    known = known_keys(before)
     section, dot, _ = plain.rpartition(".")
     if not dot:
         sections = sorted({name.partition(".")[0] for name in known if "." in name})
@@ -265,17 +263,10 @@ def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
         return list(registry.names())
     if key in ("baseline", "after", "sweep.after"):
         return runs("")
-    from launcher.config.keys import types_of_keys
+    from launcher.config.keys import known_keys
 
-    kind = types_of_keys(before).get(key)
-    alternatives = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    found: list[str] = []
-    for each in alternatives:
-        if each is bool:
-            found += ["true", "false"]
-        elif isinstance(each, type) and issubclass(each, Enum):
-            found += [member.value for member in each]
-    return found
+    known = known_keys(before).get(key)
+    return list(known.choices) if known else []
 
 
 def _starting(names: Iterable[Any], word: str) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted
-from launcher.config.keys import all_keys, as_typed, keys_of, of_other_schedulers, types_of_keys, workloads_with
+from launcher.config.keys import all_keys, as_typed, keys_of, known_keys, of_other_schedulers, workloads_with
 from launcher.errors import ConfigError, near
 from launcher.paths import GROUPS, choices, program, resource, user_config_dir
 
@@ -94,7 +94,7 @@ def no_workload() -> str:
 
 
 def _unknown_key(key: str, arguments: Sequence[str]) -> str:
-    known = types_of_keys(arguments)
+    known = known_keys(arguments)
     words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known])}"
     if owners := workloads_with(key):
         words += f" There is one with workload={' or '.join(owners)}."

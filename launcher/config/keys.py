@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted
-from launcher.config.scheduler_table import OURS, cluster_class, names, scheduler_of, schedulers_with, settings_class
+from launcher.config.scheduler_table import OURS, names, scheduler_of, schedulers_with, settings_class
 from launcher.errors import ConfigError
 from launcher.structs import Struct
 
@@ -135,44 +135,25 @@ def all_keys() -> list[str]:
 
 def workloads_with(key: str) -> list[str]:
     """Returns the names of the workloads that have a key with this full name (`workload.lr`)."""
-    return [
-        section.title.rpartition("=")[2]
-        for section in sections()
-        if section.prefix == "workload." and key in (each.name for each in keys_of(section.kind, section.prefix))
-    ]
+    section, _, name = key.partition(".")
+    return [each for each, kind in WORKLOADS.items() if section == "workload" and name in kind.__dataclass_fields__]
 
 
-def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
-    """Returns the type of each key, without keys of workloads and schedulers that these overrides do not choose."""
-    found: dict[str, Any] = {}
-    for name, kind in get_type_hints(schema.Config).items():
-        if name == "workload":
-            chosen = [word.partition("=")[2] for word in words if word.startswith("workload=")]
-            kinds = [WORKLOADS[each] for each in chosen[-1:] if each in WORKLOADS] or list(WORKLOADS.values())
-        elif name == "cluster":
-            kinds = _clusters(words)
-        else:
-            kinds = [kind]
-        for each in kinds:
-            found.update(_types_below(name, each))
+def known_keys(words: Iterable[str]) -> dict[str, Key]:
+    """Returns the keys that are no sections, without those of workloads and schedulers that the words do not choose."""
+    chosen = dict(word.split("=", 1) for word in words if word.startswith(("workload=", "cluster=")))
+    workload, scheduler = WORKLOADS.get(chosen.get("workload", "")), ""
+    if cluster := chosen.get("cluster"):
+        from launcher.config.profiles import profiles
+
+        scheduler = next((each.scheduler for each in profiles() if each.name == cluster), "")
+    settings = settings_class(scheduler)
+    found: dict[str, Key] = {}
+    for section in sections(others=scheduler not in OURS):
+        kinds = {schema.Workload: workload, schema.SchedulerSettings: settings}
+        if all(own in (None, section.kind) for kind, own in kinds.items() if issubclass(section.kind, kind)):
+            found.update((key.name, key) for key in keys_of(section.kind, section.prefix) if not key.section)
     return found
-
-
-def _clusters(words: Iterable[str]) -> list[type]:
-    from launcher.config.profiles import profiles
-
-    chosen = [word.partition("=")[2] for word in words if word.startswith("cluster=")]
-    schedulers = {each.name: each.scheduler for each in profiles()} if chosen else {}
-    found = cluster_class(schedulers.get(chosen[-1], "")) if chosen else None
-    return [found] if found else [kind for name in names() if (kind := cluster_class(name))]
-
-
-def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
-    if hasattr(kind, "__dataclass_fields__"):
-        for inner, each in get_type_hints(kind).items():
-            yield from _types_below(f"{name}.{inner}", each)
-    else:
-        yield name, kind
 
 
 def _of_cluster(key: str) -> str:

@@ -129,6 +129,12 @@ class QsubCommands(ABC):
     ) -> SubmitCommand: ...
 
     @abstractmethod
+    def largest_array(self, queue: str | None) -> int | None: ...  # of this queue, None: the default one
+
+    def max_array_size(self, plan: JobPlan) -> int | None:
+        return self.largest_array(plan.cluster.settings["queue"])
+
+    @abstractmethod
     def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None: ...  # the id that qsub has printed
 
     @abstractmethod

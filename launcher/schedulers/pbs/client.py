@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.failures.text import signal_name
-from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
-from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand
@@ -199,9 +197,6 @@ class PBS(QsubCommands):
 
     def queue_facts(self, name: str) -> QueueFacts | None:
         return next((queue_facts(each, values) for each, values in self._queues(name).items()), None)
-
-    def max_array_size(self, plan: JobPlan) -> int | None:
-        return self.largest_array(settings_of(plan, PBSSettings).queue)
 
     def largest_array(self, queue: str | None) -> int | None:
         _, server = self.server()

@@ -27,8 +27,6 @@ from launcher.units import seconds_or_none, size_or_none
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from launcher.plan.plan import JobPlan
-
 
 def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Returns the path of a Grid Engine command: on PATH, SGE_O_PATH (the submission's) or in $SGE_ROOT/bin/ARCH."""
@@ -149,10 +147,7 @@ class SGE(QsubCommands):
     def throttle(self, job_id: str, most: int) -> None:
         self.run("qalter", "-tc", str(most), array_of(job_id))
 
-    def max_array_size(self, plan: JobPlan) -> int | None:
-        return self.largest_array()
-
-    def largest_array(self, queue: str | None = None) -> int | None:
+    def largest_array(self, queue: str | None) -> int | None:
         """Returns the maximum size of an array (max_aj_tasks of the configuration), or None without a limit (0)."""
         match = re.search(r"^max_aj_tasks\s+(\d+)", self.run("qconf", "-sconf"), re.MULTILINE)
         return (int(match[1]) or None) if match else None

@@ -76,6 +76,7 @@ RUNS = ["latest", "bench-20261121-120000-bbbb", "mnist-20261120-120000-aaaa"]
         (["cluster=ours"], ["cluster=ours"]),
         (["-m", "cluster=local,sl"], ["cluster=local,slurm"]),
         (["launch.mo"], ["launch.mode="]),
+        (["cluster.IN"], []),  # what a class of keys says of itself is no key
         (["launch.mode="], ["launch.mode=agent", "launch.mode=tasks"]),
         (["wait="], ["wait=true", "wait=false"]),
         (["track=[tensorboard,m"], ["track=[tensorboard,mlflow"]),

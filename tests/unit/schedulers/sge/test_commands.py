@@ -209,7 +209,7 @@ def test_a_cancellation_that_fails(says: Says, words: str, kind: type[Exception]
 
 def test_what_an_array_may_have(says: Says) -> None:
     says("qconf", recorded("qconf-sconf.txt"))
-    assert SGE().max_array_size(None) == 75000
+    assert SGE().largest_array(None) == 75000
 
 
 def test_ids() -> None:
