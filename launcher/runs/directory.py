@@ -115,23 +115,19 @@ class Run(Struct):
 
     @property
     def is_point(self) -> bool:
-        """Whether the run is a point of a sweep or an element of a run's array: its directory is named by a number."""
-        return unwrap(self._in_sweep_or_array())
+        """Whether the run is a point of a sweep: its directory is in the sweep's, and named by a number."""
+        return unwrap(self._in_sweep())
 
     @property
     def id(self) -> str:
         """The run's id: the name of its directory; for a point, SWEEP/NUMBER (`lr-3f9c/7`)."""
-        found = self._in_sweep_or_array(retry_seconds=0)  # no retries: messages need an id even if reads fail
+        found = self._in_sweep(retry_seconds=0)  # no retries: messages need an id even if reads fail
         point = found.value if isinstance(found, Ok) else True
         return f"{self.path.parent.name}/{self.path.name}" if point else self.path.name
 
-    def _in_sweep_or_array(self, *, retry_seconds: float | None = None) -> Outcome[bool]:
-        found: Outcome[bool] = Ok(False)
-        for name in ("sweep.json", "submitit") if self.path.name.isdecimal() else ():
-            found = exists(self.path.parent / name, retry_seconds=retry_seconds)
-            if found != Ok(False):
-                break
-        return found
+    def _in_sweep(self, *, retry_seconds: float | None = None) -> Outcome[bool]:
+        named = self.path.name.isdecimal()
+        return exists(self.path.parent / "sweep.json", retry_seconds=retry_seconds) if named else Ok(False)
 
     @property
     def submitit_folder(self) -> Path:
