@@ -76,9 +76,7 @@ def require_space(space: Space) -> None:
 def _dimension(override: Override) -> Dimension:
     sweep: Any = override.value()
     if not isinstance(sweep, (ChoiceSweep, RangeSweep, IntervalSweep)):  # a glob
-        raise ConfigError(
-            f"{override.input_line}: a search needs the values themselves: {override.key_or_group}=A,B,..."
-        )
+        raise ConfigError(f"{override.input_line}: a search needs the values: {override.key_or_group}=A,B,...")
     if unknown := sorted(set(sweep.tags) - TAGS):
         raise ConfigError(f"{override.input_line}: the tag {unknown[0]!r} is not known; the one known is log")
     log = "log" in sweep.tags

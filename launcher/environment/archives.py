@@ -59,8 +59,7 @@ def checked(name: str) -> tuple[str, Archive]:
         )
     if not path.is_file():
         raise ConfigError(
-            f"{key}: there is no file {path.name} in {path.parent}: make it with `{program()} env pack FOLDER {name}`, "
-            "on a file system that all nodes share"
+            f"{key}: there is no file {path.name} in {path.parent}: make it with `{program()} env pack FOLDER {name}`"
         )
     cached = user_cache_dir() / "archives" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
     facts = _read_facts(Path(f"{path}.json"), path) or _read_facts(cached, path) or _compute_facts(cached, path)
@@ -100,8 +99,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     programs.checked(str(folder), "")
     if (folder / "conda-meta").is_dir():
         raise ConfigError(
-            f"{folder} is an environment of conda, whose files contain its path: `conda-pack -p {folder} -o {archive}` "
-            "(pip install conda-pack) makes an archive for env.archive"
+            f"{folder} is an environment of conda: `conda-pack -p {folder} -o {archive}` makes an archive of it"
         )
     if archive.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{archive} would be within {folder}: write it elsewhere")

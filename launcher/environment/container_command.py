@@ -128,10 +128,7 @@ def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
     for name in names:
         if which(name):
             return name
-    raise ContainerError(
-        f"it has no {' and no '.join(names)} on PATH, to run env.container={plan.env.container}: load its module "
-        "(env.modules), or choose env.container_runtime"
-    )
+    raise ContainerError(f"it has no {' and no '.join(names)} on PATH: set env.modules, or env.container_runtime")
 
 
 def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPlan) -> None:
@@ -160,9 +157,7 @@ def main(run_dir: str) -> int:
     assert plan.env.container is not None
     try:
         if plan.env.container.startswith("/") and not os.path.exists(plan.env.container):
-            raise ContainerError(
-                f"there is no image {plan.env.container} (env.container): put it on a file system that all nodes share"
-            )
+            raise ContainerError(f"there is no image {plan.env.container} (env.container): do all nodes see it?")
         for folder in folders_to_make(plan):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         words, environ = command(plan, os.environ, runtime_of(plan, shutil.which), os.path.exists)
@@ -202,10 +197,7 @@ def node_command(plan: JobPlan) -> list[str]:
         return [plan.node_python, "-u", *own_module("launcher.agent")]
     for folder in folders(plan):
         if "," in folder or ":" in folder:
-            raise ConfigError(
-                f"{folder} is bound into env.container, and the path of such a folder cannot have a comma or a colon: "
-                "choose another one"
-            )
+            raise ConfigError(f"{folder}: a folder bound into env.container has no comma or colon: choose another one")
     if _pyxis(plan):
         return [*python_inside(plan), *own_module("launcher.agent")]
     return [plan.python, *own_module("launcher.environment.container_command")]

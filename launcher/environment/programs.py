@@ -116,9 +116,7 @@ def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False)
     if path.is_file() and path.name == "activate":
         raise ConfigError(f"{key} is a script: name the environment's folder, {path.parents[1]}")
     if not (path / "conda-meta").is_dir() and not (path / "bin/activate").is_file():
-        raise ConfigError(
-            f"{key} is no environment: it has neither bin/activate (venv, uv) nor conda-meta (conda, mamba)"
-        )
+        raise ConfigError(f"{key} is no environment: it has neither bin/activate (venv, uv) nor conda-meta (conda)")
     return str(path), _query(key, path)
 
 
@@ -176,9 +174,7 @@ def checked_program(program: Program, place: ModulePath) -> Program:
     """Returns a checked program, with all arguments as strings in `args`; raises ConfigError with the fix."""
     if (program.script is None) == (program.module is None):
         both = "not both" if program.script else "none is given"
-        raise ConfigError(
-            f"workload=program needs workload.script=train.py or workload.module=package.module, and {both}"
-        )
+        raise ConfigError(f"workload=program needs workload.script=FILE.py or workload.module=NAME, and {both}")
     if program.python is not None:
         _require_interpreter(program)
     if program.script is not None:
@@ -265,10 +261,7 @@ def _check_executable(program: Program, path: Path, key: str) -> None:
     with path.open("rb") as file:
         begin = file.read(4)
     if not begin.startswith((b"#!", ELF)):
-        raise ConfigError(
-            f"{key} is executable, but neither a program nor a script whose first line names its interpreter "
-            "(#!/bin/bash)"
-        )
+        raise ConfigError(f"{key} is executable, but neither a program nor a script that begins with #!/bin/bash")
 
 
 def _is_text(path: Path) -> bool:

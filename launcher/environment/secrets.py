@@ -107,10 +107,7 @@ def exported(secrets: Mapping[str, str]) -> Iterator[None]:
 def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raises SubmissionError if the secrets of a recorded run are not in the environment."""
     if missing := [name for name in names if name not in environ]:
-        raise SubmissionError(
-            f"{', '.join(missing)}: secrets are in no record, so set {'it' if len(missing) == 1 else 'them'} in this "
-            "shell's environment and repeat the command"
-        )
+        raise SubmissionError(f"{', '.join(missing)}: secrets are in no record: export them, and repeat the command")
 
 
 def folder() -> Path:

@@ -71,10 +71,7 @@ def _require_workload(config: Config, site: PlanFacts, found: Tree) -> None:
     key, file = programs.entry_file(workload, place)
     path = "" if file is None else _real(file)
     if within(path, str(found.root)) and not _of_python(path) and os.path.relpath(path, found.root) not in found.files:
-        raise ConfigError(
-            f"{key}: git ignores {path}, so a snapshot does not have it (env.snapshot=true): take it out of "
-            ".gitignore, or leave env.snapshot out"
-        )
+        raise ConfigError(f"{key}: git ignores {path}: take it out of .gitignore, or leave env.snapshot out")
 
 
 def workload_in(

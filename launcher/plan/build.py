@@ -206,9 +206,7 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
     if min_nodes > nodes:
         raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
     if config.spares and launch.mode is LaunchMode.tasks:
-        raise ConfigError(
-            f"spares={config.spares}: with launch=tasks the scheduler starts the ranks, and none can wait"
-        )
+        raise ConfigError(f"spares={config.spares}: with launch=tasks the scheduler starts all ranks: none can wait")
     fewest = -(-workload.min_ranks // nodes)  # ranks per node that the workload needs
     procs = resolved_value(config, "procs_per_node") or config.gpus_per_node or fewest
     environment = _environment(cluster.environment)
@@ -331,8 +329,7 @@ def _resume(config: Config) -> plans.Resume:
         )
     if resume.how is ResumeHow.chain and resume.max_attempts > LONGEST_CHAIN:
         raise ConfigError(
-            f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: set resume.max_attempts "
-            f"to the number that the run may need (at most {LONGEST_CHAIN})"
+            f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: {LONGEST_CHAIN} at most"
         )
     return resolved(plans.Resume, resume, "resume.", lead=lead)
 
@@ -344,9 +341,7 @@ def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
     ranks = [] if wanted is None else wanted if isinstance(wanted, list) else [wanted]
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
-            raise ConfigError(
-                f"debug.rank={rank}: it must be a rank from 0 to {world_size - 1}, a list of them ([0,1]), or all"
-            )
+            raise ConfigError(f"debug.rank={rank}: it must be a rank below {world_size}, a list ([0,1]), or all")
     return tuple(sorted(set(ranks)))
 
 
@@ -373,10 +368,8 @@ def check_name(key: str, value: str) -> str:
     if key in ("run_id", "sweep.id") and value.isdecimal():
         raise ConfigError(f"{key}={value}: numbers are the ids of points of a sweep: begin it with a letter")
     if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:
-        raise ConfigError(
-            f"{key}={value!r} cannot be a job's name: use up to {LONGEST_NAME} letters, digits and _ - + . "
-            "(it may not begin with - + .)"
-        )
+        allowed = f"up to {LONGEST_NAME} letters, digits and _ - + . (not - + . at the beginning)"
+        raise ConfigError(f"{key}={value!r} cannot be a job's name: use {allowed}")
     return value
 
 
@@ -416,19 +409,14 @@ def check_environments(env: schema.Env, starter: str | None) -> None:
     """Raises ConfigError if keys of `env` exclude each other, with what starts tasks (None: this machine)."""
     given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
     if len(given) > 1:
-        raise ConfigError(
-            f"{' and '.join(given)}: ranks run in only one of them: leave the others out (env.python names an "
-            "interpreter in a container)"
-        )
+        raise ConfigError(f"{' and '.join(given)}: ranks run in only one of them: leave the others out")
     if env.container is None:
         for key in ("container_args", "binds", "container_runtime", "python"):
             if getattr(env, key) != getattr(schema.Env(), key):
                 raise ConfigError(f"env.{key} is for a container: set env.container too, or leave it out")
         return
     if env.container_runtime is Runtime.pyxis and starter != "srun":
-        raise ConfigError(
-            "env.container_runtime=pyxis is a plug-in of srun, and srun does not start this run: use apptainer"
-        )
+        raise ConfigError("env.container_runtime=pyxis is part of srun, which does not start this run: use apptainer")
     for bind in env.binds:
         if not bind.startswith("/") or "," in bind or bind.count(":") > 2:
             raise ConfigError(f"env.binds: {bind!r} is not /SOURCE, /SOURCE:/TARGET or /SOURCE:/TARGET:ro")

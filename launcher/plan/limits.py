@@ -89,15 +89,9 @@ def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
         where = f"{name} of cluster={cluster.name}" if name else f"cluster={cluster.name}"
         takes = f"{where} takes {plural(most, 'job')} of a user, waiting or running"
         if more > most:
-            raise ConfigError(
-                f"{takes}, and this would be {more}: submit fewer, or run them one after the other in one allocation "
-                "(cluster=allocation)"
-            )
+            raise ConfigError(f"{takes}, and this would be {more}: submit fewer, or use cluster=allocation")
         over = "it is over" if have == 1 else "they are over"
-        raise ConfigError(
-            f"{takes}, and you have {have}: wait until {over} (`launcher status`), cancel, or use another partition or "
-            "queue"
-        )
+        raise ConfigError(f"{takes}, and you have {have}: wait until {over}, or use another partition or queue")
 
 
 def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:

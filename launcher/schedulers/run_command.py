@@ -140,9 +140,8 @@ def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: 
                 if not data:
                     selector.unregister(key.fd)
                 if sum(map(len, texts.values())) > bounds.QUERY_BYTES:
-                    raise OutputTooLong(
-                        f"{command[0]} printed more than {long_size(bounds.QUERY_BYTES)}, which is no answer"
-                    )
+                    most = long_size(bounds.QUERY_BYTES)
+                    raise OutputTooLong(f"{command[0]} printed more than {most}, which is no answer")
     return [bytes(each).decode(errors="replace").replace("\r\n", "\n") for each in texts.values()]
 
 

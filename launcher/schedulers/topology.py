@@ -123,9 +123,8 @@ class Topology:
             (self.node_rank, self.nnodes, "node rank"),
         ):
             if not 0 <= value < bound:
-                raise TopologyError(
-                    f"{self.source} gives {what} {value} of {bound}: its variables contradict each other"
-                )
+                wrong = f"{what} {value} of {bound}"
+                raise TopologyError(f"{self.source} gives {wrong}: its variables contradict each other")
 
 
 class _Place(Struct):

@@ -43,9 +43,8 @@ def template_of(
         for path in paths:
             for other, its_key in of_key.items():
                 if path[: len(other)] == other[: len(path)]:
-                    raise ConfigError(
-                        f"{_dotted(path)} depends on {its_key} and on {key}: a search can change one of them"
-                    )
+                    both = f"{its_key} and on {key}"
+                    raise ConfigError(f"{_dotted(path)} depends on {both}: a search can change one of them")
         of_key.update(dict.fromkeys(paths, key))
         if dimension.choices:
             choices[key] = {

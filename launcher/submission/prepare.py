@@ -215,10 +215,7 @@ def _require_by_hand(plan: JobPlan, config: Config) -> None:
     if config.wait:
         raise ConfigError(f"submit=false wait=true: there is no job to wait for yet: later, use `{program()} wait RUN`")
     if (names := list(secrets_of(config))) and not scheduler_of(config.cluster).secrets_in_files:
-        raise ConfigError(
-            f"submit=false: {', '.join(names)} would be readable in the command: export it in your shell instead of "
-            "cluster.environment"
-        )
+        raise ConfigError(f"submit=false: {', '.join(names)} would be readable in the command: export it in your shell")
 
 
 def _with_baseline(config: Config) -> Config:

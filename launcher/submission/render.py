@@ -48,9 +48,7 @@ def checked_template(name: str) -> str:
     path = next(filter(Path.is_file, places), None)
     if path is None:
         tried = " or ".join(dict.fromkeys(map(str, places)))
-        raise ConfigError(
-            f"cluster.template={name}: there is no file {tried}; `template show` prints one to start from"
-        )
+        raise ConfigError(f"cluster.template={name}: there is no file {tried}: `template show` prints one")
     if wrong := list(template_problems(path)):
         raise ConfigError("cluster.template: " + "\n  ".join(wrong))
     return str(path)

@@ -68,10 +68,8 @@ def _resume(
     with only_submitter(run.path):
         before = run.plan()
         if {"workload.entry", "workload.kind"} & {*submission.different_keys(plan, before)}:
-            raise ConfigError(
-                f"{run.id} is a run of workload={before.workload.name}: for workload={plan.workload.name} "
-                "start another run"
-            )
+            now = plan.workload.name
+            raise ConfigError(f"{run.id} is a run of workload={before.workload.name}: for {now} start another run")
         require_over(run, JobMonitor())
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
         journal = journal_events(run)

@@ -312,10 +312,8 @@ def rerun(
         _recover_unconfirmed(sweep)
         chosen = points_to_restart(point_statuses(sweep), points)
         if missing := [index for index in chosen if not sweep.run(index).recorded()]:
-            raise RunError(
-                f"nothing was submitted: points {ranges(missing)} have not been made: repeat the command that makes "
-                "the sweep, which completes it"
-            )
+            do = "repeat the command that makes the sweep, which completes it"
+            raise RunError(f"nothing was submitted: points {ranges(missing)} have not been made: {do}")
         if not chosen:
             return None
         confirm(chosen)

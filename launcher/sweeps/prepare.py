@@ -225,18 +225,14 @@ def _secrets(points: Sequence[RequestedPoint]) -> dict[str, str]:
     for each in points:
         for name, value in secrets_of(each.config).items():
             if found.setdefault(name, value) != value:
-                raise ConfigError(
-                    f"cluster.environment.{name} is a secret (env.secrets): it must be the same everywhere"
-                )
+                raise ConfigError(f"cluster.environment.{name} is a secret: it must be the same everywhere")
     return found
 
 
 def _refuse_keys_of_one(points: Sequence[RequestedPoint]) -> None:
     overrides = [override for each in points for override in each.overrides]
     if run_id := next((each for each in overrides if sweep_directory.key_of(each) == "run_id"), None):
-        raise ConfigError(
-            f"{run_id}: it names one run, and the points of a sweep are SWEEP/0, SWEEP/1, ...: use sweep.id"
-        )
+        raise ConfigError(f"{run_id} names one run, and a sweep's points are SWEEP/0, SWEEP/1, ...: use sweep.id")
     differing = sweep_directory.differing([each.overrides for each in points])
     for key in differing:
         if key in sweep_directory.COMMAND_KEYS or key.startswith("sweep."):
@@ -260,10 +256,7 @@ def _plans(
             if each.config.cluster.race:
                 raise ConfigError("cluster.race is for single runs: leave it out of a sweep")
             if (other := folders.setdefault(plan.checkpoint.dir, index)) != index:
-                raise ConfigError(
-                    f"checkpoint.dir={plan.checkpoint.dir} is that of point {other} too: leave the key out, and each "
-                    "point gets a folder of its own"
-                )
+                raise ConfigError(f"checkpoint.dir={plan.checkpoint.dir} is that of point {other} too: leave it out")
         plans[index] = plan
         notes.update(dict.fromkeys(plan_notes))
     return plans, notes
@@ -295,10 +288,8 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
             raise ConfigError(f"{key} is for pilots, and this sweep has none: add sweep.slots or sweep.pack")
         return None
     if sweep.parallelism is not None:
-        raise ConfigError(
-            "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes x "
-            "sweep.slots points run at once"
-        )
+        at_once = "sweep.pack x sweep.nodes x sweep.slots points run at once"
+        raise ConfigError(f"sweep.parallelism is for points with jobs of their own: in pilots {at_once}")
     if plan.nodes > 1:
         fix = (
             "Use nodes=1, and sweep.nodes for the nodes of each pilot"
@@ -311,9 +302,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     if plan.launch.mode == LaunchMode.tasks.value:
         raise ConfigError("launch=tasks: points in pilots (sweep.slots, sweep.pack) are started by agents")
     if plan.debugs:
-        raise ConfigError(
-            "debug.rank: points in pilots (sweep.slots, sweep.pack) cannot be debugged: submit one as a single run"
-        )
+        raise ConfigError("debug.rank: points in pilots cannot be debugged: submit one as a single run")
     slots = sweep.slots or 1
     if sweep.gpus is not None and sweep.gpus > slots * plan.gpus_per_node:
         raise ConfigError(
@@ -378,9 +367,7 @@ def with_search_defaults(config: Config) -> Config:
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(f"sweep.search={sweep.search.value} needs Optuna: pip install 'launcher[optuna]'")
     if not isinstance(sweep.objective, str):
-        raise ConfigError(
-            f"sweep.search={sweep.search.value} compares points by a metric that they report: sweep.objective=accuracy"
-        )
+        raise ConfigError(f"sweep.search={sweep.search.value} compares points by a metric: sweep.objective=accuracy")
     if sweep.asha.reduction_factor < 2:
         raise ConfigError(f"sweep.asha.reduction_factor={sweep.asha.reduction_factor}: it must be 2 or more")
     if sweep.budget.gpu_hours is not None and sweep.budget.gpu_hours <= 0:
@@ -401,10 +388,7 @@ def prepare_search(points: Sequence[RequestedPoint], space: Space, command: Sequ
     if settings.method is Method.grid and size(space) is None:
         raise ConfigError("sweep.search=grid needs keys with a list of values: 'workload.lr=0.1,0.01'")
     if size(space) is None and settings.points is None and settings.gpu_hours is None:
-        raise ConfigError(
-            "the search would never end: set sweep.budget.points=100, or sweep.budget.gpu_hours=50 (without GPUs: node-"
-            "hours)"
-        )
+        raise ConfigError("the search would never end: set sweep.budget.points=100, or sweep.budget.gpu_hours=50")
     _require_room(prepared, settings)
     manifest = dataclasses.replace(prepared.manifest, points=(), search=True)
     return dataclasses.replace(prepared, manifest=manifest, settings=settings, template=_template(prepared, space))
@@ -436,8 +420,7 @@ def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
     spent = look(Sweep(prepared.path))[1].hours
     if over and settings.points is not None and len(journal.trials) >= settings.points:
         raise ConfigError(
-            f"sweep.budget.points={settings.points} is spent: {prepared.path.name} has {len(journal.trials)}; raise it "
-            "to have more chosen"
+            f"sweep.budget.points={settings.points} is spent: {prepared.path.name} has {len(journal.trials)}: raise it"
         )
     if over and settings.gpu_hours is not None and spent >= settings.gpu_hours:
         raise ConfigError(f"sweep.budget.gpu_hours={settings.gpu_hours:g} is spent ({spent:.3g}): raise it to go on")

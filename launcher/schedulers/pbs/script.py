@@ -74,10 +74,8 @@ def options(request: Request) -> list[tuple[str, str | None]]:
     if request.select is not None and not SELECT.fullmatch(request.select):
         raise ConfigError(f"select={request.select!r}: a select statement has no blanks, quotes, commas or backslashes")
     if request.place and PLACE.sub("", request.place):
-        raise ConfigError(
-            f"place={request.place!r} is no place statement: write pack, scatter, vscatter or free, then :excl, "
-            ":exclhost or :shared, then :group=RESOURCE, each of them only if need be"
-        )
+        forms = "pack, scatter, vscatter or free, then :excl, :exclhost or :shared, then :group=RESOURCE"
+        raise ConfigError(f"place={request.place!r} is no place statement: write {forms}")
     ours: list[tuple[str, str | None]] = [
         ("N", request.name),
         ("q", request.queue or None),

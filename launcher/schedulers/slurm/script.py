@@ -148,10 +148,7 @@ def extra_options(values: Mapping[str, Any]) -> dict[str, Any]:
     for option, value in values.items():
         long_name = option.replace("_", "-")
         if not re.fullmatch(r"[a-z][a-z-]+", long_name):
-            raise ConfigError(
-                f"cluster.directives: {option!r} is not the long name of an option "
-                "(write `nodelist`, not `-w` or `--nodelist`)"
-            )
+            raise ConfigError(f"cluster.directives: {option!r} is no long name (write `nodelist`, not `--nodelist`)")
         require_plain(option, value)
         result[long_name] = value
     return result

@@ -51,7 +51,7 @@ def test_what_has_one_value_is_of_all_points_and_the_last_override_of_a_key_coun
         ("lr=tag(log,choice(1,2))", "only an interval has a logarithm"),
         ("lr=choice()", "empty choice"),
         ("lr=range(3,3)", "has no values"),
-        ("workload=glob(*)", "needs the values themselves"),
+        ("workload=glob(*)", "a search needs the values"),
         ("lr=interval(0,", "cannot be read"),
         ("~lr=1,2", "changes values of keys only"),
     ],

@@ -162,7 +162,7 @@ def test_the_images_own_pythonpath_comes_behind_ours() -> None:
         ({"container": None, "python": "/opt/py"}, {}, r"env\.python is for a container"),
         ({"activate": "/env"}, {}, r"env\.activate and env\.container: ranks run in only one"),
         ({"binds": ["a:b"]}, {}, r"env\.binds: 'a:b' is not /SOURCE"),
-        ({"container_runtime": Runtime.pyxis}, {"scheduler": "pbs"}, "pyxis is a plug-in of srun"),
+        ({"container_runtime": Runtime.pyxis}, {"scheduler": "pbs"}, "pyxis is part of srun"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(env: dict[str, Any], cluster: dict[str, Any], told: str) -> None:

@@ -51,7 +51,7 @@ def test_an_environment_with_all_that_is_needed_is_taken_by_its_whole_path(
     ("make", "told"),
     [
         (lambda path: None, r"there is no env in .*: name the folder of an environment"),
-        (lambda path: path.mkdir(), r"neither bin/activate \(venv, uv\) nor conda-meta \(conda, mamba\)"),
+        (lambda path: path.mkdir(), r"neither bin/activate \(venv, uv\) nor conda-meta \(conda\)"),
         (lambda path: (path / "conda-meta").mkdir(parents=True), r"has no Python \(.*/env/bin/python\)"),
         (lambda path: python(path, "[[3, 9], []]"), r"has Python 3\.9: the launcher runs with 3\.10 to 3\.13"),
         (lambda path: python(path, '[[3, 12], ["torch"]]'), r"lacks torch.*env/bin/python -m pip install torch"),

@@ -93,7 +93,7 @@ def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[s
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({}, "workload=program needs workload.script=train.py or workload.module=package.module, and none is given"),
+        ({}, "workload=program needs workload.script=FILE.py or workload.module=NAME, and none is given"),
         ({"script": "train.py", "module": "pkg"}, "not both"),
         ({"script": "trian.py"}, "there is no file trian.py in {dir}. Did you mean train.py?"),
         ({"script": "code/train.py"}, "there is no folder {dir}/code (paths are relative to {dir})"),
@@ -105,7 +105,7 @@ def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[s
         ({"script": "zero.py"}, "is not valid Python: {dir}/zero.py"),
         ({"script": "words"}, "workload.script=words is not valid Python: {dir}/words, line 1: 'just some words'"),
         ({"script": "binary"}, "is neither a Python file nor executable: chmod u+x {dir}/binary"),
-        ({"script": "odd"}, "neither a program nor a script whose first line names its interpreter"),
+        ({"script": "odd"}, "neither a program nor a script that begins with"),
         ({"script": "run.sh", "fork": True}, "workload.fork is for Python files"),
         ({"script": "run.sh", "python": "/usr/bin/python3"}, "workload.python is for Python files"),
         ({"script": "train.py", "python": "python3"}, "give the whole path of the interpreter"),

@@ -200,7 +200,7 @@ def test_a_record_says_how_to_give_the_secret_again(tmp_path: Path) -> None:
     assert record["overrides"] == ["cluster.environment.API_KEY=${oc.env:API_KEY}", "nodes=1"]
     assert record["config"]["cluster"]["environment"] == {"API_KEY": "(secret)", "PLAIN": "plain"}
     assert record["plan"]["secret_variables"] == ["API_KEY"]
-    with pytest.raises(SubmissionError, match="API_KEY: secrets are in no record, so set it in this shell"):
+    with pytest.raises(SubmissionError, match="API_KEY: secrets are in no record: export them"):
         secrets.require(["API_KEY"], {})
 
 

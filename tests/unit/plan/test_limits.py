@@ -141,12 +141,10 @@ ONE = "debug-scaling of cluster=polaris takes 1 job of a user, waiting or runnin
 @pytest.mark.parametrize(
     ("more", "there", "words"),
     [
-        (1, {"": 1, "debug-scaling": 1}, f"{ONE} you have 1: wait until it is over (`launcher status`), cancel, or "
-                                         "use another partition or queue"),
-        (3, {}, f"{ONE} this would be 3: submit fewer, or run them one after the other in one allocation "
-                "(cluster=allocation)"),
+        (1, {"": 1, "debug-scaling": 1}, f"{ONE} you have 1: wait until it is over, or use another partition or queue"),
+        (3, {}, f"{ONE} this would be 3: submit fewer, or use cluster=allocation"),
         (1, {"": 20}, "cluster=polaris takes 20 jobs of a user, waiting or running, and you have 20: wait until they "
-                      "are over (`launcher status`), cancel, or use another partition or queue"),
+                      "are over, or use another partition or queue"),
     ],
 )  # fmt: skip
 def test_more_jobs_than_a_user_may_have_are_refused(more: int, there: dict[str, int], words: str) -> None:

@@ -325,7 +325,7 @@ def test_what_cannot_be_a_script_is_refused_with_its_point(site: Site) -> None:
 @pytest.mark.parametrize(
     ("points", "keys", "words"),
     [
-        (["seed=1 run_id=x", "seed=2 run_id=x"], {}, "run_id=x: it names one run"),
+        (["seed=1 run_id=x", "seed=2 run_id=x"], {}, "run_id=x names one run"),
         (["seed=1 sweep.id=a", "seed=1 sweep.id=b"], {}, "sweep.id is for the whole sweep"),
         (["seed=1 wait=true", "seed=1 wait=false"], {}, "wait is for the whole sweep"),
         (["seed=1 runs_dir=/a", "seed=1 runs_dir=/b"], {}, "runs_dir is for the whole sweep"),
