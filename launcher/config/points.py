@@ -120,14 +120,9 @@ def _choices(override: Override) -> Dimension:
     return Dimension(choices=tuple(values))
 
 
-# -- Composes the configs of many points: Hydra composes one, and the others are derived from it
-# Hydra takes 0.1 s for each config. Points of a sweep mostly differ in plain values. Then their configs differ only in
-# these values and in values that refer to them. All other points (another workload or cluster, keys that are added or
-# deleted, references to Hydra's settings) are composed by Hydra.
-#
-# Measured with 1000 points of ddp_mnist (lr and seed): 0.6 ms of CPU for each point, where Hydra takes 100 ms.
-# Converting the whole config to dataclasses takes 5 ms, so only changed values, and those that refer to them, are
-# converted.
+# -- Composes the configs of many points: Hydra composes one in 100 ms, and the others are derived from it in 0.6 ms
+# Points mostly differ in plain values: then only these, and the values that refer to them, are converted. Other points
+# (another workload or cluster, keys that are added or deleted, references to Hydra's settings) are composed by Hydra.
 
 
 SHAPES = 16  # configs composed by Hydra that are kept, to derive others from

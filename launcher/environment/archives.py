@@ -1,11 +1,9 @@
 """Environments as archives (env.archive): makes them (`env pack`), checks them at submission, unpacks them on a node.
 
-    python -m launcher.environment.archives RUN_DIR
-
-starts a node's agent with the environment on the node's own disk. The first process on a node unpacks it, and the
-others wait. The last one that ends removes it: each holds a shared lock on a file (flock), and one that can make its
-own exclusive is the last. A venv can be moved (pyvenv.cfg, PEP 405), but for its scripts (`bin/torchrun`), which start
-the original Python. An archive of conda-pack has `conda-unpack`.
+`python -m launcher.environment.archives RUN_DIR` starts a node's agent with the environment on the node's own disk. The
+first process on a node unpacks it, the last one that ends removes it: each holds a shared lock (flock), and one that
+can make its own exclusive is the last. A venv can be moved (pyvenv.cfg, PEP 405), but for its scripts
+(`bin/torchrun`), which start the original Python. An archive of conda-pack has `conda-unpack`.
 
 Facts about an archive FILE, such as its checksum, are in FILE.json, or cached in the user's cache folder (archives/).
 """

@@ -1,15 +1,8 @@
 """The search of points with Optuna: its journal, the distributions of keys, and what it asks and tells.
 
-It replaces Optuna's JournalFileBackend, with the same file format, for three reasons:
-
-- An operation of a search (choose a point, say) is several records of Optuna. Here they are written together, in one
-  append at the end of the operation, so that a killed process leaves all of them or none.
-- Optuna takes over any lock after 30 s. `launcher.runs.lease` takes over only that of a dead holder, at once if the
-  holder was on the same node.
-- Optuna stops reading at an incomplete record (a full disk, a killed node). Here such a line is skipped, and the next
-  record starts on a line of its own.
-
-The number of a trial is its index in the order of lines in the file, which is the same for every reader.
+It replaces Optuna's JournalFileBackend, with the same file format: the records of an operation (choose a point, say)
+are written together, so that a killed process leaves all or none; only the lock of a dead holder is taken over, not any
+lock after 30 s; an incomplete record (a full disk, a killed node) is skipped, and does not end the reading.
 """
 
 from __future__ import annotations
@@ -387,16 +380,8 @@ def seed_of(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
 
 
-# -- What a slot manager does for a search: chooses points, makes their runs, prunes them, and records their ends
-# points = SearchPoints(sweep)
-#     points.more()              # a slot is free: chooses another point; False: there will be no more
-#     points.count()             # number of points so far, also of those that other managers have chosen
-#     points.made(number)        # makes the run of a point, with its record
-#     points.to_prune(number)    # reads new reports of a running point; True: stop it
-#     points.ended(number, ...)  # records its end
-#
-# If a manager is killed in between, no point is lost: a chosen point is in the journal, and the manager that claims it
-# next makes its record and runs it.
+# -- What a slot manager does for a search. If it is killed in between, no point is lost: a chosen point is in the
+# journal, and the manager that claims it next makes its record and runs it.
 
 
 class SearchPoints:
@@ -411,6 +396,7 @@ class SearchPoints:
         self._over = False
 
     def count(self) -> int:
+        """Returns the number of points so far, also of those that other managers have chosen."""
         return len(self._search.points())
 
     def more(self) -> bool:

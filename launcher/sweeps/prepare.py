@@ -335,12 +335,8 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
     )  # fmt: skip
 
 
-# -- Prepares a search: a sweep whose pilots choose its points while they run (sweep.search)
-#
-# The submitter composes a few representative points with Hydra: it changes one key at a time to each of its choices, or
-# to the smallest and the largest number (`Dimension.ends`). They are planned and checked as the points of any sweep.
-# From their records it makes the template from which slot managers make the record of every point. It also chooses and
-# makes the first point.
+# -- Prepares a search: a sweep whose pilots choose its points while they run (sweep.search). Representative points are
+# planned and checked; from their records comes the template for those of all points (search/points.py)
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
