@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from launcher.cli.text import confirm, print_commands, print_under, program
 from launcher.cli.wait import follow_sweep
 from launcher.config.errors import in_our_words
-from launcher.config.points import of_multirun, require_space, space_of
+from launcher.config.points import of_multirun, space_of
 from launcher.config.schema import Config
 from launcher.config.search_space import size
 from launcher.errors import FAILED, ConfigError, LauncherError
@@ -69,7 +69,6 @@ class Multirun:
     def search(self, arguments: Sequence[str]) -> list[JobReturn]:
         """Submits a search (sweep.search): pilots, which choose points while they run. Returns no results."""
         space, fixed = space_of(arguments)
-        require_space(space)
         batch = representatives(space, fixed)
         points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
         points = [dataclasses.replace(each, config=with_search_defaults(each.config)) for each in points]

@@ -24,7 +24,7 @@ from launcher import bounds, redaction
 from launcher.config import compose
 from launcher.config.compose import Composed, finished, plain
 from launcher.config.schema import MISSING
-from launcher.config.search_space import Dimension, Space
+from launcher.config.search_space import Dimension
 from launcher.errors import ConfigError
 
 # -- Parses the dimensions of a search from overrides, in the syntax of hydra-optuna-sweeper
@@ -42,16 +42,10 @@ from launcher.errors import ConfigError
 TAGS = frozenset({"log"})
 
 
-def space_of(
-    arguments: Sequence[str], params: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Dimension], list[str]]:
-    """Returns the dimension of each key that is searched, and the overrides of all points; raises ConfigError.
-
-    params: the config's `hydra.sweeper.params`, which the command line overrides.
-    """
-    words = [*(f"{key}={value}" for key, value in (params or {}).items()), *arguments]
+def space_of(arguments: Sequence[str]) -> tuple[dict[str, Dimension], list[str]]:
+    """Returns the dimension of each key that is searched, and the overrides of all points; raises ConfigError."""
     try:
-        parsed = OverridesParser.create().parse_overrides(words)
+        parsed = OverridesParser.create().parse_overrides(list(arguments))
     except HydraException as error:
         raise ConfigError(f"the search's values cannot be read: {error}") from None
     last = {each.key_or_group: each for each in parsed}  # of repeated keys the last one is valid
@@ -64,13 +58,9 @@ def space_of(
             raise ConfigError(f"{each.input_line}: a search changes values of keys only")
         else:
             space[each.get_key_element()] = _dimension(each)
-    return space, fixed
-
-
-def require_space(space: Space) -> None:
-    """Refuses a search without anything to search. Raises ConfigError: no key has several values."""
     if not space:
         raise ConfigError("there is nothing to search: give a key several values, 'workload.lr=interval(0.01,0.5)'")
+    return space, fixed
 
 
 def _dimension(override: Override) -> Dimension:

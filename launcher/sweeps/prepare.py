@@ -137,9 +137,7 @@ def id_of(command: Sequence[str], name: str) -> str:
     return f"{name}-{hashlib.sha256(repr(kept).encode()).hexdigest()[:8]}"
 
 
-def prepare_sweep(
-    points: Sequence[RequestedPoint], command: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> PreparedSweep:
+def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> PreparedSweep:
     """Plans and checks all points of a command line, without writing files. Raises ConfigError: it cannot run."""
     first = points[0].config
     require_cluster(command, first.cluster.scheduler)
@@ -154,7 +152,7 @@ def prepare_sweep(
         )
         for each in points
     ]  # fmt: skip
-    hidden = {**redaction.secrets_in(environ, names), **secrets}
+    hidden = {**redaction.secrets_in(os.environ, names), **secrets}
     for each in points:
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in points) else "sweep"
@@ -182,7 +180,7 @@ def prepare_sweep(
         parallelism=first.sweep.parallelism,
     )
     sweep_directory.text_of(manifest)  # refused here, before anything is written
-    plans, notes = _plans(by_index, manifest, sweep_id, environ)
+    plans, notes = _plans(by_index, manifest, sweep_id, os.environ)
     keys = sweep_directory.differing(recorded)
     arrays = groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
     asking, manifest = _pilots(first, manifest, arrays, plans, Sweep(path))
@@ -191,8 +189,8 @@ def prepare_sweep(
         plan, point = asking[0] if asking else plans[members[0]], by_index[members[0]]
         with _naming(members[0], point.overrides, keys, packing.slots if packing else 0):
             config = point.config
-            held, jobs = held_allocation(config, environ), 0 if existing else 1  # the rest can be submitted later
-            notes.update(dict.fromkeys(check_capacity(plan, config, environ, held, jobs)))
+            held, jobs = held_allocation(config, os.environ), 0 if existing else 1  # the rest can be submitted later
+            notes.update(dict.fromkeys(check_capacity(plan, config, os.environ, held, jobs)))
     return PreparedSweep(
         path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets,
         asking,
