@@ -11,9 +11,9 @@ from typing import Any
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import pending
-from launcher.schedulers.pbs import limits
+from launcher.schedulers.pbs import limits, script
 from launcher.schedulers.pbs.client import PBS, PBSNode, QueueFacts, amount, array_of, native_id, queue_facts
-from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
+from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Answers, Explanation, Option, Reason, Waiting, Why
 from launcher.structs import Struct
 
@@ -278,23 +278,14 @@ class Chunk(Struct):
 
 
 def chunk_of(plan: JobPlan) -> Chunk:
-    amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
-    settings = settings_of(plan, PBSSettings)
-    if plan.gpus_per_node and settings.gpu_directive is GpuDirective.ngpus:
-        amounts["ngpus"] = plan.gpus_per_node
-    if plan.mem:
-        amounts["mem"] = plan.mem
-    others: dict[str, str] = {}
-    for key, value in settings.chunk.items():
-        number = amount(key, str(value))
-        if value is None:
-            amounts.pop(key, None)
-        elif key in ("mpiprocs", "ompthreads"):  # not a resource of a node
+    amounts, others = dict[str, int](), dict[str, str]()
+    for key, value in {**script.chunk_of(plan), **settings_of(plan, PBSSettings).chunk}.items():
+        if value is None or key in ("mpiprocs", "ompthreads"):  # the latter are no resources of a node
             continue
-        elif number is not None:
-            amounts[key] = number
-        else:
+        if (number := amount(key, str(value))) is None:
             others[key] = str(value)
+        else:
+            amounts[key] = number
     return Chunk(amounts, others)
 
 

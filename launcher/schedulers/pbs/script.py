@@ -125,12 +125,17 @@ def _variables(directives: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    settings = settings_of(plan, PBSSettings)
-    ours = chunk(
+def chunk_of(plan: JobPlan) -> dict[str, Any]:
+    """Returns the resources of a node that a plan itself asks for, without those of cluster.chunk."""
+    counted = settings_of(plan, PBSSettings).gpu_directive is GpuDirective.ngpus
+    return chunk(
         ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
-        ngpus=plan.gpus_per_node if settings.gpu_directive is GpuDirective.ngpus else 0, mem=plan.mem,
+        ngpus=plan.gpus_per_node if counted else 0, mem=plan.mem,
     )  # fmt: skip
+
+
+def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
+    settings, ours = settings_of(plan, PBSSettings), chunk_of(plan)
     if settings.totals and settings.chunk:
         raise ConfigError("cluster.totals=true asks for no chunks: use cluster.resources instead of cluster.chunk")
     return Request(
