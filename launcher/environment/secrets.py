@@ -161,8 +161,7 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
                 path.unlink(missing_ok=True)
         except (OSError, RunError) as error:
             raise SubmissionError(
-                f"the file with the run's secrets ({', '.join(secrets)}) cannot be written: {error}. Set {FOLDER} to a "
-                "folder of your own that the nodes see, or leave those variables out of the environment"
+                f"the file of secrets ({', '.join(secrets)}) cannot be written: {error}. Set {FOLDER} to another folder"
             ) from None
 
 

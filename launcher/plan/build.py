@@ -431,8 +431,7 @@ def trackers(track: Any) -> tuple[str, ...]:
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(
-                f"track={name}: there is no such tracker.{near(str(name), TRACKERS)} Use {', '.join(TRACKERS)} or a "
-                f"list of them: 'track=[{','.join(TRACKERS)}]'"
+                f"track={name}: there is no such tracker.{near(str(name), TRACKERS)} Use one of {', '.join(TRACKERS)}"
             )
     return tuple(dict.fromkeys(names))
 
@@ -441,10 +440,8 @@ def tracking_uri(config: Config) -> str | None:
     """Returns tracking.uri; ConfigError: it has a user or a password, which record, report and dry run would show."""
     given = config.tracking.uri
     if given is not None and without_password(given) != given:
-        raise ConfigError(
-            "tracking.uri has a user name or a password, and who sees the run's record or report would see it: leave "
-            "it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
-        )
+        do = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+        raise ConfigError(f"tracking.uri has a user name or a password, which the run's record would show: {do}")
     return given
 
 

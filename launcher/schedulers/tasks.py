@@ -138,9 +138,8 @@ def command(
             options.append(f"--{starter}=" + shlex.join(word.format(**counts) for word in mpiexec))
         except (KeyError, IndexError, ValueError) as error:
             *names, last = (f"{{{name}}}" for name in counts)
-            raise ConfigError(
-                f"mpiexec: {error} cannot be filled in; there are {', '.join(names)} and {last}"
-            ) from None
+            there = f"there are {', '.join(names)} and {last}"
+            raise ConfigError(f"mpiexec: {error} cannot be filled in; {there}") from None
     return [python, *own_module("launcher.schedulers.tasks"), *options, *map(str, (nodes, tasks_per_node, grace))]
 
 

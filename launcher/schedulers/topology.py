@@ -198,10 +198,7 @@ def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topol
         port = place.first("MASTER_PORT")
         topology = replace(topology, master=master, master_port=topology.master_port or port)
     if not topology.master:
-        raise TopologyError(
-            f"{topology.source} started {topology.world_size} ranks on several nodes and does not tell the host of "
-            "rank 0: set MASTER_ADDR to it"
-        )
+        raise TopologyError(f"{topology.source} does not tell the host of rank 0: set MASTER_ADDR to it")
     return topology
 
 

@@ -223,10 +223,8 @@ def _with_baseline(config: Config) -> Config:
         return config
     workload = config.workload
     if not hasattr(workload, "baseline"):
-        raise ConfigError(
-            f"baseline={config.baseline}: workload={workload.name} is not compared with another run: leave it out "
-            f"({program()} report compares runs of every kind)"
-        )
+        why = f"workload={workload.name} is not compared with another run, but by `{program()} report`"
+        raise ConfigError(f"baseline={config.baseline}: {why}: leave it out")
     path = Path(config.baseline).expanduser().absolute()
     if not path.is_file():
         try:

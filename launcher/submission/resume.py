@@ -207,8 +207,7 @@ def _submitted_in(run: Run) -> Iterator[None]:
             os.chdir(folder)
         except OSError as error:
             raise RunError(
-                f"{run.id} was submitted in {folder}, which cannot be entered ({error.strerror}): "
-                "its job starts there, so make that folder again"
+                f"{run.id} was submitted in {folder}, where its job starts: it cannot be entered ({error.strerror})"
             ) from None
         yield
     finally:

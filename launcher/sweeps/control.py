@@ -163,8 +163,7 @@ def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
         names = ", ".join(live[number].run.id for number in requests.failed)
         reasons = "; ".join(dict.fromkeys(str(error) for error in requests.failed.values()))
         raise QueryError(
-            f"the points of {sweep.id} are cancelled, but not its pilots' jobs ({names}): {reasons}. The jobs end when "
-            "they see that no point is left; repeat the command to cancel them"
+            f"the points of {sweep.id} are cancelled; its pilots' jobs ({names}) will see it and end: {reasons}"
         )
     return live
 

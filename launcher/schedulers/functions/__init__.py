@@ -381,8 +381,7 @@ class FunctionExecutor(OwnSubmission):
         size = payload.stat().st_size / 1024**3
         if count * size > self.max_pickle_size_gb:
             raise RuntimeError(
-                f"about {count} x {size:.2f} GB of functions and arguments would be submitted, and "
-                f"max_pickle_size_gb={self.max_pickle_size_gb}: pass large data by file, or raise it"
+                f"{count} x {size:.2f} GB, and max_pickle_size_gb={self.max_pickle_size_gb}: pass large data by file"
             )
 
     def _environment(self, folder: Path) -> Path:

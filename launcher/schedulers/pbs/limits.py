@@ -35,10 +35,8 @@ def check_queue(plan: JobPlan, queues: Sequence[PBSQueue]) -> str | None:
         return None  # the server's rules choose a queue
     if queue.inner:
         routes = [each.name for each in queues if queue.name in each.destinations]
-        raise ConfigError(
-            f"cluster.queue={queue.name}: users cannot submit to it, it takes jobs of other queues: use "
-            f"cluster.queue={routes[0] if routes else '...'}"
-        )
+        instead = f"use cluster.queue={routes[0] if routes else '...'}"
+        raise ConfigError(f"cluster.queue={queue.name}: users cannot submit to it: {instead}")
     if problem := _refusal(plan, queue) or _no_destination(plan, queue, known):
         others = [q.name for q in queues if q.open and _refusal(plan, q) is None]
         hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""

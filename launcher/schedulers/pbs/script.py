@@ -66,9 +66,8 @@ class Request(qsub.Request):
 def options(request: Request) -> list[tuple[str, str | None]]:
     """Returns qsub's options in the order of the script, each as its letter and its value; raises ConfigError."""
     if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
-        raise ConfigError(
-            f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
-        )
+        allowed = f"up to {LONGEST_NAME} letters, digits and _ - + ."
+        raise ConfigError(f"name={request.name!r} cannot be a PBS job's name: use {allowed}")
     if not request.output.isascii():
         raise ConfigError(f"{request.output}: qsub takes only ASCII characters in this path; use another folder")
     if request.select is not None and not SELECT.fullmatch(request.select):
@@ -118,10 +117,7 @@ def _variables(directives: Mapping[str, Any]) -> list[str]:
         if each.startswith(f"{TOKEN}="):
             raise ConfigError(f"directives: -v {each}: the launcher finds its jobs by it")
         if not VARIABLE.fullmatch(each):
-            raise ConfigError(
-                f"directives: -v {each}: write NAME=VALUE, without blanks, quotes, commas or backslashes, and set any "
-                "other variable in the environment"
-            )
+            raise ConfigError(f"directives: -v {each}: write NAME=VALUE, without blanks, quotes, commas or backslashes")
     return given
 
 

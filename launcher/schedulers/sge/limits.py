@@ -70,10 +70,8 @@ def check_environment(
         there = f"{near(name, known)} Known: {', '.join(known) or 'none'}"
         raise ConfigError(f"{key}: there is no such parallel environment.{there}; {instead}")
     if own.per_host is not None and own.per_host != each:
-        raise ConfigError(
-            f"{key}: it gives each node {own.per_host} slots (allocation_rule), and the run asks for {each}: use "
-            f"cluster.slots={own.per_host}"
-        )
+        gives = f"it gives each node {own.per_host} slots (allocation_rule), and the run asks for {each}"
+        raise ConfigError(f"{key}: {gives}: use cluster.slots={own.per_host}")
     if why := refusal(plan, own):
         raise ConfigError(f"{key}: {why}: {instead}")
 
@@ -114,10 +112,7 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
     for name in [each for each in asked if each in (settings.gpu_resource, settings.mem_resource)]:
         kind, others = known[name], [each for each in settings.per_node if each != name]
         if kind.consumed == "JOB" and plan.nodes > 1:
-            raise ConfigError(
-                f"{name}: only the first node of a job gives it (qconf -sc: consumable JOB): use nodes=1, or ask the "
-                "administrator for consumable YES"
-            )
+            raise ConfigError(f"{name}: only the first node of a job gives it (qconf -sc: consumable JOB): use nodes=1")
         if slots_per_node(plan) > 1 and (name in settings.per_node) is kind.per_slot:
             how, right = ("for each slot", others) if kind.per_slot else ("once for a node", [*others, name])
             raise ConfigError(

@@ -96,10 +96,8 @@ class Amounts(Struct):
                     f"-sc` lists resources), or say that there is none ({prefix}gpu_directive=none)"
                 )
             if self.gpus % self.sharers(settings.gpu_resource):
-                raise ConfigError(
-                    f"gpus_per_node={self.gpus}: {settings.gpu_resource} counts for each slot, and "
-                    f"{prefix}slots={self.slots} does not divide it"
-                )
+                slots = f"{prefix}slots={self.slots} does not divide it"
+                raise ConfigError(f"gpus_per_node={self.gpus}: {settings.gpu_resource} counts for each slot: {slots}")
             found[settings.gpu_resource] = self.gpus // self.sharers(settings.gpu_resource)
         if self.mem is not None:
             if settings.mem_resource is None:
@@ -144,10 +142,8 @@ def lines_of(request: Request) -> list[str]:
 
 def options(request: Request) -> list[tuple[str, str | None]]:
     if not NAME.fullmatch(request.name):
-        raise ConfigError(
-            f"name={request.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
-            "digits and _ - + ."
-        )
+        allowed = "letters, digits and _ - + ., with a letter or _ first"
+        raise ConfigError(f"name={request.name!r} cannot be a Grid Engine job's name: use {allowed}")
     if not WORD.fullmatch(request.folder) or "$" in request.folder or not request.folder.isascii():
         raise ConfigError(
             f"{request.folder}: Grid Engine takes no blanks, quotes, backslashes, $ or characters beyond ASCII in this "

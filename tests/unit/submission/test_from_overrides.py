@@ -50,6 +50,6 @@ def test_another_attempt_begins_where_the_first_one_was_submitted_and_the_caller
     assert Path.cwd() == here
     (there / "x.py").unlink()
     there.rmdir()
-    with pytest.raises(RunError, match=f"run-1 was submitted in {there}, which cannot be entered"):
+    with pytest.raises(RunError, match=f"run-1 was submitted in {there}, where its job starts: it cannot be entered"):
         resume.ready_attempt(run, ["nodes=2"])
     assert Path.cwd() == here

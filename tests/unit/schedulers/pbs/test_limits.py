@@ -208,8 +208,7 @@ def test_what_one_of_the_queues_behind_a_queue_takes_passes(name: str, keys: dic
             "prod", {"nodes": 1, "gpus_per_node": 5, "time": "99h"},
             "5 GPUs on nodes=1: queue prod (its long) gives a job at most 4 GPUs: ask for less",
         ),
-        ("small", {"nodes": 10}, "cluster.queue=small: users cannot submit to it, it takes jobs of other queues: use "
-                                 "cluster.queue=prod"),
+        ("small", {"nodes": 10}, "cluster.queue=small: users cannot submit to it: use cluster.queue=prod"),
     ],
 )  # fmt: skip
 def test_what_none_of_the_queues_behind_a_queue_takes_is_refused(name: str, keys: dict[str, Any], words: str) -> None:
