@@ -135,8 +135,7 @@ def all_keys() -> list[str]:
 
 def workloads_with(key: str) -> list[str]:
     """Returns the names of the workloads that have a key with this full name (`workload.lr`)."""
-    section, _, name = key.partition(".")
-    return [each for each, kind in WORKLOADS.items() if section == "workload" and name in kind.__dataclass_fields__]
+    return [name for name, kind in WORKLOADS.items() if key in (each.name for each in keys_of(kind, "workload."))]
 
 
 def known_keys(words: Iterable[str]) -> dict[str, Key]:

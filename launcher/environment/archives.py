@@ -61,7 +61,7 @@ def checked(name: str) -> tuple[str, Archive]:
         )
     cached = user_cache_dir() / "archives" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
     facts = _read_facts(Path(f"{path}.json"), path) or _read_facts(cached, path) or _compute_facts(cached, path)
-    return str(path), Archive(facts["sha256"])
+    return str(path), Archive(facts["sha256"], facts.get("of"))
 
 
 def _read_facts(file: Path, path: Path) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError, ArchiveError) as error:
         part.unlink(missing_ok=True)
         raise RunError(f"{archive} cannot be written: {error}") from None
-    facts = {**_stamp(archive), "sha256": digest_of(archive)}
+    facts = {**_stamp(archive), "sha256": digest_of(archive), "of": str(folder)}
     Path(f"{archive}.json").write_text(json.dumps(facts, indent=1) + "\n")
     return facts
 

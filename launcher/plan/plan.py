@@ -143,6 +143,7 @@ class Archive(Open):
     """Facts about the file of env.archive."""
 
     digest: str = ""  # SHA-256 of the file, in hexadecimal
+    of: str | None = None  # folder of the environment that was packed; None: not known
 
 
 class JobPlan(Struct):

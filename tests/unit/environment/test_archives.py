@@ -161,9 +161,10 @@ def test_an_archive_that_is_exchanged_meanwhile_does_not_count(
 
 def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    first, env, seconds = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
-    second, same, again = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
-    assert (env, seconds is None, again) == (same, False, None)
+    first, env = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    unpacked = (env.parent / "done").stat().st_mtime_ns
+    second, same = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    assert (same, (env.parent / "done").stat().st_mtime_ns) == (env, unpacked)
     assert env.parent.stat().st_mode & 0o777 == 0o700
     archives.leave(first, env.parent)
     assert env.is_dir()
@@ -175,7 +176,7 @@ def test_one_that_comes_while_it_is_removed_has_one_of_its_own(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     remove, came = shutil.rmtree, []
 
     def slowly(path: Path, ignore_errors: bool) -> None:
@@ -194,10 +195,10 @@ def test_one_that_comes_while_it_is_removed_has_one_of_its_own(
 
 def test_one_that_waited_for_what_is_gone_removes_nothing_of_others(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     late = os.open(env.parent / "lock", os.O_RDWR)
     archives.leave(lock, env.parent)
-    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     archives.leave(late, env.parent)
     assert env.is_dir()
     archives.leave(lock, env.parent)
@@ -207,8 +208,10 @@ def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> No
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     script = (
         "import sys; from pathlib import Path; from launcher.environment import archives as archive\n"
-        "lock, env, seconds = archive.enter(Path(sys.argv[1]), sys.argv[2], sys.argv[3])\n"
-        "assert (env / 'lib/module.py').exists(); print(seconds is not None, flush=True)\n"
+        "unpack, calls = archive._unpack_and_check, []\n"
+        "archive._unpack_and_check = lambda *words: calls.append(unpack(*words))\n"
+        "lock, env = archive.enter(Path(sys.argv[1]), sys.argv[2], sys.argv[3])\n"
+        "assert (env / 'lib/module.py').exists(); print(len(calls), flush=True)\n"
         "sys.stdin.read()\n"
         "archive.leave(lock, env.parent)\n"
     )
@@ -216,7 +219,7 @@ def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> No
     pipe = subprocess.PIPE
     tasks = [subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
     told = [task.stdout.readline().strip() for task in tasks if task.stdout]  # all are in it now
-    assert sorted(told) == ["False"] * 3 + ["True"]
+    assert sorted(told) == ["0"] * 3 + ["1"]
     for task in tasks:
         task.communicate(timeout=60)
     assert [task.returncode for task in tasks] == [0] * 4
@@ -231,7 +234,7 @@ def test_one_that_was_killed_while_it_unpacked_leaves_nothing_in_the_way(environ
     (half / "half").touch()
     removed = tmp_path / f"{half.parent.name}.1234/env"  # one that was killed while it removed it
     removed.mkdir(parents=True)
-    lock, env, _ = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env = archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
     assert not (env / "half").exists()
     assert not removed.parent.exists()
     archives.leave(lock, env.parent)
@@ -350,7 +353,7 @@ def test_an_archive_that_nobody_wrote_a_word_about_is_read_once(
 ) -> None:
     packed = tmp_path / "env.tar"
     digest = archives.pack(environment, packed)["sha256"]
-    assert archives.checked(str(packed))[1] == Archive(digest)
+    assert archives.checked(str(packed))[1] == Archive(digest, str(environment))
     digest_of = Mock(side_effect=archives.digest_of)
     monkeypatch.setattr(archives, "digest_of", digest_of)
     monkeypatch.chdir(tmp_path)

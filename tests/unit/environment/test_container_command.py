@@ -61,7 +61,9 @@ def test_folders_that_a_node_does_not_have_are_not_bound() -> None:
 @pytest.mark.parametrize("env", [{}, PYXIS])
 @pytest.mark.parametrize(("folder", "mark"), [("/runs,old", ","), ("/runs:old", ":")])
 def test_folders_that_no_runtime_could_bind_are_refused(env: dict[str, Any], folder: str, mark: str) -> None:
-    with pytest.raises(ConfigError, match=rf"/runs{mark}old is bound into env\.container, .*choose another one"):
+    with pytest.raises(
+        ConfigError, match=rf"/runs{mark}old: a folder bound into env\.container has no .*choose another one"
+    ):
         render.rendered(planned(folder, env=env), token="t")
 
 

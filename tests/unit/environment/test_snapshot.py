@@ -140,10 +140,10 @@ def function(target: str) -> Function:
 @pytest.mark.parametrize(
     ("workload", "told"),
     [
-        (program(script="ignored_data"), r"workload\.script=ignored_data: git ignores .*/re po/ignored_data, "),
-        (program(module="ignored.mod"), r"workload\.module=ignored\.mod: git ignores .*/re po/ignored/mod\.py, "),
-        (function("ignored.mod:f"), r"workload\.target=ignored\.mod:f: git ignores .*/re po/ignored/mod\.py, "),
-        (function("far:f"), r"workload\.target=far:f: git ignores .*/re po/ignored/far\.py, "),
+        (program(script="ignored_data"), r"workload\.script=ignored_data: git ignores .*/re po/ignored_data: "),
+        (program(module="ignored.mod"), r"workload\.module=ignored\.mod: git ignores .*/re po/ignored/mod\.py: "),
+        (function("ignored.mod:f"), r"workload\.target=ignored\.mod:f: git ignores .*/re po/ignored/mod\.py: "),
+        (function("far:f"), r"workload\.target=far:f: git ignores .*/re po/ignored/far\.py: "),
     ],
 )
 def test_what_the_copy_would_lack_is_refused(

@@ -130,7 +130,7 @@ def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: 
         ({"cluster": {"environment": {"A=$(x)": "1"}}}, "cluster.environment: 'A=$(x)'"),
         ({"cluster": {"environment": {"A\n": "1"}}}, "cluster.environment: 'A\\n'"),
         ({"cluster": {"environment": {"": "1"}}}, "cluster.environment: ''"),
-        ({"cluster": {"directives": {"-p": "x"}}}, "write `nodelist`, not `-w` or `--nodelist`"),
+        ({"cluster": {"directives": {"-p": "x"}}}, "write `nodelist`, not `--nodelist`"),
         ({"cluster": {"directives": {"p": "x"}}}, "cluster.directives: 'p'"),
         ({"cluster": {"directives": {"mem 1": "x"}}}, "cluster.directives: 'mem 1'"),
         ({"cluster": {"directives": {"mem\n": "x"}}}, "cluster.directives: 'mem\\n'"),

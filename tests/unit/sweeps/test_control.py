@@ -194,7 +194,7 @@ def test_a_packed_sweep_is_cancelled_though_its_scheduler_does_not_answer(
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(Slurm, "cancel", silent)
-        with pytest.raises(QueryError, match=r"points of lr-1 are cancelled, but .* \(lr-1-pilot-0, .*lr-1-pilot-4\)"):
+        with pytest.raises(QueryError, match=r"points of lr-1 are cancelled; .* \(lr-1-pilot-0, .*lr-1-pilot-4\)"):
             control.cancel(sweep)
     assert told == ["100", "101", "102"]  # then it is not asked again
     assert [each.state for each in point_statuses(sweep)] == ["cancelled"] * 3
