@@ -155,6 +155,8 @@ def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(
     run = Run.create(tmp_path / "runs/run-1")
     run.write_record(plan, {}, {"token": "t"})
     elements = [Run.create(run.path / str(number)) for number in range(2)]
+    for element in elements:
+        element.write_record(dataclasses.replace(plan, run_dir=str(element.path)), {}, {"token": "t"})
     executor = RunExecutor(run, plan, "token", scripts=render, elements=elements)
     monkeypatch.setattr(executor, "_send", lambda *_: "7")
     executor._submit_array(elements)

@@ -50,7 +50,7 @@ def test_amounts_count_for_each_slot() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"name": "1st"}, "begin it with a letter"),
+        ({"name": "1st"}, "with a letter or _ first"),
         ({"name": "a:b"}, "letters, digits"),
         ({"run_dir": "/my runs/a"}, "use another folder"),
         ({"run_dir": "/$HOME/a"}, "use another folder"),
