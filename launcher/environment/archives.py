@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -47,10 +48,8 @@ class ArchiveError(RuntimeError):
 
 def checked(name: str) -> tuple[str, Archive]:
     """Returns env.archive's absolute path, and the plan's section `archive`; raises ConfigError."""
-    from launcher.environment import programs  # agents import this module, and check nothing
-
     key = f"env.archive={name}"
-    path = programs.absolute(name)
+    path = Path(os.path.abspath(os.path.expanduser(name)))
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(
             f"{key} is none of {', '.join(SUFFIXES)}: make one with `{program()} env pack FOLDER {path.name}.tar.gz`"
@@ -90,7 +89,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
 
     Raises ConfigError: ranks could not run in this venv, or the archive's name has a wrong suffix. RunError: no space.
     """
-    from launcher.environment import programs  # as in `checked`
+    from launcher.environment import programs  # nodes import this module, and check nothing
 
     if not archive.name.endswith(SUFFIXES):
         raise ConfigError(f"{archive} is none of {', '.join(SUFFIXES)}")
@@ -118,8 +117,6 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
-    import gzip
-
     if name.endswith((".gz", ".tgz")):
         with gzip.open(path, "wb", compresslevel=1) as stream:
             yield stream  # type: ignore[misc]
