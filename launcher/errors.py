@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 
 DONE = 0
@@ -63,3 +65,9 @@ def near(word: str, known: Iterable[str]) -> str:
         or [names[each] for each in names if each.endswith(f".{low}")][:3]
     )  # fmt: skip
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def program() -> str:
+    """Returns `launcher` or `python -m launcher`, whichever the user has called, for commands shown in hints."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "launcher" else "python -m launcher"

@@ -1,9 +1,8 @@
-"""Where things are on this machine: conf/, templates/, the user's folders; how the launcher itself is called."""
+"""Where things are on this machine: conf/, templates/, the user's folders; how the launcher's modules are started."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,9 +86,3 @@ _CODE = (
 
 def own_module(name: str) -> list[str]:
     return ["-c", _CODE, name]
-
-
-def program() -> str:
-    """Returns `launcher` or `python -m launcher`, whichever the user has called, for commands shown in hints."""
-    name = os.path.basename(sys.argv[0])
-    return name if name == "launcher" else "python -m launcher"

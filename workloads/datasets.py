@@ -20,7 +20,7 @@ from pathlib import Path
 from launcher.errors import ConfigError, near
 from launcher.files import run_files
 from launcher.files.run_files import digest_of
-from launcher.paths import program
+from launcher.errors import program
 from launcher.structs import Struct
 
 AUTO = "auto"

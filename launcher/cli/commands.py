@@ -16,8 +16,7 @@ from argparse import ArgumentTypeError, HelpFormatter
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from launcher.errors import ConfigError, near
-from launcher.paths import program
+from launcher.errors import ConfigError, near, program
 from launcher.units import parse_ranges, parse_time
 
 if TYPE_CHECKING:

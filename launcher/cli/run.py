@@ -15,8 +15,7 @@ from launcher.config import profiles
 from launcher.config.hydra_text import element, key_of, quoted
 from launcher.config.keys import all_keys
 from launcher.config.scheduler_table import OURS, settings_class
-from launcher.errors import ConfigError, near
-from launcher.paths import program
+from launcher.errors import ConfigError, near, program
 from launcher.plan.build import name_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler

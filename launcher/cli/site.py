@@ -18,9 +18,9 @@ from pathlib import Path
 from launcher.cli.progress import Rate, of_download, shown
 from launcher.cli.text import print_columns
 from launcher.config import profiles
-from launcher.errors import FAILED, ConfigError, LauncherError, RunError, near
+from launcher.errors import FAILED, ConfigError, LauncherError, RunError, near, program
 from launcher.formatting import rough_size
-from launcher.paths import program, resource
+from launcher.paths import resource
 from launcher.plan import workload_hook
 from launcher.plan.workload_hook import KnownDataSet, Progress
 from launcher.remote.clusters import remote_clusters

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DECLINED, LauncherError
+from launcher.errors import program as program
 from launcher.formatting import clean, format_size, format_time, number, one_line, plural, ranges
-from launcher.paths import program as program
 from launcher.runs import directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault

@@ -15,8 +15,8 @@ from pathlib import Path
 from launcher.config import schema
 from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import all_keys, as_typed, keys_of, known_keys, of_other_schedulers, workloads_with
-from launcher.errors import ConfigError, near
-from launcher.paths import GROUPS, choices, program, resource, user_config_dir
+from launcher.errors import ConfigError, near, program
+from launcher.paths import GROUPS, choices, resource, user_config_dir
 
 NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)

@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from launcher.errors import ConfigError, RunError, UnavailableError
+from launcher.errors import ConfigError, RunError, UnavailableError, program
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.files.run_files import digest_of, write
 from launcher.files.shared_files import kind_at
-from launcher.paths import own_module, program, user_cache_dir
+from launcher.paths import own_module, user_cache_dir
 from launcher.plan.plan import Archive
 from launcher.runs import directory
 from launcher.runs.directory import report_start_failure

@@ -16,8 +16,8 @@ from launcher.config import profiles
 from launcher.config.schema import Cluster, Config, Function, Program, ResumeHow
 from launcher.environment import container_command, programs, repository, snapshot
 from launcher.environment import secrets as secret
-from launcher.errors import ConfigError, RunError
-from launcher.paths import code_root, new_id, program
+from launcher.errors import ConfigError, RunError, program
+from launcher.paths import code_root, new_id
 from launcher.plan import limits, workload_hook
 from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable
 from launcher.plan.plan import Archive, JobPlan, keys_of

@@ -14,10 +14,9 @@ from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import opened, require_cluster
 from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, RunError, program
 from launcher.files.ownership import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
-from launcher.paths import program
 from launcher.runs.directory import Run
 from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
