@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launcher.errors import ConfigError, near
+from launcher.errors import ConfigError, near, program
 from launcher.files import run_files
 from launcher.files.run_files import digest_of
-from launcher.errors import program
 from launcher.structs import Struct
 
 AUTO = "auto"
