@@ -204,19 +204,23 @@ class RunExecutor(OwnSubmission):
     def _commands(self) -> Queries:
         return registry.queue(self.plan.cluster.scheduler).queries(self.plan.cluster.submit_timeout)
 
-    def _environment(self, run: Run) -> Mapping[str, str]:
-        # The environment of the command that submits. Everybody can read what qsub's -V or -v hands on, so secrets of
-        # the job go to a private folder of the user, and the rest of its environment to the run directory.
-        environment = job_environment(os.environ, self.plan).environment
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment of the command that submits. Everybody can read what qsub's -V or -v hands on."""
+        if registry.scheduler(self.plan.cluster.scheduler).secrets_in_files:
+            return redaction.without_secrets(os.environ, self.plan.env.secrets)
+        return job_environment(os.environ, self.plan).environment
+
+    def _write_environment(self, run: Run) -> None:
+        # Secrets of the job go to a private folder of the user, and the rest of its environment to the run directory
         if not registry.scheduler(self.plan.cluster.scheduler).secrets_in_files:
-            return environment
-        patterns = self.plan.env.secrets
+            return
+        environment, patterns = job_environment(os.environ, self.plan).environment, self.plan.env.secrets
         hidden = redaction.secrets_in(environment, patterns)
         public = exports(redaction.without_secrets(environment, patterns))
         run.write_environment(public + "".join(f"# not here: {name}\n" for name in hidden))
         folder = self.plan.secrets_dir or str(secrets.folder())
         secrets.hand_over([str(each.path) for each in self._elements or [run]], hidden, exports(hidden), folder)
-        return redaction.without_secrets(os.environ, patterns)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         # An existing job is looked for at the scheduler, and in the files that a started job has written.
@@ -226,7 +230,8 @@ class RunExecutor(OwnSubmission):
             raise SubmissionRefused(str(error), definite=True) from None
 
         def send() -> str:
-            environment, jobs = self._environment(run), self._blocking_jobs()
+            self._write_environment(run)
+            environment, jobs = self.environment, self._blocking_jobs()
             self._submitting()
             if self._by_hand:
                 options = [*self._commands.terse, *self._commands.options(jobs)]

@@ -33,7 +33,6 @@ from launcher.runs.history import journal_events, process_of, read_history
 from launcher.runs.lease import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
-from launcher.schedulers.registry import job_environment
 from launcher.schedulers.run_command import SubmissionRefused, submit_after
 from launcher.structs import Struct
 from launcher.submission import dependencies, race, render
@@ -213,12 +212,12 @@ def start(
     executor = executor_of(plan, token)
     jobs, script = [executor.submit(payload.run, str(run.path)).job_id], str(run.path / "script.sh")
     following = chain_tokens(plan, token)[1:]
-    environment = job_environment(os.environ, plan).environment if following else {}
     if jobs[0] == BY_HAND:
-        return SubmittedRun(run, BY_HAND, command=_chain(plan, executor.command, script, following, environment))
+        return SubmittedRun(run, BY_HAND, command=_chain(plan, executor, script, following))
     try:
         for each in following:
-            jobs.append(submit_after(plan, jobs[-1], script, each, environment, plan.cluster.submit_timeout, resumed))
+            timeout = plan.cluster.submit_timeout
+            jobs.append(submit_after(plan, jobs[-1], script, each, executor.environment, timeout, resumed))
     except SubmissionRefused as error:  # a limit on the number of jobs, say: the run goes on with those that are there
         print_notice(f"the chain has {len(jobs)} of {len(following) + 1} jobs: {error}")
     finally:  # also after an error that leaves unknown whether there are more
@@ -226,13 +225,14 @@ def start(
     return SubmittedRun(run, jobs[0])
 
 
-def _chain(plan: JobPlan, first: str, script: str, tokens: Sequence[str], environment: Mapping[str, str]) -> str:
+def _chain(plan: JobPlan, executor: RunExecutor, script: str, tokens: Sequence[str]) -> str:
     # The commands of a chain for the user's shell, in which $job is the job before
     if not tokens:
-        return first
-    before, commands, lines = "@job@", registry.queue(plan.cluster.scheduler).queries(0), [f"job=$( {first} )"]
+        return executor.command
+    before, commands = "@job@", registry.queue(plan.cluster.scheduler).queries(0)
+    lines = [f"job=$( {executor.command} )"]
     for token in tokens:
-        request = commands.request(script, environment, *commands.terse, *commands.options([before], token))
+        request = commands.request(script, executor.environment, *commands.terse, *commands.options([before], token))
         lines.append(f"job=$( {request.line(os.environ)} )".replace(before, '"${job%%;*}"'))
     return " &&\n".join(lines)
 

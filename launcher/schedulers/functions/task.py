@@ -20,6 +20,7 @@ from submitit.core import job_environment, logger, utils
 from launcher import errors, processes
 from launcher.errors import SubmissionError
 from launcher.files.shared_files import exists, is_transient, unwrap
+from launcher.redaction import SECRETS, without_secrets
 from launcher.runs.directory import require_private
 from launcher.schedulers import registry, topology
 from launcher.schedulers.functions import link_as, resubmissions
@@ -103,7 +104,7 @@ class FunctionEnvironment(job_environment.JobEnvironment):
         text, options = self.scheduler.resubmission(Path(os.environ["LAUNCHER_SCRIPT"]).read_text(), token, first)
         try:
             job_id = submit_once(
-                lambda: queries.submit("-", os.environ, *options, text=text),
+                lambda: queries.submit("-", without_secrets(os.environ, SECRETS), *options, text=text),
                 lambda: queries.find(token, os.environ["LAUNCHER_JOB_NAME"]),
                 timeout=TIMEOUT,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Submitting, every
 from launcher.runs.history import journal_events, read_history
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.scheduler import PBSScheduler
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare
@@ -113,6 +115,24 @@ def test_jobs_of_a_chain_that_could_not_be_noted_are_found_by_the_next_command(
     made = handed_over(tmp_path, resume=CHAIN)
     assert (made.job_id, read_history(made.run).waiting) == ("100", ("101", "102"))
     assert [job.dependency for job in stand_in.jobs()] == ["-", "afterany:100", "afterany:101"]
+
+
+def test_no_command_that_submits_a_chain_to_pbs_gets_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default some sites hand the command's environment on, and everybody can read it."""
+    given: list[Mapping[str, str]] = []
+
+    def accepts(_: PBS, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+        given.append(environment)
+        return f"{len(given)}.server"
+
+    for name, value in (("LAUNCHER_RUNS_DIR", tmp_path / "runs"), ("LAUNCHER_SECRETS_DIR", tmp_path / "secrets")):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("HF_TOKEN", "hidden")
+    monkeypatch.setattr(PBSScheduler, "problem", lambda _: None)
+    monkeypatch.setattr(PBS, "submit", accepts)
+    monkeypatch.setattr(PBS, "holds", lambda *_: True)
+    assert handed_over(tmp_path, "pbs", resume=CHAIN).job_id == "1.server"
+    assert ["HF_TOKEN" in each for each in given] == [False] * 3
 
 
 def after(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
