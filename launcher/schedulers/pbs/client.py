@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.failures.text import signal_name
+from launcher.files.shared_files import read_text, unwrap
 from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
@@ -139,7 +141,12 @@ class PBS(QsubCommands):
         self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
     ) -> SubmitCommand:
         kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
-        return SubmitCommand(["qsub", *arguments, script if text is None else "-"], kept, text)
+        words = list(arguments)
+        if "-v" in words:  # it replaces those of the script
+            ours = words.index("-v") + 1
+            given = (unwrap(read_text(script)) or "") if text is None else text
+            words[ours] = ",".join([words[ours], *other_variables(given, words[ours])])
+        return SubmitCommand(["qsub", *words, script if text is None else "-"], kept, text)
 
     def _accepted(self, done: subprocess.CompletedProcess[str]) -> str | None:
         ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
@@ -234,6 +241,14 @@ def native_id(job_id: str) -> str:
 
 def array_of(job_id: str) -> str:
     return re.sub(r"\[\d+\]", "[]", native_id(job_id))
+
+
+def other_variables(script: str, given: str) -> list[str]:
+    """Returns what the `#PBS -v` lines of a script name, without those that `given` (`NAME=VALUE,...`) names."""
+    names = {each.partition("=")[0] for each in given.split(",")} | {TOKEN}
+    lines = re.findall(r"^#PBS -v (.+)$", script, re.MULTILINE)
+    found = (each for line in lines for word in shlex.split(line) for each in word.split(","))
+    return [each for each in found if each.partition("=")[0] not in names]
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:

@@ -39,6 +39,16 @@ def test_a_job_waits_for_another_one_but_for_no_element_of_an_array(
     assert asked == ["-f", "-v", "LAUNCHER_TOKEN=token-1", *waits]
 
 
+def test_a_job_that_goes_on_has_the_variables_of_its_script(tmp_path: Path) -> None:
+    """Those of the command line replace them."""
+    plan = bare_plan(cluster={"scheduler": "pbs", "directives": {"v": ["USE_SSH=1", "A=$B"]}})
+    script = tmp_path / "script.sh"
+    script.write_text(render.script(plan, token="launcher-1"))
+    command = PBS().request(str(script), {}, *PBS().options(["7.server"], "launcher-1-2")).command
+    assert command[command.index("-v") + 1] == "LAUNCHER_TOKEN=launcher-1-2,USE_SSH=1,A=$B"
+    assert "-v" not in PBS().request(str(script), {}, *PBS().options(["7.server"])).command
+
+
 def test_a_job_that_pbs_has_deleted_at_once_was_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does that if one of the jobs that the new one waits for has ended meanwhile, and prints an id nonetheless."""
     monkeypatch.setattr(PBS, "submit", lambda *_: "8.server")
