@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,9 @@ def run(
         output, errors = _printed(process, command, timeout, end)
         code = process.wait(max(0.0, end - time.monotonic()))
     except (subprocess.TimeoutExpired, OutputTooLong):
+        if submits:  # where sbatch or qsub is a site's wrapper, what it has started could submit the job later
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         _end(process)
         raise
     except BaseException:

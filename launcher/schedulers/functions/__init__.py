@@ -361,7 +361,9 @@ class FunctionExecutor(OwnSubmission):
         try:
             job_id = submit_once(
                 # A site's default -V would show secrets. The function's environment is in a file with mode 0600.
-                lambda: self._queries.submit(str(script), without_secrets(os.environ, SECRETS)),
+                lambda: self._queries.submit(
+                    str(script), without_secrets(os.environ, SECRETS), *self._queries.options([])
+                ),
                 lambda: read_now(id_file) or self._queries.find(f"launcher-{uid}", parameters.name),
             )
         except SubmissionRefused:

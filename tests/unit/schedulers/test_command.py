@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_what_takes_too_long_is_ended() -> None:
         query("sleep", "1000", timeout=0.01, environment=os.environ)
     with pytest.raises(NoAnswer, match=r"sh did not answer within 0\.01 s"):
         run_submission(SubmitCommand(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], os.environ), timeout=0.01)
+
+
+def test_nothing_of_a_submission_that_takes_too_long_is_left(tmp_path: Path) -> None:
+    """A site's wrapper has started the command that submits."""
+    wrapper = f"(sleep 0.5; touch {tmp_path}/submitted) & wait"
+    with pytest.raises(NoAnswer, match=r"sh did not answer within 0\.1 s"):
+        run_submission(SubmitCommand(["sh", "-c", wrapper], os.environ), timeout=0.1)
+    time.sleep(1.0)
+    assert not (tmp_path / "submitted").exists()
 
 
 def test_output_errors_code_and_input(tmp_path: Path) -> None:
