@@ -37,6 +37,10 @@ class AnswerLost(QueryError):
 class QueryTimeout(AnswerLost): ...
 
 
+class NoCommand(QueryError):
+    """This machine does not have the command."""
+
+
 class Ending(Struct):
     reason: NextReason  # TIME_LIMIT (of an allocation), STOP_REQUESTED, SCHEDULER_ENDS or PREEMPTED
     scheduler: str = ""  # title of the scheduler; empty unless the reason is SCHEDULER_ENDS or PREEMPTED

@@ -20,7 +20,7 @@ from launcher.files.shared_files import NOT_ON_PATH, backoff
 from launcher.formatting import long_size
 from launcher.plan.plan import JobPlan
 from launcher.schedulers import registry
-from launcher.schedulers.base import AnswerLost, QueryError, QueryTimeout
+from launcher.schedulers.base import AnswerLost, NoCommand, QueryError, QueryTimeout
 from launcher.structs import Struct
 
 
@@ -34,7 +34,7 @@ def query(
     try:
         done = run(command, timeout=timeout, environment=environment)
     except NOT_ON_PATH:
-        raise QueryError(f"{command[0]} is not on this machine's PATH") from None
+        raise NoCommand(f"{command[0]} is not on this machine's PATH") from None
     except OSError as error:  # too many processes, say
         raise QueryError(f"{command[0]} cannot be started: {error.strerror or error}") from None
     except subprocess.TimeoutExpired:

@@ -49,6 +49,7 @@ NO_ANSWER = re.compile(
 JOB_LIMIT = re.compile(
     r"\b(Assoc|QOS)\w*Submit|MaxJobCount|\A(?!.*\b(Assoc|QOS)\w{3}).*submit limit", re.IGNORECASE | re.DOTALL
 )
+NO_ACCOUNTING = re.compile("accounting storage is disabled")  # sacct; unlike a database that does not answer
 
 
 class Slurm(Struct):
@@ -81,13 +82,13 @@ class Slurm(Struct):
         return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns these jobs' accounting records by id; {} without accounting. QueryTimeout: there may be some."""
+        """Returns these jobs' accounting records by id; {} where there is no accounting. QueryError: not known now."""
         try:
             text = self.sacct("--allocations", "--jobs", ",".join(ids), f"--format={_SACCT}")
-        except base.QueryTimeout:
+        except QueryError as error:
+            if isinstance(error, base.NoCommand) or NO_ACCOUNTING.search(str(error)):
+                return {}
             raise
-        except QueryError:
-            return {}
         return parse_accounting(text)
 
     def sacct(self, *options: str) -> str:

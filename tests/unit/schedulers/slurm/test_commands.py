@@ -236,6 +236,14 @@ def test_a_site_without_accounting_remembers_nothing(commands: Path) -> None:
     assert Slurm().accounting(["1"]) == {}
 
 
+def test_a_database_that_does_not_answer_for_all_jobs_says_nothing_about_any(commands: Path) -> None:
+    down = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
+    put(commands, "sacct", f"case $* in *,4005,*) {down};; esac; echo '1|2026-11-21T20:00:00|COMPLETED|None|'")
+    assert Slurm().ended_all(["1"])["1"].state is JobState.DONE
+    with pytest.raises(QueryError, match="Problem talking to the database"):
+        Slurm().ended_all([str(each) for each in range(1, 4010)])
+
+
 @pytest.mark.parametrize(
     ("said", "raised"),
     [
