@@ -343,6 +343,8 @@ class Job:
         os.umask(self._umask)  # set-up lines may have changed the user's
         if job.secrets:
             os.environ["LAUNCHER_SECRETS"] = ",".join(job.secrets)
+        if job.environment_file is not None:
+            os.environ["LAUNCHER_ENVIRONMENT_FILE"] = job.environment_file
         self._read_secrets()
         if job.threads is not None and not os.environ.get("OMP_NUM_THREADS"):
             os.environ["OMP_NUM_THREADS"] = str(job.threads)

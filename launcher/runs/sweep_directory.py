@@ -5,7 +5,7 @@
       journal.jsonl         which points were submitted in which array
       arrays/TOKEN          the points of an array, one per line: element N is line N + 1
       arrays/TOKEN.sh       the array's job script; the output files of its elements are beside it, points link to them
-      environment.sh        on PBS: the submitter's environment that the jobs inherit
+      arrays/TOKEN.environment.sh   on PBS: the submitter's environment that the array's jobs inherit
       code/                 with env.snapshot: the code that the points execute
       points                requests to run points on this machine (launcher/sweeps/local_points.py)
       claims/, managers/    of a packed sweep: which pilot runs which point (launcher/runs/claims.py)

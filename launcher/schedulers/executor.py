@@ -211,14 +211,19 @@ class RunExecutor(OwnSubmission):
             return redaction.without_secrets(os.environ, self.plan.env.secrets)
         return job_environment(os.environ, self.plan).environment
 
-    def _write_environment(self, run: Run) -> None:
-        # Secrets of the job go to a private folder of the user, and the rest of its environment to the run directory
+    def _write_environment(self, script: Path, run: Run) -> None:
+        # Secrets of the job go to a private folder of the user, the rest of its environment to the run directory, or
+        # beside an array's script: later arrays of a sweep have others
         if not registry.scheduler(self.plan.cluster.scheduler).secrets_in_files:
             return
         environment, patterns = job_environment(os.environ, self.plan).environment, self.plan.env.secrets
         hidden = redaction.secrets_in(environment, patterns)
         public = exports(redaction.without_secrets(environment, patterns))
-        run.write_environment(public + "".join(f"# not here: {name}\n" for name in hidden))
+        public += "".join(f"# not here: {name}\n" for name in hidden)
+        if self._elements is not None:
+            write(script.with_suffix(".environment.sh"), public)
+        else:
+            run.write_environment(public)
         folder = self.plan.secrets_dir or str(secrets.folder())
         secrets.hand_over([str(each.path) for each in self._elements or [run]], hidden, exports(hidden), folder)
 
@@ -230,7 +235,7 @@ class RunExecutor(OwnSubmission):
             raise SubmissionRefused(str(error), definite=True) from None
 
         def send() -> str:
-            self._write_environment(run)
+            self._write_environment(script, run)
             environment, jobs = self.environment, self._blocking_jobs()
             self._submitting()
             if self._by_hand:

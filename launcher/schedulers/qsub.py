@@ -295,8 +295,12 @@ class QsubScheduler(FolderQueue):
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         """See `Queue.environment_within`. Adds qsub's folder to this process's PATH."""
-        if not run.has("environment.sh"):  # the run was an array element, and continues as a plain job
-            shutil.copy(run.path.parent / "environment.sh", run.path)
+        ours = run.path / "environment.sh"
+        # A driver of an older version does not name the file
+        older = ours if run.has(ours.name) else run.path.parent / ours.name
+        own = Path(os.environ.get("LAUNCHER_ENVIRONMENT_FILE", older))
+        if own != ours and os.environ.get("LAUNCHER_RUN_DIR") == str(run.path):
+            shutil.copy(own, ours)  # this job is an array's element, and continues as a plain job
         if qsub := self.find("qsub"):
             os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
         return without_secrets(os.environ, plan.env.secrets)

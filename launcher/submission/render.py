@@ -255,7 +255,7 @@ def _values(
         "driver": command([plan.python, "-I", job / "__main__.py", _path_of(NAME, plan, elements)]),
         "workdir": plan.workdir,
         "umask": Raw(f"{plan.umask:03o}"),
-        "environment_file": _environment_file(plan, scheduler) or "",
+        "environment_file": _environment_file(plan, scheduler, elements) or "",
         "begin": job / "begin.sh",
         # Batch shells do not always have `module`; where no line needs it, nothing is sourced.
         "modules": Raw("yes" if setup_lines(plan) or plan.cluster.template else ""),
@@ -290,7 +290,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         time_left=shell.time_left,
         again=shell.again,
         threads=None if here else plan.cpus_per_proc,
-        environment_file=_environment_file(plan, scheduler),
+        environment_file=_environment_file(plan, scheduler, elements),
         secrets_file=_secrets_file(plan, elements),
         seen=str(Path(plan.run_dir).parent / SEEN) if scheduler.secrets_in_files else None,
         snapshot=plan.code.snapshot,
@@ -322,8 +322,10 @@ def _write_beside(text: RenderedScript, plan: JobPlan, elements: Path | None) ->
         run_files.write(_path_of(AFTER, plan, elements), text.after)
 
 
-def _environment_file(plan: JobPlan, scheduler: Scheduler) -> str | None:
-    return f"{plan.run_dir}/environment.sh" if scheduler.secrets_in_files else None
+def _environment_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None) -> str | None:
+    if not scheduler.secrets_in_files:
+        return None
+    return f"{plan.run_dir}/environment.sh" if elements is None else f"{elements}.environment.sh"
 
 
 def _secrets_file(plan: JobPlan, elements: Path | None) -> str | None:

@@ -74,7 +74,8 @@ class Sandbox:
             script = render.write(Run(self.run_dir), plan, token="token")
         else:
             render.write_array(plan, script, token="token", array=array or "", elements=elements)
-        (self.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
+        environment = self.run_dir / "environment.sh" if elements is None else f"{elements}.environment.sh"
+        Path(environment).write_text("export FROM_SUBMITTER=yes\n")
         id_of = "PBS_JOBID" if plan.cluster.scheduler == "pbs" else "SLURM_JOB_ID"
         return self.start(script, {"STAND_IN_EXIT": str(code), id_of: job, **environ})
 

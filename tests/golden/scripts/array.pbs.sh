@@ -23,7 +23,7 @@ export LAUNCHER_JOB_ID="${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX" LAUNCHER_ARRAY_I
 export LAUNCHER_OUTPUT="$PBS_JOBID.OU"
 launcher_driver=(/usr/bin/python3 -I /world/checkout/launcher/job/__main__.py /scratch/me/runs/array/arrays/launcher-984a139b9b9eb150f70b-0.job.json)
 launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT"
-launcher_environment=/scratch/me/runs/array/environment.sh launcher_modules=
+launcher_environment=/scratch/me/runs/array/arrays/launcher-984a139b9b9eb150f70b-0.environment.sh launcher_modules=
 for launcher_try in {1..30}; do [ -r /world/checkout/launcher/job/begin.sh ] && break; sleep 2; done  # a file server may not answer at once
 . /world/checkout/launcher/job/begin.sh || exit 93
 exec "${launcher_driver[@]}"

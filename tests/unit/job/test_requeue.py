@@ -188,11 +188,15 @@ def test_jobs_of_a_failed_chain_are_cancelled_before_its_run_is_resumed(
 
 @pytest.mark.parametrize("scheduler", ["pbs", "slurm"])
 def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
-    """It has no environment of its own: that is the array's."""
+    """Its environment is the array's. It was resubmitted before, as an element of another one."""
     array, element = Run.create(tmp_path / "run"), Run.create(tmp_path / "run/3")
     own = bare_plan(cluster={"scheduler": scheduler}, run_dir=str(element.path))
     element.write_record(own, {}, {"token": "token-3"})
-    array.write_environment("export A=1\n")
+    own_array = array.path / "token.environment.sh"
+    own_array.write_text("export A=1\n")
+    element.write_environment("export A=0\n")
+    monkeypatch.setenv("LAUNCHER_ENVIRONMENT_FILE", str(own_array))
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(element.path))
     monkeypatch.setenv("PBS_JOBID", "7[3].server")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("HF_TOKEN", "x")
@@ -213,10 +217,7 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
     assert f"LAUNCHER_RUN_DIR={element.path} " in (element.path / "script.sh").read_text()
     assert unwrap(read_json(element.path / NAME))["elements"] is None
     assert ("HF_TOKEN" in asked[4]) == (scheduler == "slurm")  # on PBS it comes from a file
-    environment = element.path / "environment.sh"
-    assert environment.exists() == (scheduler == "pbs")
-    if environment.exists():
-        assert environment.read_text() == "export A=1\n"
+    assert (element.path / "environment.sh").read_text() == f"export A={int(scheduler == 'pbs')}\n"
 
 
 @pytest.mark.parametrize(

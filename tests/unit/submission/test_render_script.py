@@ -311,6 +311,7 @@ def test_a_pbs_job_takes_over_the_environment_from_its_file(sandbox: Sandbox) ->
         sandbox.plan(cluster={"scheduler": "pbs", "setup": ("export SEEN=$FROM_SUBMITTER",)}), code=1
     )
     assert (outcome.environment["FROM_SUBMITTER"], outcome.environment["SEEN"]) == ("yes", "yes")
+    assert outcome.environment["LAUNCHER_ENVIRONMENT_FILE"] == f"{sandbox.run_dir}/environment.sh"
     (sandbox.run_dir / "environment.sh").unlink()
     again = sandbox.start(sandbox.run_dir / "script.sh", {"PBS_JOBID": "8.srv"})
     assert again.code == 93
