@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, takewhile
@@ -29,19 +29,23 @@ from launcher.monitoring.run_status import (
     all_statuses,
     each_status,
     or_damaged,
+    queries,
     status_of,
 )
+from launcher.plan.plan import JobPlan
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.claims import ClaimsBoard, State
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
-from launcher.runs.sweep_directory import Point, Sweep, sweep_of
+from launcher.runs.sweep_directory import Point, Submission, Sweep, element_id, sweep_of
+from launcher.schedulers import registry
 
 WAITING = "waiting"
 DAMAGED = "damaged"
 # In the order of a point's life; `done` and the states after it are final.
 STATES = (WAITING, *(state.value for state in RunState), DAMAGED)
+STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points whose job has started
 LIVE = tuple(state.value for state in RunState if not state.over)
 
 
@@ -116,6 +120,60 @@ def _of_record(run: Run, live: JobMonitor) -> RunStatus | None:
         return status_of(run, live) if run.attempts() else None
     except DAMAGE:
         return None
+
+
+@dataclass(frozen=True)
+class LiveArray:
+    job: str  # id of the array (of `live_jobs`, also of a job), in the form that scheduler commands take
+    plan: JobPlan  # plan of one of the array's points
+    points: tuple[int, ...]  # numbers of the array's points that are not over
+    pending: int  # how many of these points have not started; of a single job, which has no throttle, 0
+
+
+def live_arrays(
+    seen: Sequence[PointStatus], submissions: Sequence[Submission]
+) -> tuple[list[LiveArray], list[PointStatus]]:
+    """Returns the job arrays that are not over, and the points that are not over and belong to no array."""
+    by_job = {
+        element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
+    }
+    members: dict[str, list[PointStatus]] = {}
+    alone = []
+    for each in seen:
+        if not each.live or each.seen is None:
+            continue
+        submission = by_job.get(each.seen.history.job_id or "")
+        if submission is None or not each.seen.plan.queued:
+            alone.append(each)
+        else:
+            members.setdefault(submission.token, []).append(each)
+    return [_array(found) for found in members.values()], alone
+
+
+def _array(members: Sequence[PointStatus]) -> LiveArray:
+    first = members[0].seen
+    assert first is not None and first.history.job_id is not None
+    job = registry.queue(first.plan.cluster.scheduler).array_of(first.history.job_id)
+    pending = sum(each.state not in STARTED for each in members)
+    return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
+
+
+def live_jobs(seen: Sequence[PointStatus], submissions: Sequence[Submission]) -> list[LiveArray]:
+    """Returns the job arrays, and the jobs of single points, that are not over; they share sweep.parallelism."""
+    arrays, alone = live_arrays(seen, submissions)
+    return arrays + [
+        LiveArray(each.seen.history.job_id or "", each.seen.plan, (each.point.index,), 0)
+        for each in alone
+        if each.seen is not None and each.seen.plan.queued
+    ]
+
+
+def throttle_each(live: Sequence[LiveArray], shares: Sequence[int | None]) -> list[tuple[str, int]]:
+    """Sets how many elements of each array may run at once; returns those arrays for which it matters; QueryError."""
+    changed = [(array, share) for array, share in zip(live, shares, strict=True) if array.pending and share]
+    for array, share in changed:
+        queries(array.plan).throttle(array.job, share)
+    return [(array.job, share) for array, share in changed]
 
 
 def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:

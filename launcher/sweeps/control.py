@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +19,20 @@ from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, cancel_point, cancelled, forget, queries
-from launcher.monitoring.sweep import PointStatus, live_pilots, point_statuses
+from launcher.monitoring.sweep import (
+    STARTED,
+    PointStatus,
+    live_arrays,
+    live_jobs,
+    live_pilots,
+    point_statuses,
+    throttle_each,
+)
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
 from launcher.runs.lease import only_submitter
-from launcher.runs.sweep_directory import Packing, Submission, Sweep, element_id
+from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, parts
 from launcher.submission.dependencies import update_followers
@@ -36,43 +43,6 @@ if TYPE_CHECKING:
 
 MOST_FAILURES = 3  # requests in a row that a scheduler may fail before it is not asked again
 ONLY_NAMED = (RunState.CANCELLED.value, RunState.PRUNED.value)  # states of points that only the user restarts by number
-STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points whose job has started
-
-
-@dataclass(frozen=True)
-class LiveArray:
-    job: str  # id of the array, in the form that scheduler commands take
-    plan: JobPlan  # plan of one of the array's points
-    points: tuple[int, ...]  # numbers of the array's points that are not over
-    pending: int  # how many of these points have not started
-
-
-def live_arrays(
-    seen: Sequence[PointStatus], submissions: Sequence[Submission]
-) -> tuple[list[LiveArray], list[PointStatus]]:
-    """Returns the job arrays that are not over, and the points that are not over and belong to no array."""
-    by_job = {
-        element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
-    }
-    members: dict[str, list[PointStatus]] = {}
-    alone = []
-    for each in seen:
-        if not each.live or each.seen is None:
-            continue
-        submission = by_job.get(each.seen.history.job_id or "")
-        if submission is None or not each.seen.plan.queued:
-            alone.append(each)
-        else:
-            members.setdefault(submission.token, []).append(each)
-    return [_array(found) for found in members.values()], alone
-
-
-def _array(members: Sequence[PointStatus]) -> LiveArray:
-    first = members[0].seen
-    assert first is not None and first.history.job_id is not None
-    job = registry.queue(first.plan.cluster.scheduler).array_of(first.history.job_id)
-    pending = sum(each.state not in STARTED for each in members)
-    return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
 
 
 def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = False) -> dict[int, str]:
@@ -260,13 +230,8 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
     """Sets how many points may run at once; returns each array that was changed, with its number; raises QueryError."""
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
-        arrays, alone = live_arrays(point_statuses(sweep), sweep.submissions())
-        queued = [each for each in alone if each.seen and each.seen.plan.queued]  # a single job has no throttle
-        parts = shares(most, [len(array.points) for array in arrays] + [1] * len(queued))
-        changed = [(array, part) for array, part in zip(arrays, parts, strict=False) if array.pending and part]
-        for array, part in changed:
-            queries(array.plan).throttle(array.job, part)
-    return [(array.job, part) for array, part in changed]
+        live = live_jobs(point_statuses(sweep), sweep.submissions())
+        return throttle_each(live, shares(most, [len(each.points) for each in live]))
 
 
 def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:

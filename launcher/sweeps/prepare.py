@@ -179,11 +179,16 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
         best_is=first.sweep.best_is.value,
         parallelism=first.sweep.parallelism,
     )
+    if existing is not None:  # what the command does not set stays as it is
+        if objective is None:
+            manifest = dataclasses.replace(manifest, objective=existing.objective, best_is=existing.best_is)
+        if first.sweep.parallelism is None:
+            manifest = dataclasses.replace(manifest, parallelism=existing.parallelism)
     sweep_directory.text_of(manifest)  # refused here, before anything is written
     plans, notes = _plans(by_index, manifest, sweep_id, os.environ)
     keys = sweep_directory.differing(recorded)
     arrays = groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
-    asking, manifest = _pilots(first, manifest, arrays, plans, Sweep(path))
+    asking, manifest = _pilots(first, manifest, existing, arrays, plans, Sweep(path))
     packing = manifest.packing
     for _, members in arrays:
         plan, point = asking[0] if asking else plans[members[0]], by_index[members[0]]
@@ -198,13 +203,20 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
 
 
 def _pilots(
-    config: Config, manifest: SweepManifest, groups: Sequence[tuple[JobPlan, tuple[int, ...]]],
-    plans: Mapping[int, JobPlan], sweep: Sweep,
+    config: Config, manifest: SweepManifest, existing: SweepManifest | None,
+    groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan], sweep: Sweep,
 ) -> tuple[dict[int, JobPlan], SweepManifest]:  # fmt: skip
     point = plans[groups[0][1][0]]
     packing = packing_of(config, point)
+    if existing is not None and (existing.packing is None) != (packing is None):
+        there, fix = ("have jobs of their own", "leave sweep.slots and sweep.pack out") if packing else (
+            "share pilots", "set sweep.slots or sweep.pack as well"
+        )  # fmt: skip
+        raise ConfigError(f"the points of {sweep.id} are there already and {there}: {fix}, or choose another sweep.id")
     if packing is None:
         return {}, manifest
+    if existing is not None and existing.packing is not None and config.sweep.pack is None:
+        packing = dataclasses.replace(packing, pilots=existing.packing.pilots)
     if len(groups) > 1:
         one, other = groups[0][1][0], groups[1][1][0]
         raise ConfigError(
@@ -280,7 +292,7 @@ def _naming(index: int, overrides: Sequence[str], keys: Sequence[str], slots: in
 def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     """Returns how points share pilots, by config and plan of the first; None: they do not; ConfigError: they cannot."""
     sweep = config.sweep
-    if sweep.slots is None and sweep.pack is None:
+    if sweep.slots is None and sweep.pack is None and sweep.search is None:
         if sweep.nodes is not None or sweep.gpus is not None:
             key = "sweep.gpus" if sweep.gpus is not None else "sweep.nodes"
             raise ConfigError(f"{key} is for pilots, and this sweep has none: add sweep.slots or sweep.pack")
@@ -351,7 +363,6 @@ def with_search_defaults(config: Config) -> Config:
     |---|---|
     | sweep.goal | if it is empty: maximize for best_is=max, minimize for best_is=min |
     | sweep.best_is | max for goal=maximize, min for goal=minimize |
-    | sweep.pack | if pack and slots are empty: 1, which is one pilot |
 
     Raises:
         ConfigError: Optuna is not installed, the config does not have exactly one objective, or a value is not valid.
@@ -368,8 +379,7 @@ def with_search_defaults(config: Config) -> Config:
         raise ConfigError(f"sweep.budget.gpu_hours={sweep.budget.gpu_hours}: it must be more than 0")
     goal = sweep.goal or (Goal.maximize if sweep.best_is is BestIs.max else Goal.minimize)
     best_is = BestIs.max if goal is Goal.maximize else BestIs.min
-    pack = 1 if sweep.slots is None and sweep.pack is None else sweep.pack
-    return dataclasses.replace(config, sweep=dataclasses.replace(sweep, goal=goal, best_is=best_is, pack=pack))
+    return dataclasses.replace(config, sweep=dataclasses.replace(sweep, goal=goal, best_is=best_is))
 
 
 def prepare_search(points: Sequence[RequestedPoint], space: Space, command: Sequence[str]) -> PreparedSweep:

@@ -24,7 +24,7 @@ from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
-from launcher.monitoring.sweep import live_pilots, point_statuses
+from launcher.monitoring.sweep import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
 from launcher.paths import default_runs_dir, own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs import event_file, events, live_index
@@ -44,6 +44,7 @@ from launcher.submission.submit import (
     Interrupted,
     SubmittedRun,
     delayed_interrupt,
+    different_keys,
     facts_of_here,
     require_commands,
     require_same,
@@ -247,12 +248,20 @@ class _ArraySubmitter:
                 f"submit=false: with sweep.parallelism={self._parallelism} some of {len(arrays)} jobs and arrays wait "
                 "for others, whose ids are not known yet: leave one of the two out"
             )
-        throttles = prepare.shares(self._parallelism, [len(members) for _, members in arrays])
+        live = self._live(points) if arrays else []
+        throttles = prepare.shares(
+            self._parallelism, [*(len(each.points) for each in live), *(len(members) for _, members in arrays)]
+        )
+        throttle_each(live, throttles[: len(live)])
         not_accepted: list[int] = []
         full: list[JobPlan] = []  # plans of arrays of which the scheduler accepts no more jobs
-        last: list[_PrecedingJob | None] = []  # by array: its last job; None: none of its points was submitted
-        for number, ((plan, members), throttle) in enumerate(zip(arrays, throttles, strict=True)):
-            before = number - (self._parallelism or len(arrays))  # so that at most `parallelism` arrays run at once
+        # by array, live ones first: its last job; None: none of its points was submitted
+        last: list[_PrecedingJob | None] = [
+            _PrecedingJob(self._sweep, each.plan.cluster.scheduler, each.job, each.points) for each in live
+        ]
+        for number, (plan, members) in enumerate(arrays, len(live)):
+            throttle = throttles[number]
+            before = number - (self._parallelism or len(throttles))  # so that at most `parallelism` arrays run at once
             preceding = None if before < 0 else last[before]
             submitted = len(self._jobs)
             rest = list(members) if plan in full else self._submit_in_parts(plan, members, throttle, preceding)
@@ -268,6 +277,13 @@ class _ArraySubmitter:
         return SubmittedSweep(
             self._sweep, tuple(self._jobs), (), local, tuple(not_accepted), self._limit, commands=tuple(self._commands)
         )
+
+    def _live(self, points: set[int]) -> list[LiveArray]:
+        # The jobs of other points, which share sweep.parallelism with those of these
+        if self._parallelism is None:
+            return []
+        others = set(range(len(self._sweep.manifest().points))) - points
+        return live_jobs(point_statuses(self._sweep, JobMonitor(), others), self._sweep.submissions())
 
     def _last_job(self, plan: JobPlan) -> _PrecedingJob:
         return _PrecedingJob(self._sweep, plan.cluster.scheduler, *self._jobs[-1])
@@ -422,14 +438,20 @@ def _submit_pilot(
 ) -> SubmittedRun:
     # Submits a pilot, unless an interrupted submission has left a job of it
     run = sweep.pilot(number)
-    if not run.recorded():
+    token = _next_token(run, plan)
+    resumed, new, changed = tried(run, token), not run.recorded(), False
+    if new:
         Run.create(run.path)
+    elif different_keys(plan, run.plan()):
+        changed = not (resumed and plan.queued and queries(plan).find(token, plan.name))  # the record is that job's
+    if changed:
+        run.clear_for_resume()
+    if new or changed:
         facts = facts_of_here(plan.submitted_in)
         run.write_record(plan, config, {**facts, "token": token_of(plan.run_dir), "overrides": []})
     run.clear_marks()
-    token = _next_token(run, plan)
     with only_submitter(run.path):
-        submitted = start(run, plan, token, resumed=tried(run, token), by_hand=by_hand)
+        submitted = start(run, plan, token, resumed=resumed, by_hand=by_hand)
     with contextlib.suppress(OSError):  # a convenience: commands also take a path
         run.link(default_runs_dir())
     return submitted

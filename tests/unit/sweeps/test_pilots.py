@@ -33,6 +33,7 @@ def packing(sweep: dict[str, Any], **keys: Any) -> Packing | None:
         ({}, {}, None),
         ({"slots": 2}, {}, {"slots": 2}),
         ({"pack": 3}, {}, {"pilots": 3}),
+        ({"search": Method.tpe}, {}, {}),
         ({"pack": 2, "slots": 4, "nodes": 3, "retries": 0}, {}, {"pilots": 2, "slots": 4, "nodes": 3, "retries": 0}),
         (
             {"slots": 4},

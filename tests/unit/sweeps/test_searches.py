@@ -30,18 +30,16 @@ def test_each_value_of_each_key_is_tried_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "goal", "best_is", "pack"),
+    ("given", "goal", "best_is"),
     [
-        ({}, Goal.maximize, BestIs.max, 1),
-        ({"best_is": BestIs.min}, Goal.minimize, BestIs.min, 1),
-        ({"goal": Goal.minimize}, Goal.minimize, BestIs.min, 1),
-        ({"slots": 4}, Goal.maximize, BestIs.max, None),
-        ({"slots": 4, "pack": 2}, Goal.maximize, BestIs.max, 2),
+        ({}, Goal.maximize, BestIs.max),
+        ({"best_is": BestIs.min}, Goal.minimize, BestIs.min),
+        ({"goal": Goal.minimize}, Goal.minimize, BestIs.min),
     ],
 )
-def test_what_is_not_given_follows(given: dict[str, Any], goal: Goal, best_is: BestIs, pack: int | None) -> None:
+def test_what_is_not_given_follows(given: dict[str, Any], goal: Goal, best_is: BestIs) -> None:
     sweep = with_search_defaults(config(**given)).sweep
-    assert (sweep.goal, sweep.best_is, sweep.pack) == (goal, best_is, pack)
+    assert (sweep.goal, sweep.best_is) == (goal, best_is)
 
 
 @pytest.mark.parametrize(

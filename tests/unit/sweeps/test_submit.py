@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Limits, ResumeHow, SearchBudget
+from launcher.config.schema import BestIs, Limits, ResumeHow, SearchBudget
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
@@ -188,6 +188,18 @@ def test_more_arrays_than_points_may_run_at_once_wait_for_each_other(site: Site)
     site.submit(points, sweep=_sweep(parallelism=2))
     assert [job.array for job in site.slurm.jobs()] == ["0-1%1"] * 4
     assert [job.dependency for job in site.slurm.jobs()] == ["-", "-", "afterany:100", "afterany:101"]
+
+
+def test_arrays_of_earlier_commands_share_what_may_run_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(Slurm, "throttle", lambda _, job, most: told.append((job, most)))
+    site.submit(seeds(4), sweep=_sweep(id="lr", parallelism=4))
+    site.submit(seeds(8), sweep=_sweep(id="lr"))
+    assert [job.array for job in site.slurm.jobs()] == ["0-3%4", "0-3%2"]
+    assert told == [("100", 2)]
+    site.submit(seeds(10), sweep=_sweep(id="lr", parallelism=1))
+    assert [(job.array, job.dependency) for job in site.slurm.jobs()][2:] == [("0-1%1", "afterany:101")]
+    assert told[1:] == [("100", 1), ("101", 1)]
 
 
 def test_while_slurm_does_not_tell_nothing_is_submitted_twice(site: Site) -> None:
@@ -410,6 +422,34 @@ def packed(site: Site, pack: int = 1) -> Sweep:
     return site.submit(seeds(3), sweep=_sweep(id="lr", pack=pack)).sweep
 
 
+def test_a_sweep_is_not_turned_over_to_pilots_or_back(site: Site) -> None:
+    jobs = site.submit(seeds(2), sweep=_sweep(id="jobs")).sweep
+    with pytest.raises(ConfigError, match=r"of jobs .* jobs of their own: leave sweep\.slots .* another sweep\.id"):
+        site.submit(seeds(2), sweep=_sweep(id="jobs", slots=2))
+    pilots = packed(site)
+    with pytest.raises(ConfigError, match=r"of lr .* share pilots: set sweep\.slots .* another sweep\.id"):
+        site.submit(seeds(3), sweep=_sweep(id="lr"))
+    assert jobs.manifest().packing is None
+    assert pilots.manifest().packing is not None
+    assert len(site.slurm.jobs()) == 2
+
+
+def test_what_a_repeated_command_does_not_set_stays_as_it_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slurm, "throttle", lambda *_: None)
+    sweep = site.submit(seeds(2), sweep=_sweep(id="jobs", objective="loss", best_is=BestIs.min)).sweep
+    control.throttle(sweep, 2)
+    site.submit(seeds(3), sweep=_sweep(id="jobs"))
+    kept = sweep.manifest()
+    assert (kept.parallelism, kept.objective, kept.best_is) == (2, ("loss",), "min")
+    site.submit(seeds(3), sweep=_sweep(id="jobs", objective="accuracy", parallelism=3))
+    changed = sweep.manifest()
+    assert (changed.parallelism, changed.objective, changed.best_is) == (3, ("accuracy",), "max")
+    submit.throttle_pilots(packed(site), 3)
+    again = site.submit(seeds(3), sweep=_sweep(id="lr", slots=1)).sweep.manifest().packing
+    assert again is not None
+    assert again.pilots == 3
+
+
 def test_points_that_run_in_a_pilot_keep_their_lease_when_the_command_is_repeated(site: Site) -> None:
     run = packed(site).run(0)
     (run.path / "lease").write_text("100 0 node1\n")
@@ -437,3 +477,13 @@ def test_a_pilot_that_is_about_to_leave_is_replaced(site: Site, mark: str) -> No
     sweep.pilot(1).mark(mark)
     packed(site, 2)
     assert pilots_of(site) == ["lr-pilot-0", "lr-pilot-1", "lr-pilot-2"]
+
+
+def test_a_pilot_that_is_submitted_again_has_the_size_that_is_asked_for_now(site: Site) -> None:
+    sweep = packed(site)
+    site.slurm.end("100")
+    sweep.pilot(0).journal(kinds.Cancelled())
+    site.submit(seeds(3), sweep=_sweep(id="lr", slots=3, nodes=2))
+    [job], plan = site.slurm.jobs(), sweep.pilot(0).plan()
+    assert (job.nodes, plan.nodes, plan.cpus_per_node) == (2, 2, 3 * sweep.run(0).plan().cpus_per_node)
+    assert sweep.pilot(0).first_plan().nodes == 1
