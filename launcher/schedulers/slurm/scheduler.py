@@ -85,7 +85,9 @@ class SlurmScheduler(base.FolderQueue):
         return shutil.which("squeue"), os.environ.get("SLURM_CONF"), os.environ.get("SLURM_CLUSTERS")
 
     def own_job(self, environ: Mapping[str, str]) -> str:
-        return environ["SLURM_JOB_ID"]
+        array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+        # One element has the array's id as SLURM_JOB_ID, and in a dependency that means all elements
+        return f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"]
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         environment = self.job_environment(os.environ, plan).environment

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.errors import SubmissionError
 from launcher.runs.directory import Run
+from launcher.schedulers import registry
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.run_command import SubmissionRefused, submit_after
@@ -47,6 +48,19 @@ def test_a_job_that_goes_on_has_the_variables_of_its_script(tmp_path: Path) -> N
     command = PBS().request(str(script), {}, *PBS().options(["7.server"], "launcher-1-2")).command
     assert command[command.index("-v") + 1] == "LAUNCHER_TOKEN=launcher-1-2,USE_SSH=1,A=$B"
     assert "-v" not in PBS().request(str(script), {}, *PBS().options(["7.server"])).command
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({"SLURM_JOB_ID": "9"}, "9"),
+        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}, "9_3"),
+        ({"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0"}, "9_0"),
+    ],
+)
+def test_no_element_of_an_array_waits_for_all_elements(variables: dict[str, str], job: str) -> None:
+    """Slurm gives one element of each array the array's id as SLURM_JOB_ID."""
+    assert registry.queue("slurm").own_job(variables) == job
 
 
 def test_a_job_that_pbs_has_deleted_at_once_was_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
