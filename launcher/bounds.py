@@ -27,6 +27,7 @@ VARIABLE_BYTES = (1 << 17) - 1  # of an environment variable with its name: the 
 HOSTS_BYTES = 1 << 15  # of the list of a job's hosts in a variable: longer ones are compressed
 CANCELLED_JOBS = 1000  # on the command line of one cancellation: 30 kB of ids
 QUERY_BYTES = 1 << 26  # that a scheduler's command prints: a list of 100,000 jobs takes a sixth of it
+QACCT_ELEMENTS = 10_000  # of an array that one qacct lists: each execution of one is 1.35 kB
 # of the line that starts a node's tasks on Grid Engine: more would not fit into the pipe until Python reads there
 QRSH_LINE_BYTES = 60_000
 SEARCH_CHOICES = 10_000  # of a key in a search

@@ -37,6 +37,9 @@ class AnswerLost(QueryError):
 class QueryTimeout(AnswerLost): ...
 
 
+class AnswerTooLong(AnswerLost): ...
+
+
 class NoCommand(QueryError):
     """This machine does not have the command."""
 

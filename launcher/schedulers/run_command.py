@@ -20,7 +20,7 @@ from launcher.files.shared_files import NOT_ON_PATH, backoff
 from launcher.formatting import long_size
 from launcher.plan.plan import JobPlan
 from launcher.schedulers import registry
-from launcher.schedulers.base import AnswerLost, NoCommand, QueryError, QueryTimeout
+from launcher.schedulers.base import AnswerTooLong, NoCommand, QueryError, QueryTimeout
 from launcher.structs import Struct
 
 
@@ -30,7 +30,7 @@ class OutputTooLong(subprocess.SubprocessError): ...
 def query(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
-    """Returns the output of a scheduler's command, but no submission; raises QueryTimeout, AnswerLost, QueryError."""
+    """Returns the output of a scheduler's command (no submission); raises QueryTimeout, AnswerTooLong, QueryError."""
     try:
         done = run(command, timeout=timeout, environment=environment)
     except NOT_ON_PATH:
@@ -40,7 +40,7 @@ def query(
     except subprocess.TimeoutExpired:
         raise QueryTimeout(f"{command[0]} did not answer within {timeout:g} s") from None
     except OutputTooLong as error:
-        raise AnswerLost(str(error)) from None
+        raise AnswerTooLong(str(error)) from None
     if done.returncode not in good:
         raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
     return done

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
+from launcher import processes
 from launcher.schedulers.sge import qrsh
 from launcher.schedulers.sge.qrsh import NodeTasks
+from launcher.schedulers.tasks import TaskRequest
 from tests.launch import until
 
 
@@ -35,3 +40,41 @@ def test_a_qrsh_that_does_not_notice_that_its_node_is_gone_is_killed(
     monkeypatch.setattr(qrsh, "UNREACHABLE", 0.0)
     tasks.kill()
     until(lambda: tasks.poll() == -9, "the end of it")
+
+
+def test_a_job_has_more_nodes_than_its_soft_limit_of_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its tasks have the limit of the job."""
+    nodes, (soft, hard) = 100, resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = sum(1 for _ in Path("/proc/self/fd").iterdir()) + 50
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    (tmp_path / "hosts").write_text("".join(f"node{number} 1 all.q NONE\n" for number in range(nodes)))
+    (tmp_path / "qrsh").write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    (tmp_path / "qrsh").chmod(0o700)
+    monkeypatch.setenv("PE_HOSTFILE", str(tmp_path / "hosts"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(processes, "_users", None)
+    started: list[NodeTasks] = []
+
+    def watch(tasks: list[NodeTasks], *_: object, **__: object) -> int:
+        started.extend(tasks)
+        until(lambda: tasks[0].poll() == 0, "the end of the tasks on the first node")
+        return 0
+
+    monkeypatch.setattr("launcher.schedulers.tasks.watch", watch)
+    mask = os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        command = ["sh", "-c", f"ulimit -n >{tmp_path}/limit"]
+        assert qrsh.run(TaskRequest(tmp_path / "tasks", nodes, 1, 1.0, command, [])) == 0
+    finally:
+        for each in started:
+            each._process.kill()
+            each._process.wait()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.umask(mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert len(started) == nodes
+    assert (tmp_path / "limit").read_text() == f"{few}\n"

@@ -39,6 +39,7 @@ from launcher.runs.events import Progress
 from launcher.runs.sweep_directory import RUNG, SearchRecord, Sweep, SweepManifest
 from launcher.schedulers.run_command import QueryError, query
 from launcher.schedulers.sge import qrsh
+from launcher.schedulers.sge.client import accounted
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
@@ -590,6 +591,12 @@ def a_line_of_qrsh(place: Place) -> Tried:
 
     size = len(qrsh.line_of("/request", {"A_TOKEN": "a" * 50}, [{}], "/started"))
     return Tried(size, None, write, "secret variables of the job are too large")
+
+
+@tries("QACCT_ELEMENTS")
+def a_question_to_qacct(place: Place) -> Tried:
+    """More take a second command."""
+    return Tried(4, write=lambda: len(accounted([f"6_{index}" for index in range(4)])) == 1)
 
 
 @tries("CANCELLED_JOBS")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import math
 import os
@@ -11,13 +12,22 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from launcher import bounds
 from launcher.schedulers import base
-from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import (
+    AnswerLost,
+    AnswerTooLong,
+    JobExecution,
+    JobOrigin,
+    JobState,
+    QueryError,
+    SchedulerJob,
+)
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand, query
@@ -77,15 +87,17 @@ class SGE(QsubCommands):
         return job_id
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        return self._accounting("-j", array_of(job_id)).get(job_id)
+        return self.ended_all([job_id]).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        arrays, found = dict.fromkeys(map(array_of, job_ids)), dict[str, SchedulerJob]()
-        if len(arrays) > FEW:
-            found = self._accounting("-o", getpass.getuser(), "-j")
-        else:
-            for array in arrays:
-                found |= self._accounting("-j", array)
+        found: dict[str, SchedulerJob] | None = None
+        if len(set(map(array_of, job_ids))) > FEW:
+            with contextlib.suppress(AnswerTooLong):
+                found = self._accounting("-o", getpass.getuser(), "-j")
+        if found is None:
+            found = {}
+            for arguments in accounted(job_ids):
+                found |= self._accounting(*arguments)
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     def _accounting(self, *arguments: str) -> dict[str, SchedulerJob]:
@@ -243,6 +255,19 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
         for job_id in elements or [number]:
             jobs[job_id] = SchedulerJob(job_id, state_of(letters), letters)
     return jobs
+
+
+def accounted(job_ids: Iterable[str]) -> list[list[str]]:
+    """Returns the arguments of each qacct that is needed for these jobs; none lists more than bounds.QACCT_ELEMENTS."""
+    parts: dict[tuple[str, int], list[int]] = {}
+    for job_id in job_ids:
+        array, _, element = job_id.partition("_")
+        part = int(element) // bounds.QACCT_ELEMENTS if element else -1
+        parts.setdefault((array, part), []).append(int(element or 0) + 1)
+    return [
+        ["-j", array, *(["-t", f"{min(tasks)}-{max(tasks)}"] if part >= 0 else [])]
+        for (array, part), tasks in parts.items()
+    ]
 
 
 def records(text: str) -> dict[str, list[dict[str, str]]]:
@@ -496,7 +521,7 @@ def parse_complexes(text: str) -> list[Complex]:
 
 def history(job_id: str, sge: SGE) -> list[JobExecution]:
     try:
-        return of_records(records(sge.run("qacct", "-j", array_of(job_id))).get(job_id, []))
+        return of_records(records(sge.run("qacct", *accounted([job_id])[0])).get(job_id, []))
     except QueryError:
         return []
 

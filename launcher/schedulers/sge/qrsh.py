@@ -32,7 +32,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,13 +197,16 @@ def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str
 class NodeTasks:
     """The tasks of one node, started by the program of this file: a process here, or a qrsh to another node."""
 
-    def __init__(self, host: str, command: Sequence[str], line: bytes, started: Path) -> None:
+    def __init__(
+        self, host: str, command: Sequence[str], line: bytes, started: Path, forked: Callable[[], None] | None = None
+    ) -> None:
+        # forked: is called in the new process before it becomes the command
         self._host, self._started = host, started
         self._code: int | None = None
         self._killed: float | None = None
         started.touch()
         # In its own session: it does not get the job's signals, and `terminate` and `kill` forward them.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, preexec_fn=forked)
         self._write(line)
 
     def poll(self) -> int | None:
@@ -254,7 +257,7 @@ class NodeTasks:
 
 def run(request: spawn.TaskRequest) -> int:
     """Starts the tasks on the first hosts; returns the first failed status, NO_RETRY without qrsh or hosts, else 0."""
-    from launcher import redaction
+    from launcher import processes, redaction
     from launcher.environment import secrets
     from launcher.schedulers import tasks as spawn
     from launcher.schedulers.sge.client import find, hosts_of
@@ -273,6 +276,7 @@ def run(request: spawn.TaskRequest) -> int:
     if qrsh is None and len(hosts) > 1:
         print("launcher: qrsh is not on PATH: add the folder of Grid Engine's commands to it", file=sys.stderr)
         return NO_RETRY
+    processes.raise_limit()  # a pipe for each node
     os.umask(0o077)
     request.folder.mkdir()
     places = spawn.environments(hosts, request.tasks_per_node)
@@ -291,7 +295,7 @@ def run(request: spawn.TaskRequest) -> int:
         own = [{name: value for name, value in each.items() if name not in shared} for each in mine]
         started = request.folder / f"{number}.started"
         line = line_of(str(common), redaction.secrets_in(os.environ, patterns), own, str(started))
-        tasks.append(NodeTasks(host, command, line, started))
+        tasks.append(NodeTasks(host, command, line, started, processes.restore_limit))
     try:
         return spawn.watch(tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going)
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import AnswerLost, JobState, QueryError
+from launcher.schedulers.base import AnswerLost, AnswerTooLong, JobState, QueryError
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused
 from launcher.schedulers.sge import client
 from launcher.schedulers.sge.client import SGE
@@ -94,6 +94,28 @@ def test_ends_of_jobs() -> None:
     assert told["37"][:2] == (JobState.FAILED, "OUT_OF_MEMORY"), "maxvmem 455.676MB, with -l h_vmem=400M"
     assert told["38"] == (JobState.FAILED, "FAILED", "qmaster enforced h_rt, h_cpu, or h_vmem limit"), "it was h_cpu"
     assert told["29"] == (JobState.FAILED, "FAILED", "assumedly after job")
+
+
+@pytest.mark.parametrize("others", [(), ("17", "18", "19")])
+def test_an_array_whose_records_are_too_long_for_one_answer_is_asked_for_in_parts(
+    monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(self: SGE, *command: str) -> str:
+        asked.append(command)
+        if command[-1] == "-j":
+            raise AnswerTooLong("qacct printed more than 64 MiB")
+        tasks = range(*map(int, command[-1].split("-"))) if "-t" in command else ["undefined"]
+        return "".join(f"====\njobnumber {command[2]}\ntaskid {task}\nfailed 0\nexit_status 3\n" for task in tasks)
+
+    monkeypatch.setattr(SGE, "run", run)
+    wanted = ["6_2", "6_5", "6_10001", "6_10007", *others]
+    assert set(SGE().ended_all(wanted)) == {"6_2", "6_10001", *others}  # the stand-in leaves out the last of a range
+    ranges = [("qacct", "-j", "6", "-t", "3-6"), ("qacct", "-j", "6", "-t", "10002-10008")]
+    assert [each for each in asked if "-t" in each] == ranges
+    SGE().ended("6_2")
+    assert asked[-1] == ("qacct", "-j", "6", "-t", "3-3")
 
 
 def test_records_of_tasks_on_nodes_are_no_executions_of_the_job() -> None:
