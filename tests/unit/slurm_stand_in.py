@@ -49,6 +49,10 @@ done <{folder}/jobs
 SCONTROL = """#!/bin/bash
 [ ! -e {folder}/most_elements ] || echo "MaxArraySize            = $(cat {folder}/most_elements)"
 """
+SACCT = """#!/bin/bash
+echo "Slurm accounting storage is disabled" >&2
+exit 1
+"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class SlurmStandIn:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
         (folder / "jobs").touch()
-        for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("scontrol", SCONTROL)):
+        for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("scontrol", SCONTROL), ("sacct", SACCT)):
             (self.bin / name).write_text(text.format(folder=folder))
             (self.bin / name).chmod(0o755)
 

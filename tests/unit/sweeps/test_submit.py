@@ -481,8 +481,8 @@ def test_a_pilot_that_is_about_to_leave_is_replaced(site: Site, mark: str) -> No
 
 def test_a_pilot_that_is_submitted_again_has_the_size_that_is_asked_for_now(site: Site) -> None:
     sweep = packed(site)
+    end(sweep.pilot(0), 1, job="100")
     site.slurm.end("100")
-    sweep.pilot(0).journal(kinds.Cancelled())
     site.submit(seeds(3), sweep=_sweep(id="lr", slots=3, nodes=2))
     [job], plan = site.slurm.jobs(), sweep.pilot(0).plan()
     assert (job.nodes, plan.nodes, plan.cpus_per_node) == (2, 2, 3 * sweep.run(0).plan().cpus_per_node)
