@@ -725,6 +725,7 @@ class Server:
                 values = {key: value for key, value in values.items() if key not in ("select", "place")}
             values.pop("nodect")
             old.request = resources.request({**values, **asked}, self.known_resources())
+        self.tell()
 
     # -- for tests
 
