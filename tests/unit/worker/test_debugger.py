@@ -46,7 +46,7 @@ def test_ranks_that_stop(keys: dict[str, Any], ranks: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("rank", [4, "0", "some", True, 1.5, [0, 4]])
 def test_ranks_that_are_none(rank: Any) -> None:
-    with pytest.raises(ConfigError, match=r"debug.rank=.* from 0 to 3, a list of them \(\[0,1\]\), or all"):
+    with pytest.raises(ConfigError, match=r"debug.rank=.* it must be a rank below 4, a list \(\[0,1\]\), or all"):
         plan_of(nodes=2, procs_per_node=2, debug=Debug(rank=rank))
 
 
