@@ -211,7 +211,7 @@ def test_a_dry_run_shows_what_is_submitted(launcher: Launcher) -> None:
     assert not launcher.runs_dir.exists()
     assert launcher(*words, "wait=false").returncode == 0
     found = Sweep(launcher.runs_dir / "same")
-    (script,) = found.path.glob("arrays/*.sh")
+    (script,) = (path for path in found.path.glob("arrays/*.sh") if not path.match("*.environment.sh"))
     assert script.read_text() in shown.stdout
     assert Points(launcher).wait() == 0
     assert lookup.all_runs(launcher.runs_dir) == []

@@ -83,7 +83,7 @@ def test_a_run_that_is_out_of_time_is_requeued_on_one_node_and_resubmitted_on_se
         (["+cluster.resources={gpus: 1}"], ["the site has no such resource", "Did you mean gpu?"]),
         (["gpus_per_node=1"], ["cluster.gpu_resource=gpu"]),
         (["mem=1G"], ["cluster.mem_resource=h_vmem"]),
-        (["name=1st"], ["begin it with a letter"]),
+        (["name=1st"], ["with a letter or _ first"]),
         (["cluster.partition=gpu"], ["cluster.partition is a key for slurm", "use cluster.queue"]),
     ],
 )  # fmt: skip
