@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,8 +65,5 @@ def test_signals_reach_the_agent(python: str, tmp_path: Path, number: int) -> No
     assert pid != agent.pid
     agent.send_signal(number)
     assert agent.wait(30) == -number
-    give_up = time.monotonic() + 30
-    while Path(f"/proc/{pid}/exe").exists():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    until(lambda: not Path(f"/proc/{pid}/exe").exists(), "its end")
     agent.communicate()

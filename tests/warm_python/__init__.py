@@ -37,11 +37,9 @@ def python() -> str:
     folder.chmod(0o755)
     room = "." * ROOM
     process = subprocess.Popen(
-        [wrapper, "-m", "tests.warm_python.server", folder / "socket", room],
-        cwd=HERE.parents[1],
-        env={"ROOM": room},
+        [wrapper, "-m", "tests.warm_python.server", folder / "socket", room], cwd=HERE.parents[1], env={"ROOM": room},
         stdin=subprocess.PIPE,
-    )
+    )  # fmt: skip
 
     def end() -> None:
         process.kill()

@@ -9,11 +9,10 @@ import socket
 import struct
 import sys
 
-ARGUMENTS, ENVIRONMENT = (
-    47,
-    49,
-)  # fields of /proc/self/stat (man 5 proc) from 0: where each starts; the next is its end
-LENGTH = struct.Struct("!I")
+# Fields of /proc/self/stat (man 5 proc) from 0: where each starts; the next one is its end
+ARGUMENTS, ENVIRONMENT = 47, 49
+LENGTH = struct.Struct("!I")  # of a request
+ANSWER = struct.Struct("!i")  # the id of the fork, 0: there is none; then how it ended, as subprocess tells it
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 LIMITS = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
 CATCHABLE = [each for each in signal.valid_signals() if each not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)]
@@ -38,6 +37,11 @@ def area(field):
     return int(values[field - 2]), int(values[field - 1])
 
 
+def answer(server, if_gone):
+    data = server.recv(ANSWER.size, socket.MSG_WAITALL)
+    return ANSWER.unpack(data)[0] if len(data) == ANSWER.size else if_gone
+
+
 def main(python, *arguments):
     server = os.path.join(os.path.dirname(os.path.dirname(python)), "socket")
     if arguments[:2] != ("-u", "-c") or arguments[3:4] != ("launcher.agent",) or not os.path.exists(server):
@@ -58,34 +62,32 @@ def main(python, *arguments):
     umask = os.umask(0)
     os.umask(umask)
     request = {
-        "facts": json.loads(json.dumps(facts())), "arguments": [python, *arguments], "folder": os.getcwd(),
-        "environment": {os.fsencode(name).hex(): os.fsencode(value).hex() for name, value in os.environ.items()},
+        "facts": facts(), "arguments": [python, *arguments], "folder": os.getcwd(), "environment": dict(os.environ),
         "descriptors": descriptors, "umask": umask, "nice": os.nice(0), "groups": os.getgroups(),
         "limits": {each: resource.getrlimit(each) for each in LIMITS}, "ignored": ignored,
         "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     }  # fmt: skip
     data = json.dumps(request).encode()
     # Who looks for the agent's marks in environments (`LAUNCHER_GUARD`) finds the agent alone.
-    environment, (begin, end) = dict(os.environ), area(ENVIRONMENT)
+    begin, end = area(ENVIRONMENT)
     ctypes.memset(begin, 0, end - begin)
-    pid = b""
     try:
         answers.connect(server)
         socket.send_fds(answers, [LENGTH.pack(len(data))], descriptors)
         answers.sendall(data)
-        pid = answers.recv(8)
+        child = answer(answers, 0)
     except OSError as error:
         print(f"no fork of a warm Python: {error}", file=sys.stderr)
-    if not int(pid or b"0"):
+    if not child:
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.execve(os.path.realpath("/proc/self/exe"), [python, *arguments], environment)
-    child = int(pid)
+        os.execve(os.path.realpath("/proc/self/exe"), [python, *arguments], request["environment"])
     for number in waiting:
         os.kill(child, number)
-    code = int(answers.recv(8) or b"70")
+    code = answer(answers, 70)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -code in CATCHABLE:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.warm_python.client import ARGUMENTS, CATCHABLE, ENVIRONMENT, LENGTH, area, facts
+from tests.warm_python.client import ANSWER, ARGUMENTS, CATCHABLE, ENVIRONMENT, LENGTH, area, facts
 
 LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel",
@@ -63,7 +63,7 @@ def serve(path: str) -> str:
             request, descriptors = _read(client)
             pid = None
             if request is None or not _is_alike(request, own):
-                client.sendall(b"0")
+                client.sendall(ANSWER.pack(0))
                 client.close()
             elif (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
@@ -74,7 +74,7 @@ def serve(path: str) -> str:
             for number in descriptors:
                 os.close(number)
             if pid is not None:
-                client.sendall(b"%d" % pid)
+                client.sendall(ANSWER.pack(pid))
                 clients[pid] = client
                 ready.register(client, selectors.EVENT_READ, pid)
 
@@ -97,27 +97,24 @@ def _reap(clients: dict[int, socket.socket], ready: selectors.BaseSelector) -> N
             if client.fileno() in ready.get_map():
                 ready.unregister(client)
             with contextlib.suppress(OSError):
-                client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+                client.sendall(ANSWER.pack(os.waitstatus_to_exitcode(status)))
             client.close()
 
 
 def _is_alike(request: dict[str, Any], own: dict[str, Any]) -> bool:
-    environment = _environment(request)
-    folders = environment.get(b"PYTHONPATH", b"").decode().split(os.pathsep)
+    environment = request["environment"]
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
     return (
         request["facts"] == own
-        and not any(name.decode().startswith(OWN) and name.decode() not in HARMLESS for name in environment)
+        and not any(name.startswith(OWN) and name not in HARMLESS for name in environment)
         and not any(os.path.exists(f"{folder}/sitecustomize.py") for folder in folders)
         and _bytes_of(environment) is not None
     )
 
 
-def _environment(request: dict[str, Any]) -> dict[bytes, bytes]:
-    return {bytes.fromhex(name): bytes.fromhex(value) for name, value in request["environment"].items()}
-
-
-def _bytes_of(environment: dict[bytes, bytes]) -> bytes | None:
-    data = b"".join(name + b"=" + value + b"\0" for name, value in environment.items())
+def _bytes_of(environment: dict[str, str]) -> bytes | None:
+    # None: there is no room for it
+    data = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
     begin, end = area(ENVIRONMENT)
     return data if len(data) < end - begin else None
 
@@ -129,16 +126,16 @@ def _show(field: int, data: bytes) -> None:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> str:
-    # Makes a fork what a new Python would be, which the client has executed; returns the code of `-c`
+    # Makes a fork what the client would be if it had become Python; returns the code of `-c`
     high = [fcntl.fcntl(each, fcntl.F_DUPFD, ROOM_ABOVE) for each in descriptors]
     os.closerange(0, ROOM_ABOVE)
     for each, wanted in zip(high, request["descriptors"], strict=True):
         os.dup2(each, wanted, inheritable=True)
         os.close(each)
-    environment = _environment(request)
+    environment = request["environment"]
     arguments = request["arguments"]
     os.environ.clear()
-    os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()})
+    os.environ.update(environment)
     _show(ENVIRONMENT, _bytes_of(environment) or b"")
     _show(ARGUMENTS, b"".join(os.fsencode(each) + b"\0" for each in arguments))
     os.chdir(request["folder"])
