@@ -196,13 +196,12 @@ class View:
 
     @property
     def unanswered(self) -> dict[str, tuple[str, str]]:
-        """By scheduler that did not respond: that and why; and how old the states in brackets are, if there are any."""
+        """By scheduler that did not respond: words that say why; how old the states in brackets are (empty: none)."""
+        known = {each.unanswered for each in self.seen if each.before}
         found = {}
-        for each in self.seen:
-            if name := each.unanswered:
-                known = any(other.unanswered == name and other.before for other in self.seen)
-                age = f"; the state of {brief(each.age)} ago is in brackets" if known else ""
-                found[name] = f"{name} does not answer ({each.job.problem})", age
+        for name, each in {each.unanswered: each for each in self.seen if each.unanswered}.items():
+            age = f"; the state of {brief(each.age)} ago is in brackets" if name in known else ""
+            found[name] = f"{name} does not answer ({each.job.problem})", age
         return found
 
 
