@@ -93,8 +93,8 @@ def json_lines(path: AnyPath, most: int) -> Iterator[dict[str, Any]]:
     """Yields the objects in the last `most` bytes of a file with one a line; other lines, and no file, are left out."""
     with contextlib.suppress(OSError):
         for line in read_range(path, 0, None, most)[0].splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                if isinstance(entry := json.loads(line), dict):
+            with contextlib.suppress(ValueError):
+                if isinstance(entry := parse_json(line), dict):
                     yield entry
 
 
