@@ -36,7 +36,7 @@ from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, ea
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan
-from launcher.runs import live_index, lookup, sweep_directory
+from launcher.runs import live_index, lookup
 from launcher.runs.directory import TOKEN, Run, token_of
 from launcher.runs.history import read_history
 from launcher.runs.lease import SUBMITTING, try_acquire
@@ -201,7 +201,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], liv
     except RunError as error:
         return str(error)
     with contextlib.ExitStack() as stack:
-        for name in (SUBMITTING, ".points") if unwrap(exists(path / sweep_directory.RECORD)) else (SUBMITTING,):
+        for name in (SUBMITTING, ".points") if Sweep(path).recorded() else (SUBMITTING,):
             if not stack.enter_context(try_acquire(path / name)):
                 return "it is being submitted"
         if why := reason_to_keep(_refreshed(old, live), before, states):
@@ -246,7 +246,7 @@ def _refreshed(old: Old, live: JobMonitor) -> Old:
     # `needed_by` keeps its ids, and gains those of runs that wait for it now
     path = old.path
     try:
-        if unwrap(exists(path / sweep_directory.RECORD)):
+        if Sweep(path).recorded():
             now = _of_sweep(Sweep(path), live)[0]
         else:
             seen = status_of(Run(path), live)
