@@ -303,9 +303,9 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
     )
 
 
-def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
-    """Calls `poll` until it returns something, and returns that; None after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+def wait_until(poll: Callable[[], Any]) -> Any:
+    """Calls `poll` until it returns something, and returns that; None after REPLY_TIMEOUT seconds."""
+    deadline = time.monotonic() + REPLY_TIMEOUT
     while (found := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
