@@ -411,7 +411,7 @@ def plain(row: Row) -> Row:
 
 
 def _state(seen: RunStatus) -> str:
-    if seen.state.value == "unconfirmed" and seen.run.is_point and (state := not_begun(seen.run)):
+    if seen.state is RunState.UNCONFIRMED and seen.run.is_point and (state := not_begun(seen.run)):
         return state
     if seen.history.cancelled and not seen.state.over:
         return "cancelling"
@@ -437,7 +437,7 @@ def breakpoints(row: Row) -> str:
 def unanswered(view: View) -> Iterator[str]:
     for scheduler, (words, age) in view.unanswered.items():
         yield f"This is incomplete: {words}."
-        if unknown := sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen):
+        if unknown := sum(each.unanswered == scheduler and each.state is RunState.UNKNOWN for each in view.seen):
             yield f"{'1 state is' if unknown == 1 else f'{unknown} states are'} unknown{age}."
 
 
@@ -461,7 +461,7 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
 
 def _remark(seen: RunStatus) -> str | None:
     # None: no remark
-    if seen.state.value == "running":
+    if seen.state is RunState.RUNNING:
         silent = seen.run.lease_age()
         if silent is None or silent < SILENCE:
             return None
@@ -469,16 +469,16 @@ def _remark(seen: RunStatus) -> str | None:
             f"no heartbeat of its job for {format_time(int(silent))}, although the scheduler says that it runs: "
             "has it lost its first node? Cancel it, then resume it"
         )
-    if seen.state.value == "done":
+    if seen.state is RunState.DONE:
         return None
     if seen.state.over:
         return cause(seen)
-    before = cause(seen) if seen.state.value == "queued" and seen.history.attempt is not None else None
+    before = cause(seen) if seen.state is RunState.QUEUED and seen.history.attempt is not None else None
     return "; ".join(filter(None, (seen.job.text, f"before: {before}" if before else ""))) or None
 
 
 def _last_output(seen: RunStatus) -> str:
-    if seen.state.value != "running" or not (outputs := seen.run.outputs()):
+    if seen.state is not RunState.RUNNING or not (outputs := seen.run.outputs()):
         return ""
     from launcher.runs.output import tail
 
