@@ -221,7 +221,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], liv
 
 
 def finish(runs_dir: Path) -> tuple[int, dict[str, OSError]]:
-    """Completes interrupted removals in a folder of runs; returns the bytes freed, and why which ids are left."""
+    """Completes interrupted removals in a folder of runs; returns the bytes freed, and why some are left, by id."""
     freed, failed = 0, {}
     for name in unwrap(list_names(runs_dir)) or ():
         hidden = runs_dir / name

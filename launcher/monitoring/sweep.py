@@ -8,7 +8,7 @@
 | has or had a job | the state of its run (launcher/monitoring/run_status.py) |
 | has a damaged record | damaged |
 | has a record that cannot be read now | unknown: it may be running, so it is not restarted |
-| belongs to a packed sweep | from its claims (launcher/monitoring/run_status.py) |
+| belongs to a packed sweep | from its claims (launcher/runs/claims.py) |
 """
 
 from __future__ import annotations

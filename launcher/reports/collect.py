@@ -343,7 +343,7 @@ class FabricResults:
 
 
 def parse(values: Any) -> FabricResults:
-    """Converts the parsed JSON of a results.json into Fabric; raises RunError."""
+    """Converts the parsed JSON of a results.json; raises RunError: it is damaged, or of another format."""
     if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
         raise RunError("results.json is damaged: it has no rows")
     if values.get("format") != FORMAT:
