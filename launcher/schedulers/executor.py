@@ -211,7 +211,7 @@ class RunExecutor(OwnSubmission):
             return redaction.without_secrets(os.environ, self.plan.env.secrets)
         return job_environment(os.environ, self.plan).environment
 
-    def _write_environment(self, script: Path, run: Run) -> None:
+    def _write_environment(self, script: Path) -> None:
         # Secrets of the job go to a private folder of the user, the rest of its environment to the run directory, or
         # beside an array's script: later arrays of a sweep have others
         if not registry.scheduler(self.plan.cluster.scheduler).secrets_in_files:
@@ -223,11 +223,11 @@ class RunExecutor(OwnSubmission):
         if self._elements is not None:
             write(script.with_suffix(".environment.sh"), public)
         else:
-            run.write_environment(public)
+            self.run.write_environment(public)
         folder = self.plan.secrets_dir or str(secrets.folder())
-        secrets.hand_over([str(each.path) for each in self._elements or [run]], hidden, exports(hidden), folder)
+        secrets.hand_over([str(each.path) for each in self._elements or [self.run]], hidden, exports(hidden), folder)
 
-    def _send(self, script: Path, token: str, run: Run) -> str:
+    def _send(self, script: Path) -> str:
         # An existing job is looked for at the scheduler, and in the files that a started job has written.
         try:
             registry.queue(self.plan.cluster.scheduler).check_secrets(os.environ, self.plan)
@@ -235,7 +235,7 @@ class RunExecutor(OwnSubmission):
             raise SubmissionRefused(str(error), definite=True) from None
 
         def send() -> str:
-            self._write_environment(script, run)
+            self._write_environment(script)
             environment, jobs = self.environment, self._blocking_jobs()
             self._submitting()
             if self._by_hand:
@@ -247,7 +247,7 @@ class RunExecutor(OwnSubmission):
         def look() -> str | None:
             try:
                 known = begun_job(self.run) if self._elements is None else begun(self._elements)
-                return known or self._commands.find(token, self.plan.name)
+                return known or self._commands.find(self.token, self.plan.name)
             except UnavailableError as error:  # a job may exist, so submit nothing until the files are readable
                 raise QueryError(str(error)) from None
 
@@ -271,9 +271,7 @@ class RunExecutor(OwnSubmission):
     ) -> list[core.Job[Any]]:
         for run, delayed in zip(self._elements or [self.run], delayed_submissions, strict=True):
             self._dump(delayed, run)
-        if self._elements is None:
-            return [self._submit(self.run, self.plan, self.token)]
-        return self._submit_array(self._elements)
+        return [self._submit()] if self._elements is None else self._submit_array(self._elements)
 
     def _submit_array(self, elements: Sequence[Run]) -> list[core.Job[Any]]:
         array = f"0-{len(elements) - 1}" + (f"%{self.throttle}" if self.throttle else "")
@@ -286,16 +284,16 @@ class RunExecutor(OwnSubmission):
             # An element is resubmitted with its own script, even if the user's template has changed
             for element in elements if self.plan.cluster.template is not None else ():
                 self._scripts.write(element, element.plan(), token=token)
-        job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
+        job_id, tasks = self._send(script), range(self._num_tasks())
         return [
             self.job_class(element.submitit_folder, element_id(job_id, index), tasks)
             for index, element in enumerate(elements)
         ]
 
-    def _submit(self, run: Run, plan: JobPlan, token: str) -> core.Job[Any]:
+    def _submit(self) -> core.Job[Any]:
         with private_files():
-            path = self._scripts.write(run, plan, token=token)
-        return self.job_class(run.submitit_folder, self._send(path, token, run), range(self._num_tasks()))
+            script = self._scripts.write(self.run, self.plan, token=self.token)
+        return self.job_class(self.run.submitit_folder, self._send(script), range(self._num_tasks()))
 
     def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:
         delayed.set_timeout(-(-self.plan.time // 60), self.max_num_timeout)
@@ -359,11 +357,11 @@ class LocalExecutor(RunExecutor):
 
     job_class = LocalJob
 
-    def _send(self, script: Path, token: str, run: Run) -> str:
-        job_id = f"local-{token}"
+    def _send(self, script: Path) -> str:
+        job_id = f"local-{self.token}"
         environment = job_environment(os.environ, self.plan).environment
         self._submitting()
-        output = os.open(run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        output = os.open(self.run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(output, "wb") as log:
             process = subprocess.Popen(
                 ["bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -371,7 +369,7 @@ class LocalExecutor(RunExecutor):
             )  # fmt: skip
         started = Process.of(process.pid)
         try:
-            run.journal(ProcessStarted(**asdict(started)))
+            self.run.journal(ProcessStarted(**asdict(started)))
         except OSError:  # for instance a full disk: no later command could find the process
             started.signal(signal.SIGKILL)
             process.wait()

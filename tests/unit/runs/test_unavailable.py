@@ -415,7 +415,7 @@ def test_nothing_is_submitted_while_nobody_can_tell_whether_it_was(
         return ""
 
     monkeypatch.setattr(executor_module, "submit_once", submit_once)
-    executor._send(run.path / "script.sh", "t", run)
+    executor._send(run.path / "script.sh")
     with pytest.raises(QueryError, match="cannot be read now"):  # which submit_once waits for
         looked[0]()
     server.recover()

@@ -416,5 +416,5 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
 
     monkeypatch.setattr(PBS, "submit", submit)
     monkeypatch.setattr(PBS, "holds", lambda self, job_id: holds)
-    assert executor._send(run.path / "script.sh", "token", run) == f"{len(submitted)}.srv"
+    assert executor._send(run.path / "script.sh") == f"{len(submitted)}.srv"
     assert asked == submitted
