@@ -80,7 +80,7 @@ def composed(overrides: Sequence[str]) -> Composed:
 
 
 def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
-    """Composes a config with Hydra's compose API, which is faster than hydra.main; raises HydraException or YAMLError.
+    """Composes a config with Hydra's compose API, which is faster than hydra.main; raises what `in_our_words` converts.
 
     Returns the config without its section `hydra`, and whether the user's files set a key that only hydra.main applies.
     """
@@ -227,5 +227,5 @@ def _cluster(name: str) -> Any:
         return None
     node = OmegaConf.structured(kind)
     if issubclass(kind, SchedulerSettings) and kind.IGNORES_OTHERS:
-        OmegaConf.set_struct(node, False)  # any key may be set, and compose.py drops those of other schedulers
+        OmegaConf.set_struct(node, False)  # any key may be set, and `_drop_ignored` drops those of other schedulers
     return node
