@@ -12,15 +12,19 @@ TIMEOUT = 10.0  # seconds for each command
 _TIME = re.compile(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)")
 
 
+def own_job(environ: Mapping[str, str]) -> str:
+    """Returns the id of the job, or of the array's element, that this process is in."""
+    array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    # One element has the array's id as SLURM_JOB_ID, which for Slurm's commands means all elements
+    return f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"]
+
+
 def seconds_left(environ: Mapping[str, str]) -> float | None:
     """Returns the seconds until Slurm ends this job, by its controller's time if known; None: no job, or unknown."""
-    job = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
-    if not job:
+    if not environ.get("SLURM_JOB_ID"):
         return None
-    if element := environ.get("SLURM_ARRAY_TASK_ID"):  # an element has the array's id as SLURM_JOB_ID
-        job = f"{job}_{element}"
     environ = {**environ, "SLURM_TIME_FORMAT": "standard"}
-    commands = (["squeue", "-h", "-j", job, "-o", "%e"], ["scontrol", "show", "config"])
+    commands = (["squeue", "-h", "-j", own_job(environ), "-o", "%e"], ["scontrol", "show", "config"])
     asked = [_start(words, environ) for words in commands]
     ends, config = (_seconds(_answer(process)) for process in asked)
     return None if ends is None else ends - (time.time() if config is None else config)

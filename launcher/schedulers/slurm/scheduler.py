@@ -41,6 +41,7 @@ class SlurmScheduler(base.FolderQueue):
     start_tasks = base.in_folder("script:tasks")
     step = base.in_folder("script:command")
     step_environment = base.in_folder("script:environment")
+    own_job = base.in_folder("in_job:own_job")
     step_starter = "srun"
     step_requirement = "srun --overlap, of Slurm 20.11 or newer"
 
@@ -83,11 +84,6 @@ class SlurmScheduler(base.FolderQueue):
 
     def server(self) -> tuple[str | None, ...]:
         return shutil.which("squeue"), os.environ.get("SLURM_CONF"), os.environ.get("SLURM_CLUSTERS")
-
-    def own_job(self, environ: Mapping[str, str]) -> str:
-        array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-        # One element has the array's id as SLURM_JOB_ID, and in a dependency that means all elements
-        return f"{array}_{element}" if array and element else environ["SLURM_JOB_ID"]
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         environment = self.job_environment(os.environ, plan).environment
