@@ -14,6 +14,11 @@ PACKAGE = Path(__file__).resolve().parent
 GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folders of conf/, of which one file is chosen
 
 
+def absolute(name: str) -> Path:
+    """Returns the path that a user means by a name: `~` is the home, `..` is resolved without following links."""
+    return Path(os.path.abspath(os.path.expanduser(name)))
+
+
 def resource(name: str) -> Path:
     """Returns the folder `conf` or `templates`: inside the package if installed, next to it in a checkout."""
     inside = PACKAGE / name

@@ -33,7 +33,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.files.run_files import digest_of, write
 from launcher.files.shared_files import kind_at
-from launcher.paths import own_module, user_cache_dir
+from launcher.paths import absolute, own_module, user_cache_dir
 from launcher.plan.plan import Archive
 from launcher.runs import directory
 from launcher.runs.directory import report_start_failure
@@ -49,7 +49,7 @@ class ArchiveError(RuntimeError):
 def checked(name: str) -> tuple[str, Archive]:
     """Returns env.archive's absolute path, and the plan's section `archive`; raises ConfigError."""
     key = f"env.archive={name}"
-    path = Path(os.path.abspath(os.path.expanduser(name)))
+    path = absolute(name)
     if not path.name.endswith(SUFFIXES):
         raise ConfigError(
             f"{key} is none of {', '.join(SUFFIXES)}: make one with `{program()} env pack FOLDER {path.name}.tar.gz`"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config import hydra_text
 from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
+from launcher.paths import absolute
 from launcher.plan.build import is_executable, options, with_options, words
 from launcher.structs import Struct
 
@@ -86,10 +87,6 @@ else
   echo "launcher: $(hostname) sees no environment in $launcher_env (env.activate)" >&2
   false
 fi"""
-
-
-def absolute(name: str) -> Path:
-    return Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
 
 
 def seen(key: str, name: str, do: str, *, here: bool) -> tuple[Path, tuple[str, ...]]:
