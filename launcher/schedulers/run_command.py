@@ -209,9 +209,9 @@ def submit_after(
     plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float,
     before: bool = False,
 ) -> str:  # fmt: skip
-    """Submits a run's script again, to start after a job; at once, and wait for the lease, if none can depend on it.
+    """Submits a run's script again, to start after a job; before: whether it may have been submitted already.
 
-    before: whether it may have been submitted already.
+    If no job can depend on that one, it starts at once, and waits for the run's lease.
     """
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
     return submit_behind(plan, jobs, script, token, environment, timeout, before)
