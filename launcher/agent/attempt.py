@@ -386,10 +386,12 @@ class _Agent:
 
     def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
         try:
-            return store.RanksStore(listener, rendezvous.addresses)
+            served = store.RanksStore(listener, rendezvous.addresses)
         except OSError as error:
             fault = Fault(code=FaultCode.AGENT, error=f"the ranks' store cannot be served: {error}")
             raise self._cannot_start(rendezvous, fault) from None
+        self._workers.spared.add(served.pid)
+        return served
 
     def _cannot_start(self, rendezvous: Rendezvous, fault: Fault) -> AttemptFailed:
         own, leader = self.own, rendezvous.members[0]

@@ -196,7 +196,9 @@ class Preflight:
                 if mine is None:
                     if self._rendezvous.listener is not None:  # the ranks of the workload need it, too
                         listener = self._rendezvous.listener.dup()
-                        opened.callback(store.RanksStore(listener, self._rendezvous.addresses).close)
+                        served = store.RanksStore(listener, self._rendezvous.addresses)
+                        opened.callback(served.close)
+                        self._workers.spared.add(served.pid)
                     mine = self._collect(ALONE_PART, ALONE)
                 found += mine or ()
                 verdict = self._agree(ALONE_PART, mine, ALONE)

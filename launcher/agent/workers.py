@@ -194,6 +194,7 @@ class WorkerGroup:
         self._gate: tuple[int, int] | None = None  # read and write end of the gate's pipe
         self._output: Forwarder | None = None
         self._before: set[int] | None = None  # process ids of children that are no ranks of this round; None: unknown
+        self.spared: set[int] = set()  # children of this round that are no ranks, and that others wait for
         self._warned = False
 
     # -- start
@@ -208,7 +209,7 @@ class WorkerGroup:
         Raises StartError: no rank of this round runs.
         """
         assert not self._workers, "the round before is not closed"
-        self._seen, self._before = [], None
+        self._seen, self._before, self.spared = [], None, set()
         rank = ranks[0].rank if ranks else 0
         try:
             run_files.make_folder(self._logs)
@@ -302,7 +303,7 @@ class WorkerGroup:
                 self._seen.append(WorkerExit(
                     placement.place, placement.rank, worker.pid, code, returned, error, time.time()
                 ))  # fmt: skip
-        _reap_orphans({worker.pid for worker in self._workers if worker.code is None})
+        _reap_orphans(self.spared | {worker.pid for worker in self._workers if worker.code is None})
 
     def pids(self) -> list[int]:
         """Returns the process ids of the ranks, by place. An ended rank's id may belong to another process by now."""
@@ -374,11 +375,12 @@ def _signals_blocked() -> Iterator[set[Any]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _reap_orphans(ranks: Collection[int]) -> None:
+def _reap_orphans(keep: Collection[int]) -> None:
     # What a rank starts and does not wait for (`os.system("rsync … &")`) becomes a child of the agent, and would remain
-    # a zombie until the end of the round. The agent's other children are those of `attach`: nobody reads their codes
+    # a zombie until the end of the round. Nobody reads the codes of `attach`'s children. One of `keep` that has ended
+    # holds up those after it until it is reaped
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ranks:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in keep:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 

@@ -325,6 +325,22 @@ def test_what_a_rank_has_started_goes_with_it(tmp_path: Path) -> None:
     assert in_an_agent(tmp_path, supervise) == 0
 
 
+def test_a_child_that_is_no_rank_is_left_to_who_waits_for_it(tmp_path: Path) -> None:
+    def supervise(group: WorkerGroup) -> int:
+        group.start(ranks(1), lambda me: time.sleep(600))
+        group.open_gate()
+        if (pid := os.fork()) == 0:
+            os._exit(3)
+        group.spared.add(pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        group.poll()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        group.close()
+        return code
+
+    assert in_an_agent(tmp_path, supervise) == 3
+
+
 @pytest.mark.parametrize("command", ["true &", "setsid true &"])
 def test_what_a_rank_leaves_to_its_agent_does_not_remain_a_zombie(tmp_path: Path, command: str) -> None:
     def starts(_: Placement) -> None:

@@ -103,6 +103,7 @@ class FakeWorkers:
     def __init__(self, script: Script) -> None:
         self.start = script.start
         self.open_gate = lambda: script.call("open_gate")
+        self.spared: set[int] = set()
         self.still_there = list
         self.close = lambda: None
 
