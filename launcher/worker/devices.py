@@ -168,8 +168,7 @@ def _mask(environ: Mapping[str, str], build: str) -> str | None:
     if build in _MASKS:
         return masks.mask_of(_MASKS[build], environ)
     # The launcher's torch may be CPU-only while the program brings its own: any such variable that is set
-    known = [name for names in reversed(_MASKS.values()) for name in names]
-    return next((name for name in reversed(known) if name in environ), None)
+    return next((name for names in _MASKS.values() for name in reversed(names) if name in environ), None)
 
 
 def _entries(mask: str) -> list[str]:
