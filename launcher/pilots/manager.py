@@ -559,5 +559,6 @@ class Board:
                 dead.add(each)
             else:
                 live.add(each)
-                awaited |= set() if claims.may_leave(*seen) else {each}
+                if not claims.may_leave(*seen):
+                    awaited.add(each)
         return dead, live, awaited
