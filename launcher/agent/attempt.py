@@ -148,12 +148,12 @@ def run(run_dir: str) -> dict[str, Any]:
 
 
 def fault_of_start(error: StartError, host: str) -> Fault:
-    processes, files = ("unlimited" if each < 0 else str(each) for each in (error.processes, error.files))
+    most_processes, most_files = ("unlimited" if each < 0 else str(each) for each in (error.processes, error.files))
     fix = {
-        errno.EAGAIN: f"no more processes are allowed here: raise `ulimit -u` (now {processes}) or the job's pids "
+        errno.EAGAIN: f"no more processes are allowed here: raise `ulimit -u` (now {most_processes}) or the job's pids "
                       "limit, or have fewer ranks (procs_per_node) and data loader workers",
         errno.ENOMEM: "there is no memory for one more process: ask for more, or have fewer ranks (procs_per_node)",
-        errno.EMFILE: f"the agent may open no more files: raise `ulimit -n` (now {files}), for instance in "
+        errno.EMFILE: f"the agent may open no more files: raise `ulimit -n` (now {most_files}), for instance in "
                       "cluster.setup",
         errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
     }.get(error.number)  # fmt: skip
