@@ -61,11 +61,7 @@ def test_simulated_nodes_of_one_machine_share_its_cores() -> None:
 def test_with_tasks_the_schedulers_binding_stands_unless_asked() -> None:
     tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
     ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks"})
-    assert (ranks[0].cpus, told.unbound, shown(told)) == (
-        (),
-        Unbound("launch=tasks: the scheduler has bound each rank"),
-        ["4-5"],
-    )
+    assert (ranks[0].cpus, told.unbound, shown(told)) == ((), BY_SCHEDULER, ["4-5"])
     ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks", "bind": "core"})
     assert (ranks[0].cpus, told.unbound) == ((4,), None)
     ranks, told = bound(
