@@ -1,6 +1,6 @@
 """The matrix of p2p: measures the link between each two nodes, finds slow links and the suspects, and prints them.
 
-Free of torch. A matrix is a list of rows: `matrix[a][b]` is measured from a to b; None: not measured.
+A matrix is a list of rows: `matrix[a][b]` is measured from a to b; None: not measured.
 """
 
 from __future__ import annotations

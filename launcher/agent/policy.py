@@ -1,4 +1,4 @@
-"""Decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart."""
+"""Decisions of agents, without I/O: what has failed, and what first; whether ranks restart; how attempts end."""
 
 from __future__ import annotations
 

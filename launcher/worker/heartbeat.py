@@ -253,7 +253,7 @@ def alive() -> Iterator[None]:
 
 # -- The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective
 #
-# Each rank counts its calls of `StopFlag.boundary`. Until a rank ends or closes (`StopFlag.close`), it makes the same
+# Each rank counts its calls of `StopFlag.boundary`. Until a rank ends or closes (`StopFlag.leave`), it makes the same
 # calls as all others, so "boundary 120" is the same point of the program on every rank.
 #
 # 1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
