@@ -323,11 +323,6 @@ class MemoryCheckpoints:
 
     # -- loading
 
-    @property
-    def loads(self) -> bool:
-        """Whether `load` looks at copies: not after this round made one, since who goes back wants the disk."""
-        return bool(self._pairs) and not self._kept
-
     def newest(self, least: int) -> Kept | None:
         """Returns the newest sound copy, for a trainer that makes its state from files; None: there is none.
 
@@ -348,7 +343,7 @@ class MemoryCheckpoints:
 
         use: raises CheckpointError, the same on all ranks, if they are of no use; then older ones are tried.
         """
-        while self.loads:
+        while self._pairs and not self._kept:  # who goes back after this round made a copy wants the disk
             source, problems = self.find(least)
             self.report(problems)
             if source is None:
