@@ -521,7 +521,7 @@ class Board:
         managers = sorted({*live, self._mine})
         held = {point for point, log in self.logs.items() if log.state is State.HELD and log.owner in dead}
         self.waits = any(log.state is State.HELD and log.owner in awaited for log in self.logs.values())
-        hosts = self._hosts()
+        hosts = {**{each: other.host for each, other in self._others.items()}, self._mine: self._host}
         self.others_done = any(
             log.state is State.DONE and log.last is not None and hosts.get(log.last, self._host) != self._host
             for log in self.logs.values()
@@ -537,9 +537,6 @@ class Board:
         self._pause = SOONEST if list(self._free) != before else min(LATEST, 2 * self._pause + SOONEST)
         self._next_look = began + max(self._pause, 10 * took)
         return True
-
-    def _hosts(self) -> dict[Manager, str]:
-        return {**{each: other.host for each, other in self._others.items()}, self._mine: self._host}
 
     def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager], set[Manager]]:
         dead, live, awaited = set[Manager](), set[Manager](), set[Manager]()
