@@ -117,7 +117,7 @@ def large_set(count: int) -> Data:
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (count, 28, 28), dtype=torch.uint8, generator=generator)
         split = Split(images, torch.randint(0, 10, (count,), generator=generator))
-        return Data("random", 10, split, split, 127.5, 73.9)
+        return Data(10, split, split, 127.5, 73.9)
     return dataclasses.replace(data, train=Split(data.train.images[:count].clone(), data.train.labels[:count].clone()))
 
 

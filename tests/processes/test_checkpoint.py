@@ -553,7 +553,7 @@ def test_a_fence_that_cannot_be_read_is_asked_again_at_the_next_save(make: Any, 
         ({"state": {"model": {"f": Path("x")}}}, "state contains what only pickle can restore"),
         ({"state": {"a": {"b.c": torch.zeros(1)}, "a.b": {"c": torch.zeros(1)}}}, "two tensors .* the name a.b.c"),
         ({"rank_state": {"path": Path("x")}}, "rank_state contains what only pickle can restore"),
-        ({"extra": {"cursor": torch.zeros(1)}}, "extra must be made of JSON types"),
+        ({"extra": {"cursor": torch.zeros(2)}}, "extra must be made of JSON types"),
     ],
 )
 def test_a_state_that_could_not_be_read_again_is_refused(make: Any, change: dict[str, Any], words: str) -> None:
