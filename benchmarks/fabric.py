@@ -17,6 +17,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -82,7 +83,10 @@ def contest(env: Env, operation: str, size: int, count: int, rounds: int) -> Sec
         buffers.data.zero_()  # sums of sums would end in infinity
         return 0.0
 
-    contestants = {"harness": harness, **{name: partial(hand, name) for name in BY_HAND}}
+    contestants: dict[str, Callable[[], float]] = {
+        "harness": harness,
+        **{name: partial(hand, name) for name in BY_HAND},
+    }
     interleaved(contestants, rounds // 2)
     interleaved(dict(reversed(contestants.items())), rounds // 2)  # the second one of a round has warm caches
     return seconds

@@ -68,7 +68,7 @@ def results(
 def disturbed(launcher: Launcher, name: str, kills: int) -> list[Result]:
     """Kills ranks and nodes in runs of a workload, at most 20 a run; returns restart times and steps done again."""
     chance = random.Random(name)  # noqa: S311
-    ranks, nodes, redone, wrong = [], [], [], 0
+    ranks, nodes, redone, wrong = list[float](), list[float](), list[int](), 0
     wanted, length = "", 6 * min(kills, 20)
     for number in range(-(-kills // 20)):
         of_this = min(20, kills - 20 * number)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,13 @@ def launcher(shape: Sequence[str], kills: int) -> tuple[list[float], list[int]]:
             return _kills(chaos, kills)
 
 
+def _is_after(chaos: Path, round: int) -> bool:
+    return int(_now(chaos).get("round", 0)) > round
+
+
 def _kills(chaos: Path, kills: int) -> tuple[list[float], list[int]]:
-    chance, seconds, lost = random.Random(0), [], []  # noqa: S311
+    chance = random.Random(0)  # noqa: S311
+    seconds, lost = list[float](), list[int]()
     _until(lambda: _now(chaos).get("step", 0) >= 5, 60)
     for number in range(kills):
         time.sleep(chance.uniform(0.2, 0.4))
@@ -96,7 +102,7 @@ def _kills(chaos: Path, kills: int) -> tuple[list[float], list[int]]:
         rank = json.loads((chaos / f"rank-{chance.randrange(RANKS)}").read_text())
         killed = time.time()
         os.kill(rank["pid"], signal.SIGKILL)
-        if not _until(lambda known=before["round"]: _now(chaos).get("round", 0) > known, PATIENCE):
+        if not _until(partial(_is_after, chaos, before["round"]), PATIENCE):
             return [*seconds, *[PATIENCE] * (kills - number)], [*lost, 0]
         # `now` may have a later step already, so the first step of the round is in a file of its own.
         first = json.loads((chaos / f"first-{before['round'] + 1}").read_text())

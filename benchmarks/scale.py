@@ -34,7 +34,7 @@ def once() -> dict[str, float]:
         "SLURM_PROCID": str(NODES * RANKS - 1), "SLURM_NODEID": str(NODES - 1), "SLURM_LOCALID": str(RANKS - 1),
     }  # fmt: skip
     started = time.perf_counter()
-    place = topology.derive(srun, "login0100", lambda path: [])
+    place = topology.derive(srun, "login0100", lambda path: "")
     derived = time.perf_counter()
     assert (place.nnodes, place.world_size, place.hosts[-1]) == (NODES, NODES * RANKS, "login0100")
 

@@ -16,7 +16,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -75,10 +77,11 @@ def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats:
             pace.computed()
             pace.begin()
 
+    def per_step(turn: Callable[[], None]) -> float:
+        return slowest(turn) / steps
+
     contestants = {"without": without, "with": with_them, "marks": with_marks}
-    seconds = interleaved(
-        {name: lambda turn=turn: slowest(turn) / steps for name, turn in contestants.items()}, repeats, warmup=2
-    )
+    seconds = interleaved({name: partial(per_step, turn) for name, turn in contestants.items()}, repeats, warmup=2)
     resumable.close()
     return seconds
 

@@ -90,7 +90,7 @@ def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> Result:
     ratios = sorted(plain / mine for mine, plain in zip(seconds["ours"], seconds["plain"], strict=True))
     rates = {name: passes * images / statistics.median(taken) for name, taken in seconds.items()}
     return Result(
-        f"images/s on {data.name} {data.side}x{data.side} / DataLoader",
+        f"images/s on images of {data.side}x{data.side} / DataLoader",
         statistics.median(ratios),
         TARGET,
         f"{rates['ours']:,.0f} images/s in memory, {rates['plain']:,.0f} with a DataLoader "
