@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -230,17 +229,18 @@ def test_a_question_about_the_cost_is_answered_here(laptop: Laptop, answer: str,
 
 
 def test_an_interrupted_submission_says_how_to_find_its_job(laptop: Laptop, node: LoginNode) -> None:
-    slow = laptop.folder / "far"
-    slow.write_text(node.command.read_text().replace("PYTHONPATH=", "sleep 3; PYTHONPATH="))
+    slow, began, go = (laptop.folder / name for name in ("far", "began", "go"))
+    waits = f"touch {began}; until test -e {go}; do sleep 0.1; done; PYTHONPATH="
+    slow.write_text(node.command.read_text().replace("PYTHONPATH=", waits))
     slow.chmod(0o700)
     laptop.profile.write_text(laptop.profile.read_text().replace(str(node.command), str(slow)))
     words = [sys.executable, "-m", "launcher", "run", "train.py", "cluster=hpc", "run_id=interrupted"]
     run = subprocess.Popen(words, env=laptop.environ, cwd=laptop.code, stderr=subprocess.PIPE, text=True)
-    until(lambda: (laptop.folder / "data/launcher/remote/hpc/runs.jsonl").exists(), "the submission")
-    time.sleep(1.0)  # the connection stands
+    until(began.exists, "the submission")
     run.send_signal(signal.SIGINT)
     assert "Repeat the command with run_id=interrupted" in run.communicate(timeout=60)[1]
     assert run.returncode == 130
+    go.touch()
     again = laptop("run", "train.py", "cluster=hpc", "run_id=interrupted")
     assert again.returncode == 0, again.stderr
 
