@@ -19,6 +19,7 @@ def test_each_point_is_done_once_or_has_failed_with_its_cause(
     assert code == 0, capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_so_it_is_on_file_systems_that_show_new_files_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = pilots.report(pilots.on_this_machine(tmp_path / "runs", seed=2, late=2.0), 20)
     assert code == 0, capsys.readouterr().out

@@ -17,6 +17,7 @@ def besieged(siege: Siege, kills: int, capsys: pytest.CaptureFixture[str]) -> No
     assert code == 0, capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_no_point_is_lost_or_doubled_on_slurm(
     tmp_path: Path, slurm: SlurmCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

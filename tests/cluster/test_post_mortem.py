@@ -126,6 +126,7 @@ def runs(slurm: Any, tmp_path: Path) -> Iterator[Runs]:
     slurm.reset()
 
 
+@pytest.mark.ci
 def test_every_kind_of_end_on_slurm(runs: Runs) -> None:
     """In one test, for all of them share one cluster and its nodes."""
     an_exception_is_told_with_its_traceback_and_who_only_followed(runs)

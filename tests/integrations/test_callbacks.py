@@ -62,6 +62,7 @@ assert signal.getsignal(signal.SIGTERM) == before
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_outside_of_a_run_the_callback_changes_nothing(framework: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}

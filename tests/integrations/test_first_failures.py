@@ -45,12 +45,13 @@ KEYS = {HANG: ["launch.idle_timeout=3"], NO_GPU: ["gpus_per_node=1"]}
 WORDS = {OPTION: "foo", FILE: "/nowhere/tokens.pt", MODULE: "tokens_of_nobody", NO_GPU: "sees no GPU"}
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
+ci = partial(pytest.param, marks=pytest.mark.ci)
 ROWS = [
     *(("torchrun", failure) for failure in TRUTH),
-    ("transformers", OPTION), slow("transformers", KILLED),
-    ("lightning", FILE), slow("lightning", KILLED),
-    slow("accelerate", OPTION), ("accelerate", EARLY),
-    ("hydra", OPTION), slow("hydra", FILE), slow("hydra", EARLY),
+    ci("transformers", OPTION), slow("transformers", KILLED),
+    ci("lightning", FILE), slow("lightning", KILLED),
+    slow("accelerate", OPTION), ci("accelerate", EARLY),
+    ci("hydra", OPTION), slow("hydra", FILE), slow("hydra", EARLY),
 ]  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def test_what_post_mortem_says_is_true(framework: str, failure: str, launcher: L
     check(launcher, framework, failure)
 
 
-@pytest.mark.parametrize("failure", [slow(OPTION), KILLED])
+@pytest.mark.parametrize("failure", [slow(OPTION), ci(KILLED)])
 def test_on_slurm_it_is_the_same(failure: str, slurm: SlurmCluster, tmp_path: Path) -> None:
     environment = {name: value for name, value in slurm.env().items() if name == "SLURM_CONF"}
     verdict = check(Launcher(tmp_path / "runs", environment, ["cluster=slurm", "nodes=2"]), "torchrun", failure)

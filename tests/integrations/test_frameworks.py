@@ -25,9 +25,16 @@ def launcher(tmp_path: Path) -> Launcher:
     return Launcher(tmp_path / "runs", {}, ["cluster=local"])
 
 
+@pytest.mark.ci
 @pytest.mark.backend("local", "this machine")
 @pytest.mark.parametrize(
-    "framework", ["lightning", "transformers", pytest.param("fsdp", marks=needs_fsdp_on_cpus), "accelerate"]
+    "framework",
+    [
+        "lightning",
+        "transformers",
+        pytest.param("fsdp", marks=[needs_fsdp_on_cpus, pytest.mark.slow]),
+        pytest.param("accelerate", marks=pytest.mark.slow),
+    ],
 )
 def test_a_training_that_is_killed_and_stopped_ends_with_the_weights_of_an_undisturbed_one(
     framework: str, launcher: Launcher, tmp_path: Path

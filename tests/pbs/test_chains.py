@@ -21,6 +21,7 @@ def begun(launcher: Launcher, name: str) -> float:
     return float(json.loads((launcher.runs_dir / name / "result.json").read_text())["begun"])
 
 
+@pytest.mark.ci
 def test_who_waits_for_a_run_that_is_cancelled_before_it_starts_does_not_wait_for_ever(launcher: Launcher) -> None:
     """PBS leaves its job held. A run that waits for a run that waits is told of the new job."""
     stage(launcher, "first", "works", "cluster.directives.h=true")

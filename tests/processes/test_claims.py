@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from launcher.processes import Process
 from launcher.runs.claims import Claims, State
 from tests.launch import ROOT
@@ -15,6 +17,7 @@ from tests.launch import ROOT
 POINTS, PROCESSES, KILLS = 150, 6, 30
 
 
+@pytest.mark.ci
 def test_each_point_is_done_exactly_once_however_often_managers_are_killed(tmp_path: Path) -> None:
     """And none is run by two at the same time: of a point that runs the process is alive."""
     Claims.create(tmp_path)

@@ -43,6 +43,7 @@ def home(laptop: Laptop) -> Path:
     return Path(f"/tmp/far-{os.getpid()}")
 
 
+@pytest.mark.ci
 def test_a_cluster_is_set_up_from_here_and_a_run_is_planned_there(laptop: Laptop, home: Path) -> None:
     line = "export HELLO='from $HOME'"
     done = laptop("site", "init", "hpc", "--ssh", "login", "--python", str(SYSTEM), "--activate", line, timeout=280)
