@@ -50,7 +50,22 @@ class Dimension(Struct):
         """Returns a value as text for an override, without the key (`0.1`), by its index from 0 to `count() - 1`."""
         if self.choices:
             return self.choices[index]
-        return self.text(self.low + index * (self.step or 1))
+        if self.whole:
+            return self.text(self.low + index * (self.step or 1))
+        from decimal import Decimal  # 3 * 0.1 is 0.30000000000000004, and no value of range(0,0.4,0.1) for Optuna
+
+        start = self.low
+        if len(repr(start)) > len(repr(self.high)):  # it was computed, and the other end is as the user wrote it
+            start, index = self.high, index + 1 - (self.count() or 1)
+        return self.text(float(Decimal(repr(start)) + index * Decimal(repr(self.step))))
+
+    def index(self, text: str) -> int | None:
+        """Returns the index of a value, the inverse of `value`; None: it is none of these values."""
+        if self.choices:
+            return self.choices.index(text) if text in self.choices else None
+        exact = (float(text) - self.low) / (self.step or 1)
+        found = round(exact)
+        return found if abs(exact - found) < 1e-6 and 0 <= found < (self.count() or 0) else None
 
     def readable(self, number: float) -> float:
         """Rounds a number to few digits, by at most 1e-5 of itself and of the range; with a step, returns it as is."""
@@ -66,7 +81,9 @@ class Dimension(Struct):
 
     def ends(self) -> tuple[str, ...]:
         """Returns, as text, the values to check instead of all: every choice, or the smallest and largest number."""
-        return self.choices or tuple(dict.fromkeys((self.text(self.low), self.text(self.high))))
+        count = self.count()
+        ends = (self.text(self.low), self.text(self.high)) if count is None else (self.value(0), self.value(count - 1))
+        return self.choices or tuple(dict.fromkeys(ends))
 
 
 Space = Mapping[str, Dimension]
@@ -91,10 +108,10 @@ def index_of(space: Space, values: Mapping[str, str]) -> int | None:
     """Returns the index of a combination, the inverse of `combination`; None: the space has no such combination."""
     index = 0
     for key, dimension in space.items():
-        known = [dimension.value(place) for place in range(dimension.count() or 0)]
-        if values.get(key) not in known:
+        own = dimension.index(values[key]) if key in values else None
+        if own is None:
             return None
-        index = index * len(known) + known.index(values[key])
+        index = index * (dimension.count() or 1) + own
     return index
 
 

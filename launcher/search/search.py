@@ -167,7 +167,8 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
     if dimension.whole:
         low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
         return IntDistribution(low, high, log=dimension.log, step=step)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+    smallest, largest = map(float, dimension.ends())  # with a step, without the error of float arithmetic
+    return FloatDistribution(smallest, largest, log=dimension.log, step=dimension.step)
 
 
 # -- Chooses the points of a sweep, and decides which of them are pruned, with Optuna's samplers and pruner
@@ -316,9 +317,8 @@ class Search:
         if self._size is not None:
             taken = {self._index(each.params) for each in trials}
             index = self._index(params)
-            while index in taken:  # take the next free combination; from one chosen by the seed if there is no index
+            while index is None or index in taken:  # take the next free combination, or one chosen by the seed
                 index = (seed if index is None else index + 1) % self._size
-            assert index is not None
             return self._combination(index)
         return params
 

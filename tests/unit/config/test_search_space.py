@@ -73,12 +73,38 @@ def test_combinations_are_in_the_order_of_a_grid() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("override", "values"),
+    [
+        ("p=range(0,0.4,0.1)", ["0.0", "0.1", "0.2", "0.3"]),
+        ("p=range(-0.3,0.4,0.1)", ["-0.3", "-0.2", "-0.1", "0.0", "0.1", "0.2", "0.3"]),
+        ("p=range(1,0,-0.3)", ["0.1", "0.4", "0.7", "1.0"]),
+        ("p=range(1e-5,4e-5,1e-5)", ["1e-05", "2e-05", "3e-05"]),
+    ],
+)
+def test_values_of_a_range_are_what_the_user_means_and_are_known_as_floats_give_them(
+    override: str, values: list[str]
+) -> None:
+    (dimension,) = space_of([override])[0].values()
+    assert [dimension.value(index) for index in range(len(values))] == values
+    assert dimension.ends() == (values[0], values[-1])
+    assert dimension.step is not None
+    added = [repr(dimension.low + index * dimension.step) for index in range(len(values))]  # of earlier versions
+    assert [dimension.index(each) for each in added] == [*range(len(values))]
+    assert dimension.index("0.05") is None
+
+
 _DIMENSIONS = st.one_of(
     st.lists(st.text("abc", min_size=1, max_size=2), min_size=1, max_size=4, unique=True).map(
         lambda words: Dimension(choices=tuple(words))
     ),
     st.builds(
         lambda low, count: Dimension(low=low, high=low + count, whole=True), st.integers(-5, 5), st.integers(1, 4)
+    ),
+    st.builds(
+        lambda low, count: Dimension(low=low / 10, high=low / 10 + count * 0.1, step=0.1),
+        st.integers(-5, 5),
+        st.integers(1, 4),
     ),
 )
 

@@ -62,6 +62,22 @@ def test_of_a_finite_space_every_combination_is_chosen_once(method: str, tmp_pat
     assert found != sorted(found, reverse=True)
 
 
+@pytest.mark.parametrize("method", ["grid", "random", "tpe"])
+@pytest.mark.parametrize("values", ["range(0,0.4,0.1)", "range(0,0.2,0.05)", "range(1,0,-0.3)", "range(0.1,1,0.1)"])
+def test_every_value_of_a_range_of_decimals_is_chosen(method: str, values: str, tmp_path: Path) -> None:
+    search = made(tmp_path, method, [f"p={values}", "seed=0,1"])
+    assert len({each.overrides for each in asked(search)}) == 2 * (search.settings.space["p"].count() or 0)
+
+
+def test_a_value_with_the_error_of_float_arithmetic_is_not_chosen_again(tmp_path: Path) -> None:
+    search = made(tmp_path, "tpe", ["p=range(0,1,0.1)"])
+    trial = optuna.trial.create_trial(params={"p": 3 * 0.1}, distributions=search._distributions, value=0.5)
+    with search._operation() as study:
+        trial.set_user_attr(search_module.OVERRIDES, ["p=0.30000000000000004"])
+        study.add_trial(trial)
+    assert sorted(each.overrides[-1] for each in asked(search)) == [f"p={n / 10}" for n in range(10) if n != 3]
+
+
 @pytest.mark.parametrize("method", ["random", "asha", "tpe"])
 def test_the_seed_and_the_results_determine_the_points(method: str, tmp_path: Path) -> None:
     def points(name: str, seed: int) -> list[Trial]:
