@@ -200,6 +200,8 @@ class Search:
         self.settings = self._record.settings()
         self._distributions = {key: _distribution(each) for key, each in self.settings.space.items()}
         self._size = search_space.size(self.settings.space)
+        self._taken: set[int | None] = set()  # indices of the combinations of known trials
+        self._indexed = 0  # number of these trials
         self._next_rung: dict[int, float] = {}  # by trial: steps at its next rung; reports before it are ignored
         self._opened: tuple[JournalBackend, optuna.Study] | None = None
 
@@ -315,9 +317,10 @@ class Search:
             return self._sampled(study, RandomSampler(seed), number)
         params = self._sampled(study, TPESampler(constant_liar=True, seed=seed), number)
         if self._size is not None:
-            taken = {self._index(each.params) for each in trials}
+            self._taken.update(self._index(each.params) for each in trials[self._indexed :])
+            self._indexed = number
             index = self._index(params)
-            while index is None or index in taken:  # take the next free combination, or one chosen by the seed
+            while index is None or index in self._taken:  # take the next free combination, or one chosen by the seed
                 index = (seed if index is None else index + 1) % self._size
             return self._combination(index)
         return params

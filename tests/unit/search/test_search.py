@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from launcher.config import search_space
 from launcher.config.points import space_of
-from launcher.config.search_space import Goal, Method
+from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files
 from launcher.runs.sweep_directory import SearchRecord, SearchSettings, TrialRecord, TrialState
@@ -102,6 +103,16 @@ def test_values_are_within_their_dimensions(tmp_path: Path) -> None:
         assert float(values["p"]) in (0, 0.25, 0.5, 0.75)
         assert values["sync"] in ("ddp", "manual")
         search.finish(number, TrialState.COMPLETE, number)
+
+
+def test_a_choice_among_many_numbers_looks_at_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    of_one = search_space.index_of
+    monkeypatch.setattr(search_space, "index_of", lambda *values: calls.append(values) or of_one(*values))
+    monkeypatch.setattr(Dimension, "value", lambda self, index: calls.append(index) or self.text(self.low + index))
+    search = made(tmp_path, "tpe", ["seed=int(interval(0,2147483647))", "layers=int(interval(2,24))"], points=15)
+    assert len(asked(search)) == 15
+    assert len(calls) <= 15 * 4  # its index, that of the point before, and a value of each key
 
 
 def test_tpe_comes_near_the_best_of_a_smooth_function(tmp_path: Path) -> None:
