@@ -37,6 +37,7 @@ from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.query_cache import interval
 from launcher.schedulers.registry import queues_here
+from launcher.search.progress import chooses_more
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -303,13 +304,14 @@ class Rows:
         noted = live_index.possibly_live(self._folder)
         here = (self._folder / sweep.id).resolve() == sweep.path
         settled = here and noted is not None and sweep.id not in noted
-        number = live_index.read_counts(self._folder, sweep.id) if settled else None
+        number, over = live_index.read_counts(self._folder, sweep.id) if settled else None, True
         if number is None:
             number = counts(point_statuses(sweep, self._live))
-            if settled and not _unfinished(number):
+            over = not _unfinished(sweep, number)
+            if settled and over:
                 live_index.write_counts(self._folder, sweep.id, number)
         # The time is read only if it is needed, since that takes a look at every point.
-        return {**_row_of_sweep(sweep, number), "updated": None if self._since is None else _last_active(sweep)}
+        return {**_row_of_sweep(sweep, number, over), "updated": None if self._since is None else _last_active(sweep)}
 
 
 def _at(path: str) -> Run | Sweep | None:
@@ -350,13 +352,12 @@ def _size(seen: RunStatus) -> tuple[int, int, int]:
     return -(-resized.members // plan.tasks_per_node), resized.spares, resized.world_size
 
 
-def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> Row:
+def _row_of_sweep(sweep: Sweep, number: Mapping[str, int], over: bool) -> Row:
     also = [state for state in ("failed", "pruned") if state in number]
     others = "".join(f", {number[state]} {state}" for state in also)
     return {
         **dict.fromkeys(KEYS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),
-        "state": f"{number.get('done', 0)}/{sum(number.values())} done{others}", "over": not _unfinished(number),
-        "settled": True,
+        "state": f"{number.get('done', 0)}/{sum(number.values())} done{others}", "over": over, "settled": True,
     }  # fmt: skip
 
 
@@ -370,8 +371,8 @@ def _last_active(sweep: Sweep) -> float | None:
     return newest
 
 
-def _unfinished(number: Mapping[str, int]) -> bool:
-    return any(state == WAITING or state in LIVE for state in number)
+def _unfinished(sweep: Sweep, number: Mapping[str, int]) -> bool:
+    return any(state == WAITING or state in LIVE for state in number) or chooses_more(sweep)
 
 
 def _unreadable(each: DamagedRun) -> Row:

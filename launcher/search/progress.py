@@ -200,6 +200,11 @@ def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
     return settings, progress_of(settings, journal, {each: seconds_of(sweep.run(each), now) for each in running})
 
 
+def chooses_more(sweep: Sweep) -> bool:
+    """Returns whether a sweep is a search that may choose more points; raises RunError."""
+    return SearchRecord(sweep.path).exists() and not sweep.cancelled() and not look(sweep)[1].over
+
+
 def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int, float]) -> SearchProgress:
     """Returns the progress of a search; seconds: how long each point without a recorded end has run."""
     states = [each.state for each in journal.trials]

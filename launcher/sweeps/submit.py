@@ -38,7 +38,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
 from launcher.schedulers.run_command import SubmissionRefused
-from launcher.search.progress import look
+from launcher.search.progress import chooses_more
 from launcher.submission import dependencies, render
 from launcher.submission.submit import (
     Interrupted,
@@ -518,8 +518,3 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]
         submitted = submit_pilots(sweep, ())
         assert submitted.pilots is not None
         return submitted.pilots, [seen.run.id for seen in surplus]
-
-
-def chooses_more(sweep: Sweep) -> bool:
-    """Returns whether a sweep is a search that may choose more points; raises RunError."""
-    return sweep.manifest().search and not look(sweep)[1].over

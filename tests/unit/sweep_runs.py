@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.config.search_space import Dimension, Goal, Method
 from launcher.plan.plan import JobPlan
 from launcher.runs import event_file
 from launcher.runs import events as kinds
+from launcher.runs.claims import Claims, EntryKind, Manager
 from launcher.runs.directory import Run
-from launcher.runs.sweep_directory import Sweep, SweepManifest
+from launcher.runs.sweep_directory import OVERRIDES, Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
 from tests.unit.plans import plan_of
 
 TOKEN = "launcher-1"
@@ -76,3 +79,32 @@ def end(
     if metrics is not None:
         run.write_result(metrics)
     event_file.append(events / "script.jsonl", kinds.Ended(code=code))
+
+
+def make_search(folder: Path, done: int, *, points: int, name: str = "search-1") -> Sweep:
+    """Makes a search whose pilots have chosen and done some points, and are gone; points: its budget."""
+    sweep = Sweep.create(folder / name)
+    packing = Packing(pilots=2, nodes=1, slots=1, gpus=0, gpus_per_point=0, cpus_per_point=1, retries=0, lease=90.0)
+    sweep.write(SweepManifest("lr", (), (), objective=("accuracy",), packing=packing, search=True))
+    allow_points(sweep, points)
+    Claims.create(sweep.path)
+    for point in range(done):
+        choose(sweep, point, EntryKind.DONE)
+    return sweep
+
+
+def allow_points(sweep: Sweep, points: int) -> None:
+    """Sets the budget of a search."""
+    space = {"workload.lr": Dimension(low=0, high=1)}
+    SearchRecord(sweep.path).create(SearchSettings(Method.random, "accuracy", Goal.maximize, space, points=points), {})
+
+
+def choose(sweep: Sweep, point: int, ended: EntryKind | None = None) -> None:
+    """Records that a pilot has chosen the next point, and claimed it; ended: how the point has ended, if it has."""
+    trial = {"op_code": 4, "state": 0, "user_attrs": {OVERRIDES: [f"workload.lr=0.{point}"]}}
+    with SearchRecord(sweep.path).journal_file.open("a") as file:
+        file.write(json.dumps(trial) + "\n")
+    claims, manager = Claims(sweep.path, 0), Manager(0, 0, 0, 0)
+    claims.add(point, 0, EntryKind.CLAIMED, manager)
+    if ended is not None:
+        claims.add(point, 1, ended, manager)

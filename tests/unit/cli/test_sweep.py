@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from launcher.cli import sweep as sweep_command
 from launcher.cli.status import _row_of_sweep
 from launcher.errors import LauncherError
 from launcher.monitoring.sweep import PointStatus
+from launcher.runs import live_index
+from launcher.runs.claims import EntryKind
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Point, Sweep, SweepManifest
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
+from launcher.search.progress import chooses_more
 from launcher.submission import resume
 from launcher.submission.prepare import prepare
 from launcher.submission.submit import SubmittedRun
@@ -31,7 +35,7 @@ from launcher.sweeps import control, submit
 from launcher.sweeps.submit import SubmittedPilots, SubmittedSweep
 from tests.unit.cli.test_commands import make as make_run
 from tests.unit.plans import bare_plan, make_config
-from tests.unit.sweep_runs import begin, end, make_sweep
+from tests.unit.sweep_runs import allow_points, begin, choose, end, make_search, make_sweep
 
 
 @dataclass(frozen=True)
@@ -180,8 +184,35 @@ def test_all_sweeps_and_sweeps_among_runs(call: Call, sweep: Sweep, tmp_path: Pa
 
 
 def test_a_sweep_whose_other_points_were_pruned_is_not_shown_as_going_on() -> None:
-    row = _row_of_sweep(Sweep(Path("/runs/lr")), {"done": 2, "pruned": 10})
+    row = _row_of_sweep(Sweep(Path("/runs/lr")), {"done": 2, "pruned": 10}, True)
     assert (row["state"], row["over"]) == ("2/12 done, 10 pruned", True)
+
+
+def test_a_search_that_may_choose_more_points_is_not_over(call: Call, tmp_path: Path) -> None:
+    """Its budget was spent and became larger; the pilots that choose more points wait for a long time."""
+    runs = tmp_path / "runs"
+    sweep = make_search(runs, 2, points=2)
+    call("status")  # makes the index
+    assert live_index.possibly_live(runs) == set()
+    allow_points(sweep, 4)
+    live_index.add(sweep.path)
+    os.utime(runs / ".live" / sweep.id, (0, 0))
+    for _ in range(2):
+        assert json.loads(call("status --json").out)[0]["state"] == "2/2 done"
+        assert live_index.possibly_live(runs) == {sweep.id}
+    for point in (2, 3):
+        choose(sweep, point, EntryKind.DONE if point == 2 else EntryKind.FATAL)
+    assert json.loads(call("status --failed --json").out)[0]["state"] == "3/4 done, 1 failed"
+    assert live_index.possibly_live(runs) == set()
+
+
+def test_a_search_that_was_cancelled_is_over(call: Call, tmp_path: Path) -> None:
+    sweep = make_search(tmp_path / "runs", 2, points=4)
+    assert chooses_more(sweep)
+    call("sweep cancel search-1")
+    assert not chooses_more(sweep)  # a pilot would end at once
+    call("status")
+    assert live_index.possibly_live(sweep.path.parent) == set()
 
 
 def test_no_sweeps(call: Call, tmp_path: Path) -> None:
