@@ -23,6 +23,7 @@ from launcher.cli.text import (
     cut,
     flat,
     metric_text,
+    no_pilot,
     print_columns,
     program,
     table,
@@ -56,7 +57,7 @@ from launcher.runs.sweep_directory import (
     require_known,
     values_of,
 )
-from launcher.search.progress import described, look, rung_lines, rungs_of
+from launcher.search.progress import chooses_more, described, look, rung_lines, rungs_of
 from launcher.units import parse_ranges
 
 if TYPE_CHECKING:
@@ -158,10 +159,8 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
         print(line)
     if len(shown) < len(listed):
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
-    stands = search and not search[1].over and all(each.over for each in seen)
-    if manifest.packing is not None and stands and not live_pilots(sweep, monitor):
-        print("\nno pilot runs, and more points may be chosen")
-        print(f"next  {program()} sweep throttle {sweep.id} {manifest.packing.pilots}")
+    if search and all(each.over for each in seen) and chooses_more(sweep) and not live_pilots(sweep, monitor):
+        print(f"\n{no_pilot(sweep)}")
     again = [each for each in with_line if each.over]
     cancelled = [each.point.index for each in again if each.state == RunState.CANCELLED.value]
     if again:

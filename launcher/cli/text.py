@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from launcher.monitoring.sweep import PointStatus
     from launcher.plan.limits import Cost
     from launcher.plan.plan import JobPlan
+    from launcher.runs.sweep_directory import Sweep
 
 WIDTH = 80
 LONGEST_CELL = 24  # characters of a value in a table of points
@@ -152,6 +153,13 @@ def cause_of_point(each: PointStatus) -> str | None:
     if each.state == "cancelled" and each.seen.history.cancelled:
         return None  # the user knows
     return cause(each.seen) if each.over else each.seen.job.text or None
+
+
+def no_pilot(sweep: Sweep) -> str:
+    """Returns what to do about a search that may choose more points, although none of its pilots runs."""
+    packing = sweep.manifest().packing
+    pilots = packing.pilots if packing else 1
+    return f"no pilot runs, and more points may be chosen\nnext  {program()} sweep throttle {sweep.id} {pilots}"
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown
-from launcher.cli.text import cause_of_point, flat, metric_text, outcome, program
+from launcher.cli.text import cause_of_point, flat, metric_text, no_pilot, outcome, program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
@@ -35,6 +35,7 @@ from launcher.runs.lookup import find_either
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import SearchRecord, Sweep, differing, label, sweep_of
 from launcher.schedulers.query_cache import interval
+from launcher.search.progress import chooses_more
 from launcher.submission.submit import print_notice
 
 LOCAL_INTERVAL = 0.1  # seconds between two looks at a run on this machine
@@ -222,8 +223,11 @@ def follow_sweep(sweep: Sweep, points: Collection[int] | None = None, foreground
     seen, interrupted = result
     code = sweep_exit_code(seen)
     record = SearchRecord(sweep.path)
-    if record.exists() and (stopped := record.journal().stopped):
+    if record.exists() and (stopped := wait_until_readable(record.journal).stopped):
         print(f"{sweep.id}: the search has ended: {stopped}", file=sys.stderr)
+        code = FAILED
+    elif points is None and wait_until_readable(lambda: chooses_more(sweep)):
+        print(no_pilot(sweep), file=sys.stderr)
         code = FAILED
     if on_terminal(sys.stdout):  # elsewhere the last progress line is the same
         print(f"{sweep.id}: {summary(counts(seen))}")

@@ -18,7 +18,7 @@ from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control
 from tests.unit.clock import Clock
-from tests.unit.sweep_runs import begin, end, make_sweep
+from tests.unit.sweep_runs import begin, end, make_search, make_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +108,18 @@ def test_a_sweep_is_followed_to_its_end(
     assert capsys.readouterr().out.splitlines() == [
         "lr-1: 0/2 done, 2 running", "point 1 (lr=0.1) is done", "point 0 (lr=0) is done", "lr-1: 2/2 done",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("budget", "code", "words"), [(2, DONE, ""), (3, FAILED, "sweep throttle search-1 2")])
+def test_a_search_that_nobody_goes_on_with_is_not_done(
+    budget: int, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_search(tmp_path, 2, points=budget)
+    assert wait.follow_sweep(sweep) == code
+    error = capsys.readouterr().err
+    assert ("no pilot runs, and more points may be chosen" in error) == (code == FAILED)
+    assert words in error
+    assert wait.follow_sweep(sweep, points={1}) == DONE
 
 
 def test_only_the_points_that_matter_are_waited_for(tmp_path: Path) -> None:
