@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 HIDDEN = "(not shown)"
@@ -38,11 +39,20 @@ def without_secrets(environ: Mapping[str, str], patterns: Iterable[str]) -> dict
     return {name: value for name, value in environ.items() if name not in hidden}
 
 
-def public(name: str, value: str) -> str:
-    """Returns the value of a key or variable as others may see it: a secret is replaced, a URL loses its password."""
-    if is_secret(name):
+def public(name: str, value: Any) -> Any:
+    """Returns the value of a key or variable as others may see it: a secret is replaced, a URL loses its password.
+
+    So is a list with a secret's name in it, such as the arguments `--token hf_...`.
+    """
+    items = value if isinstance(value, list) else []
+    names = [each for item in items if isinstance(item, str) for each in (item, item.partition("=")[0])]
+    if value is not None and any(map(is_secret, (name, *names))):
         return HIDDEN
-    return without_password(value) if "://" in value else value
+    if isinstance(value, str):
+        return without_password(value) if "://" in value else value
+    if isinstance(value, dict):
+        return {key: public(str(key), each) for key, each in value.items()}
+    return [public(name, each) for each in items] if items else value
 
 
 def without_password(text: str) -> str:

@@ -224,10 +224,7 @@ def output_section(run: RunData, *, folded: bool) -> Section | None:
 def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
     """Returns nested values by dotted key (`a.b.c`), below a prefix; those of secrets are replaced."""
     if not isinstance(values, dict) or not values:
-        name = prefix.rpartition(".")[2]
-        if isinstance(values, str):
-            return {prefix: public(name, values)}
-        return {prefix: HIDDEN if values is not None and is_secret(name) else values}
+        return {prefix: public(prefix.rpartition(".")[2], values)}
     return {
         key: each
         for name, inner in values.items()

@@ -321,7 +321,7 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
         if isinstance(value, Mapping):
             yield from flat_config(value, f"{prefix}{key}.")
         elif value is not None and value != []:
-            yield prefix + str(key), public(str(key), str(value))  # a tracker may show it to others
+            yield prefix + str(key), str(public(str(key), value))  # a tracker may show it to others
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     config = {
         "cluster": {"environment": {"HF_TOKEN": secret, "OMP_NUM_THREADS": "2", "MLFLOW_TRACKING_URI": url}},
         "tracking": {"uri": url},
+        "workload": {"args": ["--token", secret], "urls": [url, "https://host/y"]},
     }
     given = [f"+cluster.environment.HF_TOKEN={secret}", f"tracking.uri={url}", "nodes=2"]
     run = make_run(tmp_path, config=config, overrides=given)
@@ -229,6 +230,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     assert secret not in html
     assert "cluster.environment.HF_TOKEN" in html
     assert "OMP_NUM_THREADS" in html
+    assert "https://host/y" in html
 
 
 # -- the page

@@ -89,11 +89,16 @@ def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyP
 def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
     environment = {"HF_TOKEN": "hush", "WANDB_API_KEY": "hush", "NCCL_DEBUG": "INFO"}
     tracking = {"uri": "https://me:hush@host:5000/x"}
-    config = {"cluster": {"environment": environment}, "tracking": tracking, "mail": "a@b"}
+    args = [["--token", "hush"], ["--hub_key=hush"], ["--lr", 1, {"token": "hush"}], ["https://me:hush@host"]]
+    workload = {f"args{number}": words for number, words in enumerate(args)}
+    config = {"cluster": {"environment": environment}, "tracking": tracking, "mail": "a@b", "workload": workload}
     told = dict(flat_config(config))
     assert "hush" not in str(told)
     assert told["cluster.environment.NCCL_DEBUG"] == "INFO"
     assert (told["tracking.uri"], told["mail"]) == ("https://(not shown)@host:5000", "a@b")
+    assert [told[f"workload.args{number}"] for number in range(4)] == [
+        "(not shown)", "(not shown)", "['--lr', 1, {'token': '(not shown)'}]", "['https://(not shown)@host']",
+    ]  # fmt: skip
 
 
 # -- the thread
