@@ -89,7 +89,7 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
 
 def _point(name: str, runs_dir: Path | None) -> Run | None:
     sweep, slash, point = name.rpartition("/")
-    if not slash or not point.isdecimal() or Path(name).expanduser().exists():
+    if not slash or not point.isdecimal() or Path(os.path.expanduser(name)).exists():
         return None
     found = find_sweep(sweep, runs_dir)
     require_known([int(point)], found, len(found.manifest().points))
@@ -100,7 +100,7 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
     # Returns the directory of the run or sweep that a user names
     runs_dir, kind = runs_dir or default_runs_dir(), kinds[0]
     if "/" in name:
-        path = Path(name).expanduser().resolve()
+        path = Path(os.path.expanduser(name)).resolve()
         if _has(path, *kinds):
             return path
         if "/" in name[:-1] or not name.strip("./"):

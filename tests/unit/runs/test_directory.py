@@ -352,6 +352,8 @@ def test_a_run_is_found_by_what_it_is_called(tmp_path: Path, name: str, found: s
         ("zzz/", "no run 'zzz'"),
         ("notes", "no run 'notes'"),
         ("latest", "there is no latest run in"),
+        ("~nobodyx/runs/a", "~nobodyx/runs/a does not exist"),
+        ("~nobodyx/7", "no sweep '~nobodyx'"),
     ],
 )
 def test_a_run_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: str, words: str) -> None:
