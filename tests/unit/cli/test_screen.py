@@ -126,3 +126,11 @@ def test_errors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b]0" not in shown.err
     assert not isinstance(sys.stdout, Screen)
     assert raw(sys.stdout) is sys.stdout
+
+
+def test_a_terminal_that_lacks_a_character_shows_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr("launcher.__main__._run", lambda _: print("10%|█ é") or 0)
+    assert main([]) == 0
+    assert stream.buffer.getvalue() == b"10%|? \xe9\n"  # type: ignore[attr-defined]
