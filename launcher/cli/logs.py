@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.cli.progress import RunBars
+from launcher.cli.progress import RunBars, wait_until_readable
 from launcher.errors import RunError
 from launcher.formatting import plural, ranges, write_output
 from launcher.runs.directory import Attempt, Run
@@ -52,15 +52,15 @@ def _show(run: Run, stream: Stream, arguments: Namespace) -> int:
         printed, states = printed or stream.states != states, stream.states
         bars.show(states)
         sys.stdout.flush()
-        now, mark = time.monotonic(), _attempt_mark(run)
+        now, mark = time.monotonic(), wait_until_readable(lambda: _attempt_mark(run))
         if printed or mark != last_mark:
             active, polls, asks = now, 0, 0
         if mark != last_mark or (now - active >= QUIET and now - asked >= interval(asks, 0.0, QUIET, MAX_QUIET)):
             last_mark, asked, asks = mark, now, asks + 1
             is_over = is_over or _is_over(run)  # after the first output, since it imports the scheduler's client
-            if is_over():
+            if wait_until_readable(is_over):
                 bars.clear()
-                _print_rest(run, stream)
+                wait_until_readable(lambda: _print_rest(run, stream))
                 return 0
         time.sleep(interval(polls, 0.0, MIN_PAUSE, MAX_PAUSE))
         polls += 1

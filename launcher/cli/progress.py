@@ -13,8 +13,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from launcher.errors import UnavailableError
+from launcher.files.shared_files import is_transient
 from launcher.formatting import brief, coloured, long_size, number, one_line, raw
 from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved, Started, every, known
 
@@ -26,6 +28,24 @@ if TYPE_CHECKING:
 
 EVERY = 10.0  # seconds between two lines about the same thing, without a terminal
 WINDOW = 30.0  # seconds over which a rate is measured
+UNREADABLE_INTERVAL = 15.0  # seconds between two looks at a run, while nothing can be read
+T = TypeVar("T")
+
+
+def wait_until_readable(read: Callable[[], T]) -> T:
+    """Calls `read` until the file server responds, and returns its result. Prints each new error once."""
+    why = ""
+    while True:
+        try:
+            return read()
+        except OSError as error:  # the state of the run is unknown, not failed
+            of_a_file = isinstance(error, UnavailableError) or error.filename is not None  # else it is the output's
+            if not of_a_file or not is_transient(error):
+                raise
+            if str(error) != why:
+                why = str(error)
+                print(f"launcher: waiting: {why}", file=sys.stderr, flush=True)
+            time.sleep(UNREADABLE_INTERVAL)
 
 
 def on_terminal(stream: TextIO) -> bool:

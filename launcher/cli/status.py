@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.cleanup import Orphan, Orphans, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.cli.progress import on_terminal, progress_of, still
+from launcher.cli.progress import on_terminal, progress_of, still, wait_until_readable
 from launcher.cli.remote import RemoteRows
 from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
 from launcher.errors import ConfigError, RunError
@@ -535,7 +535,7 @@ def _views(rows: Rows) -> Iterator[View]:
     unchanged, before = 0, None
     while True:
         began = time.monotonic()
-        view = rows.look()
+        view = wait_until_readable(rows.look)
         yield view
         if view.over:
             return

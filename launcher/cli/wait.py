@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown
+from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown, wait_until_readable
 from launcher.cli.text import cause_of_point, flat, metric_text, no_pilot, outcome, program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import ranges
@@ -39,7 +39,7 @@ from launcher.search.progress import chooses_more
 from launcher.submission.submit import print_notice
 
 LOCAL_INTERVAL = 0.1  # seconds between two looks at a run on this machine
-QUIET_INTERVAL = 15.0  # the same, while nothing changes or nothing can be read
+QUIET_INTERVAL = 15.0  # the same, while nothing changes
 MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.2, 10.0  # seconds between two looks at a sweep
 IDLE_TIME = 5.0  # seconds without a change; then it is checked whether a process still starts the waiting points
 MAX_STARTERS = 3  # processes started for waiting points, one after another, without a point changing its state
@@ -194,19 +194,6 @@ def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> Run
             # A job may be queued for hours, so the interval grows.
             time.sleep(LOCAL_INTERVAL if foreground else interval(polls, 0.0, 1.0, QUIET_INTERVAL))
             polls += 1
-
-
-def wait_until_readable(read: Callable[[], T]) -> T:
-    """Calls `read` until it does not raise UnavailableError, and returns its result. Prints each new error once."""
-    why = ""
-    while True:
-        try:
-            return read()
-        except UnavailableError as error:  # the state of the run is unknown, not failed
-            if str(error) != why:
-                why = str(error)
-                print(f"launcher: waiting: {why}", file=sys.stderr, flush=True)
-            time.sleep(QUIET_INTERVAL)
 
 
 def follow_sweep(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from launcher import bounds
 from launcher.errors import UnavailableError
 from launcher.files import run_files
-from launcher.files.shared_files import retry_read, unwrap
+from launcher.files.shared_files import is_transient, retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first
@@ -301,9 +301,16 @@ class Stream:
         """Yields what was written since the last call, in whole lines, each reduced to its last state.
 
         last: whether the output no longer grows, so that an incomplete last line and `states` are yielded too, and a
-            file that cannot be read now raises UnavailableError.
+            file or folder that cannot be read now raises UnavailableError.
         """
-        parts = self.parts()
+        try:
+            parts = self.parts()
+        except OSError as error:
+            if not is_transient(error):
+                raise
+            if last:
+                raise UnavailableError(str(error)) from None
+            return
         for part in parts:
             if part.attempt is not None and part.attempt not in self._headed:
                 yield from self._heading(part)

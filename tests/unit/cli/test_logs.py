@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import commands, logs
+from launcher.cli import commands, logs, progress
 from launcher.errors import RunError
 from launcher.paths import PACKAGE
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
+from tests.unit.faults import FileServer
 from tests.unit.plans import plan_of
 
 
@@ -121,6 +122,33 @@ def test_it_follows_from_one_attempt_to_the_next(
     monkeypatch.setattr("launcher.schedulers.query_cache.interval", lambda *_: 0.0)
     assert shown("a", "-f") == "[0] a\n--- attempt 1, job 8, 12:03 ---\n[0] b\n"
     assert len(queried) == 4  # whenever the record changed, and never else
+
+
+def test_a_file_server_that_is_silent_for_a_while_ends_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: FileServer
+) -> None:
+    attempt(run, 0, "7", out_0="a\n")
+    answers = iter([False, False, True])
+
+    def over() -> bool:
+        server.fail(run.path)
+        return next(answers)
+
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+            server.recover()
+
+    monkeypatch.setattr(logs, "_is_over", lambda _: over)
+    monkeypatch.setattr(logs, "QUIET", 0.0)
+    monkeypatch.setattr("launcher.schedulers.query_cache.interval", lambda *_: 0.0)
+    monkeypatch.setattr(progress.time, "sleep", sleep)
+    assert commands.main(["logs", "a", "-f"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "[0] a\n"
+    assert printed.err.count("launcher: waiting: ") == len(pauses) == 3
 
 
 def test_output_alone_asks_no_scheduler_and_loads_nothing_heavy(run: Run, tmp_path: Path) -> None:

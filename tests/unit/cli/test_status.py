@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from launcher.cli import progress as standing
 from launcher.cli.explain import explain, of_why
 from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.config.schema import Debug
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, all_statuses, each_status, status_of
@@ -751,6 +753,27 @@ def test_a_cluster_that_does_not_answer_is_told_once_and_is_not_over(
     monkeypatch.setattr(status.time, "sleep", lambda seconds: None)
     assert status.watch(Rows([], tmp_path, False)) == 0
     assert capsys.readouterr().out.splitlines() == [silent[0]["hpc"], "hpc answers again"]
+
+
+def test_a_watch_waits_for_a_file_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(tmp_path))
+    answers: list[Exception | status.View] = [UnavailableError("gone"), stale, status.View([], [], 0)]
+
+    def look(_: object) -> status.View:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(Rows, "look", look)
+    monkeypatch.setattr(standing.time, "sleep", lambda seconds: None)
+    assert status.watch(Rows([], tmp_path, False)) == 0
+    assert capsys.readouterr().err == f"launcher: waiting: gone\nlauncher: waiting: {stale}\n"
+    answers = [OSError(errno.EIO, os.strerror(errno.EIO))]  # the terminal was closed
+    with pytest.raises(OSError, match="Input/output"):
+        status.watch(Rows([], tmp_path, False))
 
 
 def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

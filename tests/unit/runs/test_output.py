@@ -20,6 +20,7 @@ from launcher.runs import events as kinds
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
 from launcher.runs.output import Part, Stream, file_names, lines_of, parts_of, read, start_of_last
+from tests.unit.faults import FileServer
 
 A, B = Path("/r/output-7.log"), Path("/r/output-8.log")
 
@@ -223,6 +224,22 @@ def test_the_last_lines_of_all_attempts(tmp_path: Path, count: int, ranks: tuple
     stream = Stream(run, ranks=ranks)
     stream.skip_to_last(count)
     assert told(stream, last=True) == shown
+
+
+@pytest.mark.parametrize("part", ["attempts", "output-7.log"])
+def test_a_folder_that_cannot_be_read_now_is_an_error_at_the_end_and_read_later_before(
+    part: str, tmp_path: Path, server: FileServer
+) -> None:
+    run = make(tmp_path)
+    begin(run, 0, "7", 0)
+    write(run, "[0] a\n")
+    stream = Stream(run)
+    server.fail(run.path / part)
+    assert told(stream) == ""
+    with pytest.raises(UnavailableError, match=part):
+        told(stream, last=True)
+    server.recover()
+    assert told(stream) == "[0] a\n"
 
 
 def not_now(path: Path) -> None:
