@@ -236,15 +236,23 @@ class Run(Struct):
             live_index.add(self.path.parent if self.is_point else self.path)
         event_file.append(self.path / "journal.jsonl", event, sync=sync)
 
-    def link(self, index: Path) -> None:
-        """Links the run as `latest` beside it, and as `latest` and its id in `index`; errors are ignored."""
+    def link(self, index: Path, *, latest: bool = True) -> None:
+        """Links the run as its id in `index`, and as `latest` there and beside it; errors are ignored."""
         for folder in {self.path.parent, index}:
-            with contextlib.suppress(OSError):  # the job is submitted already, and does not need the links
+            with contextlib.suppress(OSError):  # the job does not need the links
                 run_files.make_folder(folder)
                 if folder != self.path.parent:
                     _relink(folder / self.id, self.path)
                     live_index.add_to(folder, self.id)
-                _relink(folder / "latest", self.path)
+                if latest:
+                    _relink(folder / "latest", self.path)
+
+    def unlink(self, index: Path) -> None:
+        """Removes the link of a run that was not submitted after all; errors are ignored."""
+        link = index / self.path.name
+        with contextlib.suppress(OSError):
+            if link.readlink() == self.path:
+                link.unlink()
 
     def _write(self, name: str, text: str) -> Path:
         return run_files.write(self.path / name, text)

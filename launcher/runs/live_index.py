@@ -39,13 +39,17 @@ SETTLED = 600.0  # seconds after which a submission is certain to be complete, e
 
 def add(path: Path) -> None:
     """Adds a run or sweep that is about to be submitted to the index of its folder, and of the default folder."""
+    for folder in _folders(path):
+        add_to(folder, path.name)
+
+
+def _folders(path: Path) -> list[Path]:
     folders = [path.parent]
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
         index = default_runs_dir()
         if index != path.parent and (index / path.name).resolve() == path.resolve():
             folders.append(index)
-    for folder in folders:
-        add_to(folder, path.name)
+    return folders
 
 
 def add_to(runs_dir: Path, name: str) -> None:
@@ -83,13 +87,12 @@ def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Removes a run that was not submitted after all from the index of its folder; undoes `add`."""
-    folder = path.parent / FOLDER
-    if not ownership.is_own(folder):
-        return
-    with contextlib.suppress(OSError):
-        (folder / path.name).unlink(missing_ok=True)
-        folder.rmdir()  # fails unless it was the first run
+    """Removes a run that was not submitted after all; undoes `add`."""
+    for folder in (each / FOLDER for each in _folders(path)):
+        with contextlib.suppress(OSError):
+            if ownership.is_own(folder):
+                (folder / path.name).unlink(missing_ok=True)
+                folder.rmdir()  # fails unless it was the first run
 
 
 def _counts(runs_dir: Path, name: str) -> Path:

@@ -80,6 +80,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
             raise
     with only_submitter(run.path):
         require_same(run, plan)  # another process may have submitted it at the same time
+        run.link(default_runs_dir(), latest=False)  # now: commands must find it if the scheduler's answer is lost
         if job_id := read_history(run).job_id:
             return SubmittedRun(run, job_id, again=True)
         resumed = resumed or tried(run, prepared.token)  # by a process that held the lock before
@@ -95,8 +96,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
                 f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "
                 "it if there is none"
             ) from None
-    with contextlib.suppress(OSError):  # a convenience: `status` accepts paths, too
-        run.link(default_runs_dir())
+    run.link(default_runs_dir())
     return started
 
 
@@ -141,6 +141,7 @@ def tried(run: Run, token: str) -> bool:
 def _remove(run: Run) -> None:
     shutil.rmtree(run.path, ignore_errors=True)
     live_index.discard(run.path)
+    run.unlink(default_runs_dir())
 
 
 def _remove_unrecorded(run: Run) -> None:

@@ -89,8 +89,7 @@ def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> Submitted
         with only_submitter(sweep.path):
             submit = _submit_points if prepared.settings is None else _submit_search
             submitted = submit(sweep, prepared, by_hand)
-        with contextlib.suppress(OSError):  # a convenience: commands also take a path
-            Run(sweep.path).link(default_runs_dir())
+        Run(sweep.path).link(default_runs_dir())
         return submitted
 
 
@@ -102,6 +101,7 @@ def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
         raise _changed(sweep)
     if now != prepared.manifest:
         sweep.write(prepared.manifest)
+    Run(sweep.path).link(default_runs_dir(), latest=False)  # before any job: commands must find it if this is cut short
     made = _make_points(sweep, prepared)
     sweep.mark_cancelled(False)
     recover(sweep, prepared.plans)
@@ -127,6 +127,7 @@ def _submit_search(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
         raise _changed(sweep)
     assert prepared.settings is not None, "it is a search"
     sweep.write(prepared.manifest)
+    Run(sweep.path).link(default_runs_dir(), latest=False)
     snapshot.take(prepared.plans[prepared.order[0]])
     SearchRecord(sweep.path).create(prepared.settings, prepared.template)
     sweep.mark_cancelled(False)
@@ -450,10 +451,10 @@ def _submit_pilot(
         facts = facts_of_here(plan.submitted_in)
         run.write_record(plan, config, {**facts, "token": token_of(plan.run_dir), "overrides": []})
     run.clear_marks()
+    run.link(default_runs_dir(), latest=False)
     with only_submitter(run.path):
         submitted = start(run, plan, token, resumed=resumed, by_hand=by_hand)
-    with contextlib.suppress(OSError):  # a convenience: commands also take a path
-        run.link(default_runs_dir())
+    run.link(default_runs_dir())
     return submitted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,12 +21,13 @@ from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Submitting, every
 from launcher.runs.history import journal_events, read_history
+from launcher.runs.lookup import find
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.scheduler import PBSScheduler
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare
-from launcher.submission.submit import SubmittedRun, submit
+from launcher.submission.submit import Interrupted, SubmittedRun, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
 from tests.unit.plans import bare_plan, make_config
@@ -92,6 +94,45 @@ def test_a_job_that_cannot_be_noted_is_found_by_the_next_command(
     assert len(stand_in.jobs()) == 1
 
 
+def after(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
+    """Another process, or the user, acts after this one has called a function for the first time."""
+    real, left = getattr(owner, name), [other]
+
+    def call(*arguments: Any, **how: Any) -> Any:
+        found = real(*arguments, **how)
+        if left:
+            left.pop()()
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_a_run_kept_elsewhere_is_found_by_its_id_though_its_submission_was_interrupted(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index"
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(index))
+    with monkeypatch.context() as user:
+        after(submission, "start", user, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Interrupted, match="`launcher cancel a` ends it"):
+            handed_over(tmp_path)
+    assert find("a", None) == Run(tmp_path / "runs" / "a")
+    assert (index / ".live" / "a").exists()
+    (index / "a").unlink()
+    assert handed_over(tmp_path).again
+    assert find("a", None) == Run(tmp_path / "runs" / "a")
+
+
+def test_a_refused_run_leaves_nothing_where_commands_look_for_it(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "index"))
+    stand_in.set(refusal="#SBATCH")
+    with pytest.raises(SubmissionError, match="Invalid license"):
+        handed_over(tmp_path)
+    assert list((tmp_path / "index").iterdir()) == []
+
+
 CHAIN = Resume(how=ResumeHow.chain, max_attempts=3)
 
 
@@ -133,19 +174,6 @@ def test_no_command_that_submits_a_chain_to_pbs_gets_a_secret(tmp_path: Path, mo
     monkeypatch.setattr(PBS, "holds", lambda *_: True)
     assert handed_over(tmp_path, "pbs", resume=CHAIN).job_id == "1.server"
     assert ["HF_TOKEN" in each for each in given] == [False] * 3
-
-
-def after(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
-    """Another process acts after this one has called a function for the first time."""
-    real, left = getattr(owner, name), [other]
-
-    def call(*arguments: Any) -> Any:
-        found = real(*arguments)
-        if left:
-            left.pop()()
-        return found
-
-    monkeypatch.setattr(owner, name, call)
 
 
 def test_a_job_that_another_process_could_not_note_is_found_by_one_that_waited_for_it(

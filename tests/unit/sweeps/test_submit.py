@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.slurm.client import Slurm
+from launcher.submission.submit import Interrupted
 from launcher.sweeps import control, submit
 from launcher.sweeps.prepare import id_of, prepare_sweep
 from launcher.sweeps.submit import resubmit
@@ -76,6 +78,22 @@ def test_what_is_there_is_not_submitted_again(site: Site) -> None:
     assert (again.jobs, again.already_submitted, again.not_accepted) == ((), (0, 1, 2), ())
     assert again.sweep == first.sweep
     assert len(site.slurm.jobs()) == 1
+
+
+def test_a_sweep_kept_elsewhere_is_found_by_its_id_though_its_submission_was_interrupted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(site.folder / "index"))
+    note = Sweep.submitting
+
+    def interrupted(*args: Any, **how: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        note(*args, **how)
+
+    monkeypatch.setattr(Sweep, "submitting", interrupted)
+    with pytest.raises(Interrupted, match="2 points of lr submitted"):
+        site.submit(seeds(2), sweep=_sweep(id="lr"))
+    assert lookup.find_sweep("lr", None) == Sweep(site.folder / "runs/lr")
 
 
 def test_new_points_are_added_and_keep_the_numbers_of_the_old_ones(site: Site) -> None:
