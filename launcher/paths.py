@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 PACKAGE = Path(__file__).resolve().parent
+LONGEST_NAME = 64  # characters of the name or id of a run or sweep
 GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folders of conf/, of which one file is chosen
 
 
@@ -78,7 +79,12 @@ def new_id(name: str, now: datetime | None = None) -> str:
     from datetime import datetime
 
     moment = now or datetime.now()
-    return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+    return with_ending(name, f"-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}")
+
+
+def with_ending(name: str, ending: str) -> str:
+    """Returns a name with an ending; one that would be too long for an id is cut."""
+    return name[: LONGEST_NAME - len(ending)] + ending
 
 
 # The same as `python -P -m`, which only Python 3.11 and later know. User code may need the working folder: it is put

@@ -20,6 +20,7 @@ from launcher.config.schema import Backend, Config, Form, LaunchMode, ResumeHow,
 from launcher.errors import ConfigError, near
 from launcher.files.json_types import as_json
 from launcher.formatting import plural
+from launcher.paths import LONGEST_NAME
 from launcher.plan import plan as plans
 from launcher.plan.plan import CONTROL, NIC, JobPlan, keys_of, texts_in
 from launcher.redaction import without_password
@@ -27,7 +28,6 @@ from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
 S = TypeVar("S", bound=Struct)
-LONGEST_NAME = 64  # characters of a run's name
 
 
 def words(given: str | Sequence[Any]) -> list[str]:

@@ -561,7 +561,7 @@ def submit(
 def _new_id(given: Sequence[str], keys: Mapping[str, str], command: str) -> str:
     script = next((word for word in given if not word.startswith("-") and "=" not in word), "") if command else ""
     name = keys.get("name") or Path(script).stem or keys.get("workload") or "run"
-    return new_id(re.sub(r"[^A-Za-z0-9_.+-]", "_", name.strip("'\"")).lstrip("-+.")[:60] or "run")
+    return new_id(re.sub(r"[^A-Za-z0-9_.+-]", "_", name.strip("'\"")).lstrip("-+.") or "run")
 
 
 # -- a run there, for scripts in Python: what `launcher.submit` and `launcher.find` return for it

@@ -25,6 +25,7 @@ from launcher.config.search_space import overrides as overrides_of
 from launcher.environment import container_command
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError
+from launcher.paths import with_ending
 from launcher.plan import limits
 from launcher.plan.build import check_name, refuse_unusable
 from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, keys_of
@@ -134,7 +135,7 @@ def id_of(command: Sequence[str], name: str) -> str:
         and sweep_directory.key_of(each) not in sweep_directory.COMMAND_KEYS
         and not each.startswith(("-", "sweep."))
     )  # fmt: skip
-    return f"{name}-{hashlib.sha256(repr(kept).encode()).hexdigest()[:8]}"
+    return with_ending(name, f"-{hashlib.sha256(repr(kept).encode()).hexdigest()[:8]}")
 
 
 def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> PreparedSweep:

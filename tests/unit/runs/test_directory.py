@@ -20,6 +20,7 @@ import pytest
 from launcher import bounds
 from launcher.errors import ConfigError, RunError
 from launcher.paths import new_id
+from launcher.plan.build import check_name
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, current_attempt
@@ -408,3 +409,9 @@ def test_ids_sort_by_time_and_differ_within_a_second() -> None:
     assert len(ids) > 15
     assert all(text.startswith("a-20261121-074601-") for text in ids)
     assert max(ids) < new_id("a", datetime(2026, 11, 21, 7, 46, 2))
+
+
+@pytest.mark.parametrize("length", [42, 43, 44, 64, 200])
+def test_an_id_that_is_made_of_a_long_name_can_be_given_again(length: int) -> None:
+    name = "n" * length
+    assert check_name("run_id", new_id(name)).startswith(f"{name[:43]}-2")

@@ -46,6 +46,12 @@ def test_the_same_overrides_mean_the_same_sweep(command: list[str], same: bool) 
     assert first.startswith("p2p-")
 
 
+@pytest.mark.parametrize("length", [55, 56, 64])
+def test_a_sweep_with_a_long_name_has_an_id_that_is_allowed(site: Site, length: int) -> None:
+    name = "n" * length
+    assert prepare_sweep(site.requested(seeds(2), name=name), COMMAND).path.name.startswith(f"{name[:55]}-")
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     slurm = SlurmStandIn(tmp_path / "slurm")
