@@ -47,7 +47,7 @@ def interpolated() -> Iterator[dict[str, str]]:
 def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
     """Raises ConfigError if a key (of `interpolated`) has a secret's value, however short; cluster.environment may."""
     for key, variable in interpolated.items():
-        own = key.removeprefix("cluster.environment.")
+        own = re.sub(r"^cluster\.(pools\..+\.)?environment\.", "", key)
         if redaction.is_secret(variable, patterns) and (own == key or not redaction.is_secret(own, patterns)):
             raise ConfigError(
                 f"{key} has the value of {variable}, a secret (env.secrets), and would be written to the run's record: "
@@ -116,15 +116,16 @@ def plain(config: Container) -> Any:
     return OmegaConf.to_container(config, resolve=True, enum_to_str=True)
 
 
-def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns these variables of a config's cluster.environment that have a value; {}: the profile may be gone."""
+def variables(overrides: Sequence[str], names: Sequence[str], pools: Sequence[str]) -> dict[str, str]:
+    """Returns these variables of a config's cluster.environment and pools that have a value; {}: no such profile."""
     found: dict[str, str] = {}
     with contextlib.suppress(ConfigError), in_our_words(overrides):
-        config, _ = by_hydra(overrides)
-        for name in names:
-            with contextlib.suppress(OmegaConfBaseException):  # ${oc.env:NAME} without this variable
-                if (value := config.cluster.environment.get(name)) is not None:
-                    found[name] = str(value)
+        cluster = by_hydra(overrides)[0].cluster
+        for section in (cluster, *(cluster.pools[each] for each in pools if each in cluster.pools)):
+            for name in names:
+                with contextlib.suppress(OmegaConfBaseException):  # ${oc.env:NAME} without this variable
+                    if (value := section.environment.get(name)) is not None:
+                        found.setdefault(name, str(value))
     return found
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from launcher.runs.events import Ended, every
 
 REDACTED = "(secret)"  # replaces a value in a record
 MIN_LENGTH = 8  # characters; shorter values are not searched for in other values, since they would be found anywhere
-_VARIABLE = re.compile(r"\s*[+~]*cluster\.environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
-_SECTION = re.compile(r"\s*[+~]*cluster\.environment\s*=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\s*[+~]*cluster\.(?:pools\.[^=]+\.)?environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
+_SECTION = re.compile(r"\s*[+~]*cluster\.(?:environment|pools(?:\.[^.=]+(?:\.environment)?)?)\s*=(.*)", re.DOTALL)
 _KEY = re.compile(r"([\w-]+)\s*:\s*")  # in a section
 _NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?\s*"""  # a reference, null or nothing
 
@@ -30,7 +30,7 @@ _NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?
 def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Returns overrides without the values of secrets, for which a resumed run needs its environment.
 
-    | override of cluster.environment for a secret | result |
+    | override of cluster.environment, or of a pool's, for a secret | result |
     |---|---|
     | `NAME=VALUE`, even if a later override replaces it | `NAME=${oc.env:NAME}` |
     | `~NAME=VALUE` | `~NAME` |
@@ -55,15 +55,18 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
     return found
 
 
-def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
-    """Returns a resolved config in which the values of secrets in cluster.environment are replaced."""
-    cluster = dict(config.get("cluster") or {})
-    names = set(secrets)
-    environment = cluster.get("environment") or {}
-    if not names & set(environment):
+def redact_config(config: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
+    """Returns a resolved config without the values of secrets in cluster.environment and in those of its pools."""
+    if not (cluster := config.get("cluster")):
         return dict(config)
-    cluster["environment"] = {name: REDACTED if name in names else value for name, value in environment.items()}
-    return {**config, "cluster": cluster}
+    pools = {name: _redacted(pool, patterns) for name, pool in (cluster.get("pools") or {}).items()}
+    return {**config, "cluster": {**_redacted(cluster, patterns), "pools": pools}}
+
+
+def _redacted(section: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
+    variables = section.get("environment") or {}
+    hidden = redaction.secrets_in(variables, patterns)
+    return {**section, "environment": {**variables, **dict.fromkeys(hidden, REDACTED)}}
 
 
 def require_absent(values: Any, secrets: Mapping[str, str]) -> None:

@@ -123,6 +123,7 @@ def prepare(
     run_id: id of an existing run to resume (a point too); None: a run with the id in the config, or with a new one.
     new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
     """
+    config = with_pool(config)
     held, resumes = held_allocation(config, environ), run_id is not None
     check_name("name", config.name)
     if run_id is None:
@@ -141,6 +142,11 @@ def prepare(
     secrets = secrets_of(config)
     secret.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
     return Prepared(plan, token, notes, secrets)
+
+
+def with_pool(config: Config) -> Config:
+    """Returns the config with the variables and interface of the pools that apply, before anything else looks at it."""
+    return dataclasses.replace(config, cluster=limits.with_pool(config.cluster))
 
 
 def secrets_of(config: Config) -> dict[str, str]:
@@ -175,10 +181,9 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
 def planned(
     config: Config, site: PlanFacts, inputs: Inputs, *, new_snapshot: bool = False
 ) -> tuple[JobPlan, tuple[str, ...]]:
-    """Makes a plan, checks it without the scheduler, and returns it with notes; raises ConfigError."""
+    """Makes a plan, checks it without the scheduler, and returns it with notes; ConfigError. config: `with_pool`."""
     refuse_unusable("", config)  # before files are looked for
     run = None if new_snapshot else Run(Path(site.run_dir))
-    config = dataclasses.replace(config, cluster=limits.with_pool(config.cluster))
     config, notes = inputs.with_workload(_with_baseline(config), run)
     config = inputs.with_template(config)
     config, more = inputs.with_environment(config)

@@ -17,6 +17,7 @@ from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError, program
 from launcher.files.ownership import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
+from launcher.plan.limits import pools_by_key
 from launcher.runs.directory import Run
 from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
@@ -177,9 +178,10 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
 
 def secrets_again(run: Run) -> dict[str, str]:
     """Returns the secrets that a run's config sets (cluster.environment), by name, if they still have a value."""
-    words = [*run.record().get("overrides", []), *place_overrides(run)]
+    words, plan = [*run.record().get("overrides", []), *place_overrides(run)], run.plan()
     with compose.registered(_held_nodes):
-        return compose.variables(words, run.plan().secret_variables)
+        pools = [name.partition("@")[0] for name in pools_by_key(plan).values()]
+        return compose.variables(words, plan.secret_variables, pools)
 
 
 def place_overrides(run: Run) -> list[str]:

@@ -167,7 +167,7 @@ def redacted_record(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns `config` and `overrides` for the record, without secrets; ConfigError: one cannot be left out."""
     names = prepared.plan.env.secrets
-    found = (secret.redact_config(config, prepared.secrets), secret.redact_overrides(overrides, names))
+    found = (secret.redact_config(config, names), secret.redact_overrides(overrides, names))
     secrets = {**redaction.secrets_in(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found

@@ -34,7 +34,15 @@ from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings,
 from launcher.search.points import template_of
 from launcher.search.progress import look
 from launcher.submission import render
-from launcher.submission.prepare import Inputs, check_capacity, held_allocation, planned, secrets_of, site_of
+from launcher.submission.prepare import (
+    Inputs,
+    check_capacity,
+    held_allocation,
+    planned,
+    secrets_of,
+    site_of,
+    with_pool,
+)
 from launcher.submission.submit import facts_of_here
 
 # Keys and sections of a plan that only ranks read, so that they do not change the job script.
@@ -140,6 +148,7 @@ def id_of(command: Sequence[str], name: str) -> str:
 
 def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> PreparedSweep:
     """Plans and checks all points of a command line, without writing files. Raises ConfigError: it cannot run."""
+    points = [dataclasses.replace(each, config=with_pool(each.config)) for each in points]
     first = points[0].config
     require_cluster(command, first.cluster.scheduler)
     refuse_unusable("sweep.", first.sweep)
@@ -149,7 +158,7 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
     points = [
         dataclasses.replace(
             each, overrides=tuple(secret.redact_overrides(each.overrides, names)),
-            resolved=secret.redact_config(each.resolved, secrets),
+            resolved=secret.redact_config(each.resolved, names),
         )
         for each in points
     ]  # fmt: skip

@@ -22,7 +22,7 @@ from launcher.paths import resource
 from launcher.plan.build import PlanFacts
 from launcher.plan.limits import pools_of
 from launcher.submission import render, resume
-from launcher.submission.prepare import Inputs, planned
+from launcher.submission.prepare import Inputs, planned, with_pool
 
 FOLDER = resource("conf") / "cluster"
 SITES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - profiles.bases())
@@ -55,7 +55,8 @@ def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys:
         config.cluster.resources["storage"] = "scratch/abc123"
     if required and name == "miyabi-g":
         config.cluster.directives["W"] = ["group_list=abc123"]
-    plan, _ = planned(replace(config, **keys), PlanFacts("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
+    config = with_pool(replace(config, **keys))
+    plan, _ = planned(config, PlanFacts("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
     return render.rendered(plan, token="t")
 
 

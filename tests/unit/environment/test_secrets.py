@@ -23,7 +23,7 @@ from launcher import redaction
 from launcher.cli.submit import show
 from launcher.config import compose
 from launcher.config.points import Composer
-from launcher.config.schema import Env
+from launcher.config.schema import Env, Pool
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError
 from launcher.plan.plan import JobPlan
@@ -204,6 +204,28 @@ def test_a_record_says_how_to_give_the_secret_again(tmp_path: Path) -> None:
         secrets.require(["API_KEY"], {})
 
 
+def test_a_secret_of_a_pool_reaches_the_job_and_no_record_has_that_of_any(tmp_path: Path) -> None:
+    variables = {"gpu": {"API_KEY": "12345678", "PLAIN": 1}, "cpu": {"API_KEY": "87654321", "MY_TOKEN": None}}
+    pools = {name: Pool(environment=each) for name, each in variables.items()}
+    config = make_config(cluster={"check": False, "partition": "gpu", "pools": pools}, runs_dir=str(tmp_path))
+    resolved = {"cluster": {"pools": {name: {"environment": each} for name, each in variables.items()}}}
+    prepared = prepare.prepare(config)
+    assert (prepared.secrets, prepared.plan.secret_variables) == ({"API_KEY": "12345678"}, ("API_KEY",))
+    recorded, _ = submit.redacted_record(prepared, resolved, [])
+    assert {name: pool["environment"] for name, pool in recorded["cluster"]["pools"].items()} == {
+        "gpu": {"API_KEY": "(secret)", "PLAIN": 1}, "cpu": {"API_KEY": "(secret)", "MY_TOKEN": None},
+    }  # fmt: skip
+    sweep = prepare_sweep([RequestedPoint(("seed=1",), config, resolved)], ["seed=1"])
+    assert (sweep.secrets, sweep.points[0].resolved) == (prepared.secrets, recorded)
+
+
+def test_a_point_that_runs_again_gets_the_secret_of_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "abc")
+    resume.register()
+    pools = "+cluster.pools={cpu: {environment: {API_KEY: x}}, gpu: {environment: {API_KEY: '${oc.env:MY_TOKEN}'}}}"
+    assert compose.variables(["workload=p2p", "cluster=slurm", pools], ["API_KEY"], ["gpu"]) == {"API_KEY": "abc"}
+
+
 def test_a_sweeps_points_have_files_of_their_own_on_pbs(tmp_path: Path) -> None:
     Submitted(tmp_path, "pbs", "12345678", "87654321", points=3)
     sweep = next(path.parent for path in (tmp_path / "runs").glob("*/sweep.json")).resolve()
@@ -303,12 +325,14 @@ def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> Non
         ("cluster.environment.API_KEY=${oc.env:MINE,abcdefgh}", "cluster.environment.API_KEY=${oc.env:API_KEY}"),
         ("cluster.environment.API_KEY=${oc.decode:abcdefgh}", "cluster.environment.API_KEY=${oc.env:API_KEY}"),
         ("~cluster.environment.API_KEY=abcdefgh", "~cluster.environment.API_KEY"),
+        ("+cluster.pools.gpu.environment.API_KEY=abcdefgh", "+cluster.pools.gpu.environment.API_KEY=${oc.env:API_KEY}"),
         *((word, word) for word in (
             "cluster.environment.API_KEY=${oc.env:MINE}", "cluster.environment.API_KEY='${oc.env:MINE}'",
             "cluster.environment.API_KEY=$\\{oc.env\\:MINE\\}", "cluster.environment.API_KEY=null",
             "cluster.environment.API_KEY=", "~cluster.environment.API_KEY", "cluster.environment.PLAIN=abcdefgh",
             "cluster.environment={API_KEY: ${oc.env:MINE}, B: 1}", "cluster.environment={A: 1, API_KEY: null}",
             "cluster.environment={PLAIN: API_KEY}", "workload.lr=0.1",
+            "cluster.pools.gpu.limits={nodes: 4}", "cluster.pools.gpu.environment.PLAIN='API_KEY: abcdefgh'",
         )),
     ],
 )  # fmt: skip
@@ -323,11 +347,16 @@ def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> Non
 
 
 @pytest.mark.parametrize(
-    "section", ["{API_KEY: abcdefgh, B: 1}", "{B: 1,API_KEY:e}", "{API_KEY: '${oc.env:MINE,abcdefgh}'}"]
-)
+    "section",
+    [
+        "environment={API_KEY: abcdefgh, B: 1}", "environment={B: 1,API_KEY:e}",
+        "environment={API_KEY: '${oc.env:MINE,abcdefgh}'}", "pools={gpu: {environment: {API_KEY: abcdefgh}}}",
+        "pools.gpu={environment: {API_KEY: abcdefgh}}", "pools.gpu.environment={API_KEY: abcdefgh}",
+    ],
+)  # fmt: skip
 def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> None:
     with pytest.raises(ConfigError, match=r"has API_KEY, a secret .* as cluster\.environment\.API_KEY=") as caught:
-        secrets.redact_overrides([f"+cluster.environment={section}"], redaction.SECRETS)
+        secrets.redact_overrides([f"+cluster.{section}"], redaction.SECRETS)
     assert "abcdefgh" not in str(caught.value)
 
 
@@ -377,6 +406,8 @@ def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeyp
     (["name=x-${oc.env:MY_TOKEN}"], "name"),
     (["+cluster.environment.MINE=${oc.env:MY_TOKEN}"], "cluster.environment.MINE"),
     (["+cluster.environment.API_KEY=${oc.env:MY_TOKEN}"], None),
+    (["+cluster.pools={gpu: {environment: {MINE: '${oc.env:MY_TOKEN}'}}}"], "cluster.pools.gpu.environment.MINE"),
+    (["+cluster.pools={gpu: {environment: {API_KEY: '${oc.env:MY_TOKEN}'}}}"], None),
     (["name=x-${oc.env:OTHER}"], None),
 ])  # fmt: skip
 def test_however_short_a_secret_is_no_key_may_have_it(
