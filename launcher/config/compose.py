@@ -168,7 +168,7 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
 # -- Registers our schema and resolvers with Hydra, and sets how YAML is read, before a config is composed
 
 
-_INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
+_INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o[0-7_]+|0|[1-9][0-9_]*)$")
 
 
 def register(held_nodes: Callable[[], int]) -> None:
@@ -176,7 +176,7 @@ def register(held_nodes: Callable[[], int]) -> None:
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", held_nodes, replace=True)
-    # YAML 1.1 reads 1:30:00 as the number 5400; YAML 1.2 does not.
+    # YAML 1.1 reads 1:30:00 as the number 5400, and 0123 as 83; YAML 1.2 does not.
     yaml.SafeLoader.yaml_implicit_resolvers = {
         start: [(tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers]
         for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
@@ -28,12 +29,9 @@ WORKLOADS = {
     "program": schema.Program,
     "function": schema.Function,
 }
-# A key that is an id, with a value that Hydra takes for a number or for true or false, and would write in another way.
 _RACE = re.compile(r"^(\+*cluster\.race=)\[([^]'\"[]*)\]$")
-_NUMBER_AS_ID = re.compile(
-    r"\A((?:run_id|name|sweep\.id)=)([+-]?(?:[\d_]*\.?\d[\d_]*\.?(?:e[+-]?[\d_]+)?|inf|nan)|true|false)\Z",
-    re.IGNORECASE,
-)
+# What Hydra takes for a number, or for true or false
+_NO_TEXT = re.compile(r"[+-]?(?:[\d_]*\.?\d[\d_]*\.?(?:e[+-]?[\d_]+)?|inf|nan)|true|false", re.IGNORECASE)
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 
@@ -189,12 +187,49 @@ def opened(words: Iterable[str]) -> list[str]:
     """Converts overrides as users type them to Hydra's.
 
     Adds `++` where Hydra requires it for keys not in the schema, which are names of the user's own in the sections of
-    `OPENED` (`cluster.environment.NAME=1`); quotes ids that Hydra would take for numbers (`run_id=1e3`), and what
-    is in `cluster.race=[partition=a,partition=b]`.
+    `OPENED` (`cluster.environment.NAME=1`); quotes texts that Hydra would take for numbers and write in another way
+    (`cluster.account=2024_017`), and what is in `cluster.race=[partition=a,partition=b]`.
     """
     own = tuple(f"{key}{rest}" for key in OPENED for rest in (".", "={"))
-    words = [_RACE.sub(_quoted_members, _NUMBER_AS_ID.sub(r"\1'\2'", word)) for word in words]
+    words = [_RACE.sub(_quoted_members, _as_text(word)) for word in words]
     return [f"++{word}" if word.startswith(own) else word for word in words]
+
+
+def _as_text(word: str) -> str:
+    key, _, value = word.partition("=")
+    parts = [each.strip() for each in value.split(",")]  # values of a multirun
+    if key.startswith("~") or set(value) & set("'\"()[]{}") or not any(map(_is_changed, parts)) or not _is_text(key):
+        return word
+    return f"{key}={','.join(quoted(each) if _is_changed(each) else each for each in parts)}"
+
+
+def _is_changed(value: str) -> bool:
+    if not _NO_TEXT.fullmatch(value):
+        return False
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return str(kind(value)) != value
+    return True
+
+
+def _is_text(key: str) -> bool:
+    # Not a text with a form of its own (`time=1_800`)
+    section, _, name = key.lstrip("+").rpartition(".")
+    if section in ("cluster.environment", "cluster.rank_environment"):
+        return True
+    hints = (get_type_hints(kind, include_extras=True).get(name) for kind in _kinds_of(section))
+    return next(filter(None, hints), None) in (str, str | None)
+
+
+def _kinds_of(section: str) -> Iterator[type]:
+    # One by one: the keys of other schedulers are not loaded to find one that all have
+    if section == "workload":
+        yield from WORKLOADS.values()
+    elif section == "cluster":
+        yield schema.Cluster
+        yield from filter(None, map(settings_class, names()))
+    elif isinstance(kind := get_type_hints(schema.Config).get(section) if section else schema.Config, type):
+        yield kind
 
 
 def _quoted_members(found: re.Match[str]) -> str:

@@ -399,9 +399,11 @@ def _require(cluster: schema.Cluster) -> None:
 
 
 def _environment(values: Mapping[str, Any], key: str = "environment") -> dict[str, str | None]:
-    for variable in values:
+    for variable, value in values.items():
         if not VARIABLE.fullmatch(variable):
             raise ConfigError(f"cluster.{key}: {variable!r} cannot be a variable's name")
+        if isinstance(value, bool) or not (value is None or isinstance(value, (str, int, float))):
+            raise ConfigError(f"cluster.{key}.{variable}: {value!r} is neither text nor a number: put it in quotes")
     return {variable: None if value is None else str(value) for variable, value in values.items()}
 
 

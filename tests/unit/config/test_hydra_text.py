@@ -52,10 +52,30 @@ def test_other_values_keep_their_type(value: Any) -> None:
     assert type(read(element(value))) is type(value)
 
 
-@pytest.mark.parametrize("key", ["run_id", "name", "sweep.id"])
 @pytest.mark.parametrize(
-    "typed", ["1e3", "1E-3", "true", "False", "1_000", "007", "1.50", ".5", "5.", "inf", "NaN", "+5", "lr", "1e3x"]
+    "key",
+    ["run_id", "name", "sweep.id", "cluster.qos", "cluster.environment.A", "+cluster.rank_environment.A"],
 )
-def test_an_id_is_what_was_typed(key: str, typed: str) -> None:
+@pytest.mark.parametrize(
+    "typed",
+    ["1e3", "1E-3", "true", "False", "1_000", "007", "1.50", ".5", "5.", "inf", "NaN", "+5", "lr", "1e3x", "8", "0.5"],
+)
+def test_a_text_is_what_was_typed(key: str, typed: str) -> None:
     (override,) = opened([f"{key}={typed}"])
     assert str(OverridesParser.create().parse_override(override).value()) == typed
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "workload.lr=1e-3", "seed=1_000", "time=1_0", "mem=1e3", "checkpoint.memory=1_000", "preflight=true",
+        "cluster.account=null", "cluster.account=${seed}", "cluster.account=choice(1.10,1.20,1.30)",
+        "cluster.account=[1.10]", "+cluster.environment.A=null", "~cluster.environment.A=true", "hydra.x=1e3",
+    ],
+)  # fmt: skip
+def test_what_is_no_text_stays_as_it_is(word: str) -> None:
+    assert opened([word]) == [word]
+
+
+def test_values_of_a_multirun_are_quoted_one_by_one() -> None:
+    assert opened(["cluster.environment.A=1.10, b,8"]) == ["++cluster.environment.A='1.10',b,8"]

@@ -121,6 +121,7 @@ def test_a_profile_of_the_users_own_starts_from_ours(composed: Callable[..., Dic
         ("defaults: [{override /cluster: pbs}]\nenv: default\n", [], {"cluster.name": "pbs"}),
         ("name: run-${seed}\nnodes: 2\n", ["seed=3"], {"name": "run-3", "nodes": 2}),
         ("time: 1:30:00\n# cluster: pbs\n", [], {"time": "1:30:00", "cluster.name": "local"}),
+        ("cluster: slurm\ncluster.account: 0123\n", [], {"cluster.account": "0123"}),
         ("", [], {"cluster.name": "local"}),
     ],
 )  # fmt: skip

@@ -126,6 +126,9 @@ def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: 
         ({"cluster": {"port_range": "2000-65536"}}, "with 1024 <= LOW < HIGH <= 65535"),
         ({"cluster": {"port_range": "a-b"}}, "cluster.port_range='a-b'"),
         ({"cluster": {"environment": {"A B": "1"}}}, "cluster.environment: 'A B' cannot be a variable's name"),
+        *(({"cluster": {"environment": {"A": value}}}, f"cluster.environment.A: {value!r} is neither text nor a number")
+          for value in (True, [1, 2], {"a": 1})),
+        ({"cluster": {"rank_environment": {"A": False}}}, "cluster.rank_environment.A: False is neither text nor"),
         ({"cluster": {"environment": {"1A": "1"}}}, "cluster.environment: '1A'"),
         ({"cluster": {"environment": {"A=$(x)": "1"}}}, "cluster.environment: 'A=$(x)'"),
         ({"cluster": {"environment": {"A\n": "1"}}}, "cluster.environment: 'A\\n'"),
