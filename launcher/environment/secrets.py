@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
+import random
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher import redaction
-from launcher.errors import RESUME, ConfigError, RunError, SubmissionError, UnavailableError
+from launcher.errors import RESUME, ConfigError, RunError, SubmissionError
 from launcher.files import run_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.paths import user_data_dir
 from launcher.plan.plan import texts_in
+from launcher.runs import event_file
 from launcher.runs.directory import Run, require_private
 from launcher.runs.events import Ended, every
 
@@ -92,6 +96,8 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
 PATTERNS = "LAUNCHER_SECRETS"  # variable of a job: the patterns of secret names, comma-separated
 FILE = "LAUNCHER_SECRETS_FILE"  # variable of a PBS job: the file with the values
 FOLDER = "LAUNCHER_SECRETS_DIR"  # variable of the user: the folder of such files
+PRUNED_AFTER = 86400.0  # seconds until such a file may be superfluous: the driver removes that of its run
+LOOKED_AT = 1000  # such files that a submission looks at, as a sweep of 100,000 points may wait
 
 
 @contextlib.contextmanager
@@ -154,7 +160,7 @@ def remove(path: Path) -> None:
 
 def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str, base: str) -> None:
     """Writes runs' secrets, if any, before submission, removes those of runs that are over; SubmissionError."""
-    prune(Path(base))
+    _prune_once(Path(base))
     for run_dir in run_dirs:
         path = file_of(run_dir, base)
         try:
@@ -175,18 +181,26 @@ def forget(run_dir: str, base: str | None) -> None:
 
 
 def prune(base: Path) -> None:
-    """Removes the files of secrets of runs that are over, deleted or cancelled, if their scripts have not done so."""
+    """Removes files of secrets of runs that are over, deleted or cancelled, if their scripts have not done so.
+
+    Looks at LOOKED_AT of them, by chance, and keeps those that are younger than PRUNED_AFTER.
+    """
     with contextlib.suppress(OSError):
-        for path in base.glob("*/*.sh"):
-            with open(path, errors="replace") as file:
-                run_dir = file.readline().removeprefix("# ").removesuffix("\n")
-                written = os.fstat(file.fileno()).st_mtime
-            with contextlib.suppress(UnavailableError):  # kept if the run's state is not known
+        files = list(base.glob("*/*.sh"))
+        for path in random.sample(files, min(len(files), LOOKED_AT)):
+            with contextlib.suppress(OSError):  # the file is gone, or the run's state is not known
+                if time.time() - (written := path.stat().st_mtime) < PRUNED_AFTER:
+                    continue
+                with open(path, errors="replace") as file:
+                    run_dir = file.readline().removeprefix("# ").removesuffix("\n")
                 if os.path.isabs(run_dir) and _over(Path(run_dir), written):
                     remove(path)
         for folder in base.glob("*"):  # the script of the last run in it has removed the file
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+_prune_once = functools.cache(prune)  # not for each array of a sweep
 
 
 def _over(run_dir: Path, written: float) -> bool:
@@ -206,5 +220,6 @@ def _over(run_dir: Path, written: float) -> bool:
         return unwrap(exists(runs_dir))
     if run.has("cancelled"):  # resume removes it before the file is written
         return True
-    ends = [event for each in run.attempts()[-1:] for event in every(each.latest_events(), Ended)]
+    scripts = [each.events_file("script") for each in run.attempts()[-1:]]
+    ends = [event for path in scripts for event in every(event_file.read(path), Ended)]
     return bool(ends) and ends[-1].code != RESUME and ends[-1].time > written

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from launcher.sweeps.submit import submit_sweep
 from tests.unit.plans import make_config, plan_of
 from tests.unit.sandbox import STAND_IN, Sandbox
 
+A_DAY_AGO = time.time() - 2 * secrets.PRUNED_AFTER
 BACKENDS = ("local", "slurm", "pbs")
 VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=30).map(
     lambda text: f"{text}-4f7a0c92"  # or it is one of the words that any script has
@@ -258,6 +260,7 @@ def test_files_of_runs_that_are_over_do_not_stay(
     base, run_dir = tmp_path / "own", tmp_path / "runs" / run_id
     path = secrets.file_of(str(run_dir), str(base))
     secrets.write(f"# {run_dir}\nexport A_KEY=x\n", path)
+    os.utime(path, (A_DAY_AGO, A_DAY_AGO))
     if made is not None:
         (tmp_path / "runs" / made).mkdir(parents=True)
     if run_id == "cancelled":
@@ -268,6 +271,24 @@ def test_files_of_runs_that_are_over_do_not_stay(
         (run_dir / "attempts/0/events/script.jsonl").write_text(json.dumps(event) + "\n")
     secrets.prune(base)
     assert (path.exists(), path.parent.exists()) == (kept, kept)
+
+
+def test_a_submission_looks_at_few_of_the_files_of_waiting_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+    monkeypatch.setattr(secrets, "LOOKED_AT", 10)
+    monkeypatch.setattr(secrets, "_over", lambda run_dir, _: looked.append(run_dir))
+    sweep, base = tmp_path / "runs/lr-1", tmp_path / "own"
+    for number in range(40):
+        path = secrets.file_of(str(sweep / str(number)), str(base))
+        secrets.write(f"# {sweep}/{number}\n", path)
+        if number < 30:
+            os.utime(path, (A_DAY_AGO, A_DAY_AGO))
+    for array in range(3):
+        secrets.hand_over([str(sweep / f"5{array}")], {"A_KEY": "x"}, "", str(base))
+    assert 0 < len(looked) <= 10
+    assert not {str(sweep / str(number)) for number in range(30, 40)} & {str(each) for each in looked}
 
 
 def test_a_folder_that_another_submission_removes_meanwhile_is_made_again(

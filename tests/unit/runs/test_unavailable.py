@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -308,6 +309,7 @@ def test_secrets_of_a_run_that_cannot_be_seen_stay(tmp_path: Path, server: FileS
     base = tmp_path / "secrets"
     path = secrets.file_of(str(run.path), str(base))
     secrets.write(f"# {run.path}\n", path)
+    os.utime(path, (0, 0))
     for part in (f"{run.path}", f"{run.path}/cancelled", f"{run.path}/attempts"):
         server.recover()
         server.fail(part, FOR_EVER, number)
