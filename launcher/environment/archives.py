@@ -108,8 +108,9 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
                     tar.add(path, str(path.relative_to(folder)), recursive=False, filter=members.allowed)
         part.replace(archive)
     except (OSError, subprocess.SubprocessError, ArchiveError) as error:
-        part.unlink(missing_ok=True)
         raise RunError(f"{archive} cannot be written: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
     facts = {**_stamp(archive), "sha256": digest_of(archive), "of": str(folder)}
     Path(f"{archive}.json").write_text(json.dumps(facts, indent=1) + "\n")
     return facts

@@ -178,11 +178,13 @@ def _whole(folder: Path, name: str) -> Iterator[Path]:
     try:
         part.mkdir()
         yield part
-        part.rename(folder)
-    except OSError:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        try:
+            part.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another submission of this run has made it
+                raise
     finally:
+        shutil.rmtree(part, ignore_errors=True)
         os.umask(previous)
 
 

@@ -143,6 +143,15 @@ def test_what_could_not_be_unpacked_is_not_packed(environment: Path, tmp_path: P
     assert not [*tmp_path.glob("*.tar")] and not [*tmp_path.glob(".*.tar*")]
 
 
+def test_an_interrupted_archive_leaves_nothing(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives.Members, "allowed", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        archives.pack(environment, tmp_path / "env.tar.gz")
+    assert [*tmp_path.iterdir()] == [environment]
+
+
 def test_an_archive_that_is_exchanged_meanwhile_does_not_count(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -333,6 +334,31 @@ def test_a_copy_that_was_cut_short_is_made_again(repository: Path, tmp_path: Pat
     Run.create(Path(plan.run_dir))  # its submitter was killed before it had written the record
     snapshot.take(plan)
     assert (Path(plan.run_dir) / "code/train").read_text() == "new"
+
+
+def test_an_interrupted_copy_leaves_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(repository, tmp_path / "runs")
+    run = Run.create(Path(plan.run_dir))
+    before = {*run.path.iterdir()}
+    monkeypatch.setattr(snapshot, "_copy", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        snapshot.take(plan)
+    assert {*run.path.iterdir()} == before
+
+
+def test_a_copy_that_another_submission_of_the_run_makes_meanwhile_is_taken(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(repository, tmp_path / "runs")
+    run = Run.create(Path(plan.run_dir))
+
+    def another(*_: object) -> None:
+        files(run.path / "code", train="its")
+
+    monkeypatch.setattr(snapshot, "_copy", another)
+    snapshot.take(plan)
+    assert (run.path / "code/train").read_text() == "its"
+    assert not [*run.path.glob(".code*")]
 
 
 def test_without_it_nothing_is_copied_and_git_is_not_asked(tmp_path: Path) -> None:
