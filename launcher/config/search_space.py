@@ -68,9 +68,12 @@ class Dimension(Struct):
         return found if abs(exact - found) < 1e-6 and 0 <= found < (self.count() or 0) else None
 
     def readable(self, number: float) -> float:
-        """Rounds a number to few digits, by at most 1e-5 of itself and of the range; with a step, returns it as is."""
-        if self.whole or self.step is not None:
+        """Rounds a number to few digits, by at most 1e-5 of itself and of the range; with a step, to a value."""
+        if self.whole:
             return number
+        if self.step is not None:
+            index = self.index(repr(number))
+            return number if index is None else float(self.value(index))
         allowed = 1e-5 * min(abs(number), self.high - self.low)
         short = (float(f"{number:.{digits}g}") for digits in range(1, 17))
         return next((each for each in short if abs(each - number) <= allowed and self.low <= each <= self.high), number)

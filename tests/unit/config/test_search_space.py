@@ -138,7 +138,7 @@ def test_a_number_of_an_interval_is_short_and_stays_in_it(low: float, span: floa
         (Dimension(low=1e-6, high=0.1, log=True), 3.2345678e-06, 3.2346e-06),
         (Dimension(low=1000000, high=1000001), 1000000.4321987, 1000000.4322),
         (Dimension(low=0.1234561, high=0.5), 0.1234561, 0.1234561),  # shorter ones are outside
-        (Dimension(low=0, high=1, step=0.1), 0.30000000000000004, 0.30000000000000004),
+        (Dimension(low=0, high=1, step=0.1), 0.30000000000000004, 0.3),
     ],
 )
 def test_a_number_of_an_interval_is_written_for_people(dimension: Dimension, number: float, short: float) -> None:
