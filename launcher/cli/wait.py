@@ -34,7 +34,7 @@ from launcher.runs.lease import is_being_submitted
 from launcher.runs.lookup import find_either
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import SearchRecord, Sweep, differing, label, sweep_of
-from launcher.schedulers.query_cache import interval
+from launcher.schedulers.query_cache import SHARE, interval
 from launcher.search.progress import chooses_more
 from launcher.submission.submit import print_notice
 
@@ -173,9 +173,14 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
 def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> RunStatus:
     live, rate = JobMonitor(share=True), Rate()
     polls, why = 0, ""
+
+    def look() -> tuple[RunStatus, float]:
+        began = time.monotonic()
+        return status_of(run, live), time.monotonic() - began
+
     with shown(every=None) as show:  # no progress lines where there is no terminal
         while True:
-            seen = wait_until_readable(lambda: status_of(run, live))
+            seen, took = wait_until_readable(look)
             if seen.state is RunState.QUEUED and seen.job.reason and seen.job.text != why:
                 why = seen.job.text  # the job may never start, so its pending reason is shown
                 print(f"queued: {why}", file=sys.stderr, flush=True)
@@ -191,8 +196,9 @@ def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> Run
                 show.show("step", progress.step, progress.total or None, of_training(progress, rate))
             if seen.state.over:
                 return seen
-            # A job may be queued for hours, so the interval grows.
-            time.sleep(LOCAL_INTERVAL if foreground else interval(polls, 0.0, 1.0, QUIET_INTERVAL))
+            # A job may be queued for hours, and a look at thousands of nodes takes seconds, so the interval grows.
+            pause = interval(polls, took, 1.0, max(QUIET_INTERVAL, SHARE * took))
+            time.sleep(LOCAL_INTERVAL if foreground else pause)
             polls += 1
 
 

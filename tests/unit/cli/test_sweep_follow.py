@@ -11,7 +11,11 @@ import pytest
 
 from launcher.cli import wait
 from launcher.errors import DONE, FAILED, RESUME
+from launcher.monitoring.run_status import JobMonitor, RunStatus
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
+from launcher.runs import event_file
+from launcher.runs import events as kinds
+from launcher.runs.directory import Run
 from launcher.runs.lease import is_being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
@@ -120,6 +124,22 @@ def test_a_search_that_nobody_goes_on_with_is_not_done(
     assert ("no pilot runs, and more points may be chosen" in error) == (code == FAILED)
     assert words in error
     assert wait.follow_sweep(sweep, points={1}) == DONE
+
+
+def test_looks_at_a_run_take_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, clock, looks = make_sweep(tmp_path, 1).run(0), Clock(monkeypatch, wait), []
+    events, read = begin(run), wait.status_of
+
+    def look(run: Run, live: JobMonitor) -> RunStatus:
+        looks.append(clock.now)
+        clock.now += 5.0
+        if len(looks) == 4:
+            event_file.append(events / "script.jsonl", kinds.Ended(code=0))
+        return read(run, live)
+
+    monkeypatch.setattr(wait, "status_of", look)
+    assert wait.follow_to_end(run, foreground=False, output=False) == 0
+    assert clock.slept == [50.0] * 3
 
 
 def test_only_the_points_that_matter_are_waited_for(tmp_path: Path) -> None:
