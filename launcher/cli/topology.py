@@ -31,7 +31,7 @@ def run(arguments: Namespace) -> int:
         return 0
     found = find(arguments.name, arguments.runs_dir)
     for attempt in reversed(found.attempts()):
-        if bindings := latest_bindings(attempt.latest_events()):
+        if bindings := latest_bindings(attempt.latest_events(bindings=True)):
             print("\n".join(node_tables(bindings)))
             print_unreadable(found)
             return 0

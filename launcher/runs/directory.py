@@ -70,7 +70,7 @@ from launcher.files.shared_files import (
 )
 from launcher.formatting import log_line
 from launcher.runs import event_file, live_index
-from launcher.runs.events import Event, Fault, Submitting
+from launcher.runs.events import Bound, Event, Fault, Submitting
 from launcher.structs import Struct, replace
 
 FORMAT = 4  # version of the run directory's format; a launcher reads only its own
@@ -384,18 +384,21 @@ class Attempt(Struct):
         """Returns the events of all writers by time, with `writer`; `latest_events` lacks the middle of long files."""
         return self._events(whole=True)
 
-    def latest_events(self) -> list[dict[str, Any]]:
-        """Returns the same as `events`, but of what grows with the run only the ends (`event_file.read_ends`)."""
-        return self._events(whole=False)
+    def latest_events(self, *, bindings: bool = False) -> list[dict[str, Any]]:
+        """Returns the same as `events`, but of what grows with the run only the ends (`event_file.read_ends`).
 
-    def _events(self, *, whole: bool) -> list[dict[str, Any]]:
+        bindings: whether the events `bound` are wanted, which take most of the time, as each has all ranks of a node.
+        """
+        return self._events(whole=False, without=None if bindings else Bound)
+
+    def _events(self, *, whole: bool, without: type[Bound] | None = None) -> list[dict[str, Any]]:
         folder = f"{self.run.path}/attempts/{self.number}/events"
         found = unwrap(list_names(folder)) or ()
         events: list[dict[str, Any]] = []
         for name in sorted(name for name in found if name.endswith(".jsonl")):
             writer = name.removesuffix(".jsonl")
-            read = event_file.read_ends if writer in GROWING and not whole else event_file.read
-            for event in read(f"{folder}/{name}"):
+            path, ends = f"{folder}/{name}", writer in GROWING and not whole
+            for event in event_file.read_ends(path) if ends else event_file.read(path, without=without):
                 event["writer"] = writer
                 events.append(event)
         return sorted(events, key=itemgetter("time"))

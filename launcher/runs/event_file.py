@@ -20,6 +20,7 @@ from launcher.runs.events import Event
 
 _END_BYTES = 1 << 12  # bytes that `read_ends` reads at first at the beginning and at the end of a file
 _CHECKED_BYTES = 1 << 14  # bytes that `problems` checks at the beginning and at the end of a file
+_KIND_BYTES = 64  # the first bytes of a line, which have its kind (`entry`)
 _PIECES = 64  # most pieces that are read of a file that is too large to be read whole
 _PIECE_BYTES = 1 << 12  # least bytes of such a piece
 # Kinds of events that are written again and again, as they are in a line.
@@ -41,18 +42,22 @@ def entry(event: Event) -> dict[str, Any]:
 
 
 def read(
-    path: Path | str, end: int | None = None, *, most: int | None = None, retry_seconds: float | None = None
-) -> Iterator[dict[str, Any]]:
+    path: Path | str, end: int | None = None, *, most: int | None = None, retry_seconds: float | None = None,
+    without: type[Event] | None = None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
     Of a file with more than `most` bytes or bounds.EVENTS_LINES lines, it reads a part: events that are evenly apart,
     the first and the last ones among them.
 
-    end: number of bytes to read at the file's end; None: the whole file.
+    end: number of bytes to read at the file's end; None: the whole file. without: a kind of events to leave out.
     Raises RunError: the path is not a regular file.
     """
     pieces = unwrap(retry_read(lambda: _pieces(path, end, most), path, retry_seconds=retry_seconds))
     lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= bounds.EVENT_BYTES]
+    if without is not None:
+        kind = f'"event": "{without.event}"'.encode()
+        lines = [line for line in lines if line.find(kind, 0, _KIND_BYTES) < 0]
     entries: Iterable[Any] = map(_parsed, lines)  # one at a time, so that a large file takes little memory
     if sum(map(len, lines)) <= _JOINT_PARSE_LIMIT:
         with contextlib.suppress(ValueError, RecursionError):

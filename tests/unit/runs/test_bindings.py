@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from launcher.binding import masks
 from launcher.binding.masks import RankDevices, parse
-from launcher.runs.events import Bound, values
+from launcher.runs import event_file
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.events import Bound, Finished, Met, values
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
 from tests.unit.binding.test_masks import flat
 
@@ -31,6 +34,17 @@ def test_the_last_round_counts_in_the_order_of_ranks() -> None:
     assert [each.host for each in latest_bindings(entries)] == ["node2"]
     assert [each.host for each in latest_bindings(entries[:2])] == ["node1", "node2"]
     assert latest_bindings([]) == []
+
+
+def test_only_who_wants_them_reads_them(tmp_path: Path) -> None:
+    """Those of 4,096 nodes take seconds."""
+    attempt = Attempt(Run(tmp_path), 0)
+    file = attempt.events_file("node-0")
+    file.parent.mkdir(parents=True)
+    for each in (Met(ranks=2, members=1), bound(), Finished()):
+        event_file.append(file, each)
+    assert [each["event"] for each in attempt.latest_events()] == ["met", "finished"]
+    assert latest_bindings(attempt.latest_events(bindings=True)) == latest_bindings(attempt.events()) != []
 
 
 def test_nodes_of_several_types_are_named() -> None:
