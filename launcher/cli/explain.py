@@ -344,9 +344,9 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
     if arguments.as_json:
         return code, [json.dumps(_as_dict(seen, examined, ended), indent=1)]
     lines = list[str]()
-    for attempt, verdict, _ in ended if len(ended) > 1 or not seen.state.over else ():
-        why = f": {verdict.cause}" if verdict.cause else ""
-        lines += labelled(f"attempt {attempt.number}", f"{verdict.kind.value}{why}")
+    for each in ended if len(ended) > 1 or not seen.state.over else ():
+        why = f": {each.verdict.cause}" if each.verdict.cause else ""
+        lines += labelled(f"attempt {each.attempt.number}", f"{each.verdict.kind.value}{why}")
     lines += [""] if lines else []
     return code, [*lines, *(_nothing(seen, program(), name) if examined is None else _of(seen, examined))]
 
@@ -355,8 +355,8 @@ def _as_dict(seen: RunStatus, examined: dict[str, Any] | None, ended: list[Ended
     return {
         "run": seen.run.id, "state": seen.state.value, "over": seen.state.over, "directory": str(seen.run.path),
         "attempts": [
-            {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause, **codes}
-            for attempt, verdict, codes in ended
+            {"attempt": each.attempt.number, "kind": each.verdict.kind.value, "cause": each.verdict.cause, **each.codes}
+            for each in ended
         ],
         "verdict": examined,
         "unused_gpus": [each.host for each in unused_gpus(seen.history.events)],

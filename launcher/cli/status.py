@@ -501,15 +501,16 @@ def _health(seen: RunStatus) -> list[str]:
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
     from launcher.diagnose.findings import verdicts
 
-    ends = {attempt.number: verdict for attempt, verdict, _ in verdicts(seen)}
+    ends = {each.attempt.number: each for each in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
     for attempt in seen.run.attempts():
-        events = attempt.latest_events()
+        end = ends.get(attempt.number)
+        events = attempt.latest_events() if end is None else end.events
         elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
-        progress, ended, end = last(events, Progress), last(events, Ended), ends.get(attempt.number)
+        progress, ended = last(events, Progress), last(events, Ended)
         words = f"{ended.code}" if ended else "-"
-        if end is not None and end.cause is not None:
-            words += f" {end.kind.value}: {end.cause}"
+        if end is not None and end.verdict.cause is not None:
+            words += f" {end.verdict.kind.value}: {end.verdict.cause}"
         met, started = last(events, Met), last(events, Started)
         lines.append((
             str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),

@@ -29,7 +29,12 @@ LOOK = 3.0  # seconds in which files that a program has saved are looked for
 MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 
 
-EndedAttempt = tuple[Attempt, known.Verdict, Mapping[str, "str | None"]]  # with the codes of its end
+@dataclass(frozen=True)
+class EndedAttempt:
+    attempt: Attempt
+    verdict: known.Verdict
+    codes: Mapping[str, str | None]  # of its end
+    events: Sequence[Mapping[str, Any]]  # its latest ones
 
 
 def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
@@ -41,9 +46,14 @@ def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
 
 
 def verdicts(seen: RunStatus) -> list[EndedAttempt]:
-    """Returns each attempt of a run that has ended, with its verdict and codes, without a query to the scheduler."""
-    found = [(attempt, known.evidence_of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
-    return [(attempt, known.classify(evidence), evidence.codes) for attempt, evidence in found]
+    """Returns each attempt of a run that has ended, with its verdict, without a query to the scheduler."""
+    found = []
+    for attempt, after in ended(seen):
+        of_last = attempt.number == seen.history.attempt  # they were read with the run's state
+        events = seen.history.events if of_last else attempt.latest_events()
+        evidence = known.evidence_of_attempt(seen, attempt, after, None, events)
+        found.append(EndedAttempt(attempt, known.classify(evidence), evidence.codes, events))
+    return found
 
 
 def find(

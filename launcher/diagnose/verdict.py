@@ -316,15 +316,19 @@ def evidence_of(seen: RunStatus) -> Evidence:
 
 
 def evidence_of_attempt(
-    seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None
-) -> Evidence:
-    """Returns the evidence about an attempt that has ended (None: no next attempt, no record of the scheduler)."""
+    seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None,
+    events: Sequence[Mapping[str, Any]] | None = None,
+) -> Evidence:  # fmt: skip
+    """Returns the evidence about an attempt that has ended (None: no next attempt, no record of the scheduler).
+
+    events: its `latest_events`; None: they are read.
+    """
     if following is None and seen.state.over:
         evidence = evidence_of(seen)
         if not evidence.unexplained:
             evidence = _with_texts(seen, attempt, None, evidence)
     else:
-        events = attempt.latest_events()
+        events = attempt.latest_events() if events is None else events
         ended = kinds.last(events, kinds.Ended)
         code = attempt.exit_code() if ended is None else ended.code  # else what its agents recorded
         if code is None:

@@ -30,7 +30,7 @@ from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, all_statuses, each_status, status_of
 from launcher.runs import event_file
 from launcher.runs import events as kinds
-from launcher.runs.directory import Run
+from launcher.runs.directory import Attempt, Run
 from launcher.runs.history import history_of
 from launcher.schedulers.base import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
@@ -701,6 +701,20 @@ def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr("launcher.schedulers.slurm.client.os.getuid", lambda: 1001)
     assert list(Slurm().jobs()) == ["16"]
+
+
+def test_the_events_of_each_attempt_are_read_once(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path, "a", "1")
+    says({})
+    for number in range(3):
+        end(run, 75, number=number, job="1")
+    (seen,) = Rows(["a"], tmp_path, False).look().seen  # with the events of the last one
+    read, events = [], Attempt.latest_events
+    monkeypatch.setattr(Attempt, "latest_events", lambda self: read.append(self.number) or events(self))
+    assert [line[0] for line in status._attempts(seen)] == ["ATTEMPT", "0", "1", "2"]
+    assert read == [0, 1]
 
 
 # -- watching
