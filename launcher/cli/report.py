@@ -9,17 +9,18 @@ import time
 import webbrowser
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli.text import cause
 from launcher.errors import ConfigError
 from launcher.formatting import rough_size
-from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
+from launcher.monitoring.run_status import JobMonitor, all_statuses
 from launcher.monitoring.sweep import point_statuses
 from launcher.reports import page, sections
-from launcher.reports.collect import collect
+from launcher.reports.collect import RunData, collect, curves
 from launcher.reports.page import Page
-from launcher.reports.sections import SweepPoint, sweep_page
+from launcher.reports.sections import MOST_CURVES, SweepPoint, by_objective, sweep_page
 from launcher.runs.lookup import find, find_either
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.progress import look
@@ -68,10 +69,17 @@ def run(arguments: Namespace) -> int:
 
 
 def _sweep(sweep: Sweep) -> Page:
-    live, manifest, points = JobMonitor(), sweep.manifest(), []
-    for each in point_statuses(sweep, live):
-        seen = each.seen if each.state != "done" else status_of(each.point.run, live)
-        run = collect(seen, cause(seen)) if seen is not None else None
-        points.append(SweepPoint(str(each.point.index), each.point.overrides, each.state, run))
+    manifest, points = sweep.manifest(), []
+    for seen in point_statuses(sweep, JobMonitor()):
+        run = seen.point.run
+        data = RunData(run.id, str(run.path), seen.state, None, {}, result=run.result()) if run.attempts() else None
+        points.append(SweepPoint(str(seen.point.index), seen.point.overrides, seen.state, data))
+    # The events of thousands of points would not fit into memory.
+    goal = manifest.objective[0] if manifest.objective else None
+    best = [each for each in by_objective(points, goal, manifest.best_is) if each.run][:MOST_CURVES]
+    for each in best:
+        assert each.run is not None
+        found = tuple(curves(attempt.events() for attempt in sweep.run(int(each.name)).attempts()))
+        points[int(each.name)] = replace(each, run=replace(each.run, curves=found))
     search = look(sweep) if manifest.search else None
     return sweep_page(sweep.id, points, manifest.objective, manifest.best_is, str(sweep.path), time.time(), search)

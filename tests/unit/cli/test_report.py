@@ -1,10 +1,17 @@
-"""`report --open`: where a browser would be seen."""
+"""`report`: where a browser would be seen, and what is read of a sweep."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from launcher.cli import report
 from launcher.cli.report import has_browser
+from launcher.runs import event_file
+from launcher.runs.directory import Attempt
+from launcher.runs.events import Progress
+from tests.unit.sweep_runs import end, make_sweep
 
 
 @pytest.mark.parametrize(
@@ -22,3 +29,23 @@ from launcher.cli.report import has_browser
 )
 def test_where_a_browser_has_a_screen(environ: dict[str, str], platform: str, there: bool) -> None:
     assert has_browser(environ, platform) is there
+
+
+def test_of_a_sweep_only_the_events_of_points_with_curves_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path, 4, objective=("accuracy",), array=None)
+    for index, accuracy in enumerate((0.5, 0.9, 0.7)):
+        end(sweep.run(index), 0, metrics={"accuracy": accuracy})
+        for step in (1, 2):
+            progress = Progress(step=step, total=2, values={"loss": 1 / (index + step)})
+            event_file.append(sweep.run(index).attempts()[0].events_file("rank-0"), progress)
+    read, events = [], Attempt.events
+    monkeypatch.setattr(Attempt, "events", lambda self: read.append(self.run.path.name) or events(self))
+    monkeypatch.setattr(report, "MOST_CURVES", 2)
+    page = report._sweep(sweep)
+    assert read == ["1", "2"]
+    assert [section.title for section in page.sections] == ["Points", "Training"]
+    assert [row[:2] for row in page.sections[0].tables[0].rows] == [
+        ("1", "done"), ("2", "done"), ("0", "done"), ("3", "waiting"),
+    ]  # fmt: skip
