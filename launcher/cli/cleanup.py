@@ -91,7 +91,7 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
     found: list[Old] = []
     users: list[User] = []
     pilots: dict[Path, list[Path]] = {}  # by sweep; without one of them the sweep would begin again at its number
-    for each in _in_batches(runs, live):
+    for each in in_batches(runs, live):
         if isinstance(each, DamagedRun):
             found.append(Old(each.run.path, frozenset(), None, error=each.message))
             continue
@@ -115,8 +115,8 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
     return sorted(found, key=lambda each: each.last_active or 0.0)
 
 
-def _in_batches(runs: Sequence[Run], live: JobMonitor) -> Iterator[RunStatus | DamagedRun]:
-    # Not all plans and histories fit into memory at once
+def in_batches(runs: Sequence[Run], live: JobMonitor) -> Iterator[RunStatus | DamagedRun]:
+    """Yields the state of each run; not all plans and histories fit into memory at once."""
     with live.pinned():
         for first in range(0, len(runs), BATCH):
             yield from each_status(runs[first : first + BATCH], live)

@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.cleanup import Orphan, Orphans, short_job
+from launcher.cli.cleanup import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
 from launcher.cli.progress import on_terminal, progress_of, still, wait_until_readable
 from launcher.cli.remote import RemoteRows
 from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import brief, format_time, one_line, raw
-from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, each_status, or_damaged
+from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
 from launcher.paths import default_runs_dir
 from launcher.runs import live_index, lookup, sweep_directory
@@ -187,7 +187,7 @@ INTERNAL = ("over", "settled", "unread", "remote")  # keys of a row that --json 
 @dataclass(frozen=True)
 class View:
     rows: list[Row]  # the row of each run, sweep and orphaned job
-    seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
+    seen: list[RunStatus]  # of the runs that were named, or whose scheduler did not respond, in the order of their rows
     older: int  # number of older runs that are not shown
     silent: Mapping[str, str] = field(default_factory=dict)  # by cluster behind ssh that did not answer: a line
 
@@ -235,9 +235,15 @@ class Rows:
         if self._remote is not None:
             self._remote.ask()
         found, number = (self.wanted, len(self.wanted)) if self._named else self._listed()
-        runs = [each for each in found if isinstance(each, Run)]
-        looked = {run.path: seen for run, seen in zip(runs, each_status(runs, self._live), strict=True)}
-        rows = {each.path: self._row(each if isinstance(each, Sweep) else looked[each.path]) for each in found}
+        rows = {each.path: self._row(each) for each in found if isinstance(each, Sweep)}
+        looked: dict[Path, RunStatus] = {}
+        jobs: set[str] = set()
+        for status in in_batches([each for each in found if isinstance(each, Run)], self._live):
+            rows[status.run.path] = self._row(status)
+            if isinstance(status, RunStatus):
+                jobs.update(filter(None, (status.history.job_id, *status.history.waiting)))
+                if self._named or status.unanswered:
+                    looked[status.run.path] = status
         self._settle(rows)
         if not self._named:
             over = [each for each in found if rows[each.path]["over"]]
@@ -245,8 +251,8 @@ class Rows:
             shown = live + (over if self._everything else over[:RECENT])
             found = [each for each in shown if self._fits(rows[each.path])]
             number -= len(shown) - len(found)
-        seen = [each for each in map(looked.get, (each.path for each in found)) if isinstance(each, RunStatus)]
-        orphans = [] if self._named else self._orphans.look(_jobs(looked.values(), found))
+        seen = [looked[each.path] for each in found if each.path in looked]
+        orphans = [] if self._named else self._orphans.look(jobs | _jobs(found))
         shown_rows = [*map(_orphaned, orphans), *(rows[each.path] for each in found)]
         answers = [] if self._remote is None else self._remote.answers()
         shown_rows += [{**dict.fromkeys(KEYS), **row} for each in answers for row in each.rows if self._fits(row)]
@@ -395,11 +401,8 @@ def _orphaned(orphan: Orphan) -> Row:
     }  # fmt: skip
 
 
-def _jobs(looked: Iterable[RunStatus | DamagedRun], wanted: Iterable[Run | Sweep]) -> set[str]:
+def _jobs(wanted: Iterable[Run | Sweep]) -> set[str]:
     found: set[str] = set()
-    for each in looked:
-        if isinstance(each, RunStatus):
-            found.update(filter(None, (each.history.job_id, *each.history.waiting)))
     for sweep in wanted:
         if isinstance(sweep, Sweep):
             with contextlib.suppress(*DAMAGE):

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher.cli import commands, status
+from launcher.cli import cleanup, commands, status
 from launcher.cli import progress as standing
 from launcher.cli.explain import explain, of_why
 from launcher.cli.status import COLUMNS, Rows, runs_table
@@ -715,6 +715,20 @@ def test_the_events_of_each_attempt_are_read_once(
     monkeypatch.setattr(Attempt, "latest_events", lambda self: read.append(self.number) or events(self))
     assert [line[0] for line in status._attempts(seen)] == ["ATTEMPT", "0", "1", "2"]
     assert read == [0, 1]
+
+
+def test_of_many_runs_few_plans_and_histories_are_in_memory_at_once(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [str(number) for number in range(5)]
+    for job in jobs:
+        make(tmp_path, f"run-{job}", job, step=1)
+    asked, sizes = says(dict.fromkeys(jobs, RUNNING)), []
+    monkeypatch.setattr(cleanup, "BATCH", 2)
+    monkeypatch.setattr(cleanup, "each_status", lambda runs, live: sizes.append(len(runs)) or each_status(runs, live))
+    view = Rows([], tmp_path, True).look()
+    assert {row["run"] for row in view.rows} == {f"run-{job}" for job in jobs}
+    assert (sizes, view.seen, asked) == ([2, 2, 1], [], ["squeue"])
 
 
 # -- watching
