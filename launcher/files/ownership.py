@@ -39,7 +39,8 @@ from launcher.paths import user_config_dir
 from launcher.structs import Struct
 
 TRUSTED_FOLDERS = "LAUNCHER_TRUSTED_FOLDERS"  # variable; several folders have `:` in between
-_OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_PATH: a folder on the way may not be readable. Only Linux has it; elsewhere such a folder is unavailable
+_OPEN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
 _ANYBODY = Path("/proc/sys/kernel/overflowuid")  # the uid shown for owners that a user namespace does not map
 

@@ -472,6 +472,7 @@ for name in ("memfd_create", "sched_getaffinity", "sched_setaffinity", "pidfd_op
              "copy_file_range", "sendfile", "getxattr", "setxattr", "listxattr", "unshare", "setns"):
     if hasattr(os, name):
         delattr(os, name)
+del errno.EREMOTEIO, os.O_PATH
 sys.platform = "darwin"
 class Hidden:
     def find_spec(self, name, path=None, target=None):
