@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from launcher import __version__, bounds
-from launcher.environment.repository import SENT, sent_folder
+from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError
 from launcher.files.shared_files import explain
 from launcher.paths import default_runs_dir
-from launcher.remote.command import FILE, LINK, PROGRAM, PROTOCOL, START, CodeFile, digest_of
+from launcher.remote.command import PROTOCOL, START
 
 # Its module is not imported as another is: `python -m launcher` runs it.
 MODULE = "launcher.__main__"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from launcher import bounds
 from launcher.errors import ConfigError, RunError
@@ -23,6 +26,7 @@ SHOWN = 5  # files that are named when a copy is too large
 # In a folder whose files were sent from another machine: it lists them, in the place of git.
 SENT = ".launcher-code.json"
 TIMEOUT = 60.0  # seconds for one git command
+PIECE = 1 << 16  # bytes of a file that are read at once
 
 
 class Tree(Struct):
@@ -146,3 +150,59 @@ def commit_of(folder: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+# -- The list of the files that are sent to another machine
+
+
+LINK, PROGRAM, FILE = "l", "x", "f"  # kinds of files: the content of a link is its target
+
+
+class CodeFile(NamedTuple):
+    kind: str
+    size: int  # bytes
+    digest: str  # SHA-256 of its content
+
+
+def digest_of(files: Mapping[str, Sequence[Any]]) -> str:
+    return hashlib.sha256(json.dumps([[name, *files[name]] for name in sorted(files)]).encode()).hexdigest()
+
+
+def listed(tree: Tree) -> tuple[dict[str, CodeFile], list[str]]:
+    """Reads the files of a repository, and returns them by path, and links that lead out of it; raises ConfigError."""
+    files, left_out = {}, []
+    for name in tree.files:
+        try:
+            file = read_file(tree.root, name)
+        except FileNotFoundError:  # deleted since
+            continue
+        except OSError as error:
+            raise ConfigError(f"{tree.root / name} cannot be sent: {error.strerror}") from None
+        if file is None:
+            left_out.append(name)
+        else:
+            files[name] = file
+    return files, left_out
+
+
+def read_file(
+    root: Path, name: str, into: Callable[[bytes], object] = lambda _: None, most: int = sys.maxsize
+) -> CodeFile | None:
+    """Reads `most` bytes of a file, in pieces that `into` gets; None: a link that leads out of the repository."""
+    path = root / name
+    source: IO[bytes]
+    if stat.S_ISLNK(mode := path.lstat().st_mode):
+        folder = os.path.realpath(path.parent)
+        whole = os.path.normpath(os.path.join(folder, os.readlink(path)))
+        if not within(whole, os.path.realpath(root)):
+            return None
+        kind, source = LINK, io.BytesIO(os.fsencode(os.path.relpath(whole, folder)))
+    else:
+        kind, source = PROGRAM if mode & stat.S_IXUSR else FILE, path.open("rb")
+    size, digest = 0, hashlib.sha256()
+    with source:
+        while data := source.read(min(PIECE, most - size)):
+            digest.update(data)
+            size += len(data)
+            into(data)
+    return CodeFile(kind, size, digest.hexdigest())

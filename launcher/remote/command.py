@@ -19,7 +19,6 @@ import base64
 import codecs
 import contextlib
 import fnmatch
-import hashlib
 import json
 import os
 import re
@@ -39,7 +38,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher import __version__
 from launcher.config.hydra_text import key_of
-from launcher.environment.repository import Tree, check, commit_of, tree, within
+from launcher.environment.repository import (
+    CodeFile,
+    Tree,
+    check,
+    commit_of,
+    digest_of,
+    listed,
+    read_file,
+    tree,
+    within,
+)
 from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
 from launcher.files import run_files
 from launcher.formatting import clean, plural, rough_size
@@ -110,6 +119,7 @@ class Call:
         errors: Callable[[str], object] | None = None,
     ) -> None:  # fmt: skip
         self.cluster, self.connected = cluster, False
+        self.has_request = False  # whether the other side may have got it
         self.exit_code: int | None = None
         self.has_run = False  # whether the run that the request names is there at the end
         self._mark = secrets.token_hex(16).encode()
@@ -333,6 +343,7 @@ def call(
             if not isinstance(event, bytes) and "hello" in event:
                 sent = code() if code else None
                 secrets = secrets_of(cluster, words) if prompts else {}
+                made.has_request = True
                 made.answer({**made.header, **request, "secrets": secrets, **(sent.request if sent else {})})
             elif not isinstance(event, bytes):
                 try:
@@ -374,52 +385,6 @@ def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output:
 # digest, nothing else is sent. Otherwise it gets the list, and asks for the contents that it lacks (cli/far.py).
 
 
-LINK, PROGRAM, FILE = "l", "x", "f"  # kinds of files: the content of a link is its target
-
-
-class CodeFile(NamedTuple):
-    kind: str
-    size: int  # bytes
-    digest: str  # SHA-256 of its content
-
-
-def digest_of(files: Mapping[str, Sequence[Any]]) -> str:
-    return hashlib.sha256(json.dumps([[name, *files[name]] for name in sorted(files)]).encode()).hexdigest()
-
-
-def listed(tree: Tree, exclude: Sequence[str] = ()) -> tuple[dict[str, CodeFile], list[str]]:
-    """Reads the files of a repository, and returns them by path, and links that lead out of it; raises ConfigError."""
-    files, left_out = {}, []
-    for name in tree.files:
-        if any(fnmatch.fnmatch(name, each) or within(name, each.rstrip("/")) for each in exclude):
-            continue
-        try:
-            content = content_of(tree.root, name)
-        except FileNotFoundError:  # deleted since
-            continue
-        except OSError as error:
-            raise ConfigError(f"{tree.root / name} cannot be sent: {error.strerror}") from None
-        if content is None:
-            left_out.append(name)
-        else:
-            files[name] = CodeFile(content[0], len(content[1]), hashlib.sha256(content[1]).hexdigest())
-    return files, left_out
-
-
-def content_of(root: Path, name: str) -> tuple[str, bytes] | None:
-    """Returns kind and content of a file; None: a link that leads out of the repository."""
-    path = root / name
-    status = path.lstat()
-    if stat.S_ISLNK(status.st_mode):
-        target = os.readlink(path)
-        whole = os.path.normpath(os.path.join(os.path.realpath(path.parent), target))
-        real = os.path.realpath(root)
-        if not within(whole, real):
-            return None
-        return LINK, os.fsencode(os.path.relpath(whole, os.path.realpath(path.parent)))
-    return PROGRAM if status.st_mode & stat.S_IXUSR else FILE, path.read_bytes()
-
-
 @dataclass(frozen=True)
 class SentCode:
     """The code of a submission, as it is in the working folder."""
@@ -436,38 +401,46 @@ class SentCode:
             its files that is not sent.
         """
         keys, key = keys_of(words), f"cluster={cluster.name}"
+        try:
+            limit = parse_size(keys.get("env.snapshot_limit", LIMIT))
+        except ValueError as error:
+            raise ConfigError(f"env.snapshot_limit: {error}") from None
         found = tree(os.getcwd(), [str(default_runs_dir())], key)
-        files, left_out = listed(found, cluster.exclude)
-        sent = Tree(found.root, {name: found.files[name] for name in files})
-        check(sent, parse_size(keys.get("env.snapshot_limit", LIMIT)), key)
+        found = Tree(found.root, {
+            name: size for name, size in found.files.items()
+            if not any(fnmatch.fnmatch(name, each) or within(name, each.rstrip("/")) for each in cluster.exclude)
+        })  # fmt: skip
+        check(found, limit, key)  # before anything is read
+        files, left_out = listed(found)
         for name in left_out:
             print(f"note: {name} is not sent: it is a link out of {found.root}", file=sys.stderr)
         absolute = []
         for path in _paths(words):
             if os.path.isabs(whole := os.path.expanduser(path)):
                 absolute.append(whole)
-            elif os.path.isfile(path) and _inside(path, found.root) not in sent.files:
+            elif os.path.isfile(path) and _inside(path, found.root) not in files:
                 raise ConfigError(
                     f"{path} exists, but is not sent to {cluster.name}: git ignores it, it is outside of {found.root}, "
                     f"or `exclude` of {cluster.file} names it. Copy it there yourself, and name its path there"
                 )
         place = {"digest": digest_of(files), "folder": _inside(".", found.root)}
-        return cls(sent, files, {"code": place, "paths": absolute})
+        return cls(found, files, {"code": place, "paths": absolute})
 
     def send(self, wanted: Sequence[str], into: Callable[[bytes], object]) -> None:
         """Sends the contents with these digests, and says how much that is if it takes a while.
 
-        Raises ConfigError: a file has changed since.
+        Raises ConfigError: a file has changed since, or cannot be read any more.
         """
         by_digest = {file.digest: (name, file.size) for name, file in self.files.items()}
         if (size := sum(by_digest[digest][1] for digest in wanted)) > LARGE:
             print(f"sending {plural(len(wanted), 'file')} ({rough_size(size)})", file=sys.stderr)
         for digest in wanted:
-            name = by_digest[digest][0]
-            content = content_of(self.tree.root, name)
-            if content is None or hashlib.sha256(content[1]).hexdigest() != digest:
-                raise ConfigError(f"{self.tree.root / name} was changed while the code was sent: repeat the command")
-            into(content[1])
+            name, size = by_digest[digest]
+            with contextlib.suppress(OSError):
+                sent = read_file(self.tree.root, name, into, size)
+                if sent is not None and sent.digest == digest:
+                    continue
+            raise ConfigError(f"{self.tree.root / name} was changed while the code was sent: repeat the command")
 
 
 def secrets_of(cluster: RemoteCluster, words: Sequence[str]) -> dict[str, str]:
@@ -545,7 +518,7 @@ def submit(
             cluster, words, prompts=True, code=code, run=run_id, show=show, errors=errors, begun=begun.append
         )
     except (KeyboardInterrupt, Exception) as error:
-        if not (begun and begun[0].connected) or isinstance(error, ConfigError):
+        if not (begun and begun[0].has_request) or isinstance(error, ConfigError):
             clusters.note(cluster, run_id, gone=True)
             raise
         if isinstance(error, KeyboardInterrupt):

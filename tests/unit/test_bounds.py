@@ -27,10 +27,10 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import Damaged
 from launcher.cli import far
 from launcher.config.points import space_of
-from launcher.environment.repository import SENT, Tree, sent_tree
+from launcher.environment.repository import SENT, Tree, digest_of, listed, sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
-from launcher.remote import clusters, command
+from launcher.remote import clusters
 from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.runs import event_file, history
 from launcher.runs import output as printed
@@ -250,8 +250,8 @@ def runs_of_a_cluster_behind_ssh(place: Place) -> Tried:
 def a_list_of_files(place: Place) -> Tried:
     place.patch.setenv("LAUNCHER_CACHE_DIR", str(place.folder / "cache"))
     (place.folder / "a").write_text("a")
-    files = command.listed(Tree(place.folder, {"a": 1}))[0]
-    digest = command.digest_of(files)
+    files = listed(Tree(place.folder, {"a": 1}))[0]
+    digest = digest_of(files)
 
     def write() -> bool:
         shutil.rmtree(place.folder / "cache", ignore_errors=True)

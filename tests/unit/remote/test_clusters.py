@@ -6,13 +6,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from launcher.cli.remote import _renamed
+from launcher.environment.repository import Tree
 from launcher.errors import ConfigError
-from launcher.remote import clusters
-from launcher.remote.clusters import RemoteCluster, chosen, last_seen, locate, note, noted, parsed, save_seen
+from launcher.remote import clusters, command
+from launcher.remote.clusters import (
+    RemoteCluster,
+    Unreachable,
+    chosen,
+    last_seen,
+    locate,
+    note,
+    noted,
+    parsed,
+    save_seen,
+)
 from launcher.remote.command import _paths, keys_of
 
 
@@ -138,6 +150,36 @@ def test_what_was_not_submitted_is_forgotten_and_damage_is_left_out(folder: Path
     assert list(noted(cluster())) == ["b"]
     (cluster().folder / "status.json").write_text("{")
     assert last_seen(cluster()) == (None, [])
+
+
+@pytest.fixture
+def ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program in the place of ssh, which connects, and is lost as soon as it has the request."""
+    (folder / "bin").mkdir()
+    (folder / "bin/ssh").write_text("#!/bin/sh\nprintf '\\036LAUNCHER\\n'\nread -r request\n")
+    (folder / "bin/ssh").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder / "cache"))
+    return folder / "bin/ssh"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_a_run_of_which_no_request_was_sent_is_forgotten(
+    ssh: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.SentCode, "here", Mock(side_effect=error))
+    with pytest.raises(type(error)) as raised:
+        command.submit(["cluster=hpc1", "run_id=a"])
+    assert raised.value is error and not noted(cluster())
+
+
+def test_a_run_of_which_nobody_knows_whether_it_was_submitted_stays_known(
+    ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.SentCode, "here", lambda *_: command.SentCode(Tree(Path(), {}), {}, {}))
+    with pytest.raises(Unreachable, match="Repeat the command with run_id=a"):
+        command.submit(["cluster=hpc1", "run_id=a"])
+    assert list(noted(cluster())) == ["a"]
 
 
 def test_names_are_those_of_the_other_side() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import far
+from launcher.environment import repository
 from launcher.environment.repository import SENT, Tree, commit_of, sent_tree, tree
 from launcher.errors import ConfigError, RunError
 from launcher.remote import command
+from launcher.remote.clusters import RemoteCluster
 
 NAMES = ("train.py", "pkg/a b.py", "pkg/näme\n'x'.py", "tool.sh", "-dash", os.fsdecode(b"raw-\xff.py"))
 
@@ -33,11 +35,11 @@ class Sender:
     """This side; `asked` are the contents that the other one wanted, one list for each folder."""
 
     def __init__(self, found: Tree) -> None:
-        self.tree, (self.files, self.left_out) = found, command.listed(found)
+        self.tree, (self.files, self.left_out) = found, repository.listed(found)
         self.asked: list[Sequence[str]] = []
 
     def __call__(self) -> Path:
-        return far.receive({"files": self.files, "commit": "abc+"}, command.digest_of(self.files), self._fetch)
+        return far.receive({"files": self.files, "commit": "abc+"}, repository.digest_of(self.files), self._fetch)
 
     def _fetch(self, wanted: Sequence[str]) -> Callable[[int], bytes]:
         self.asked.append(wanted)
@@ -108,15 +110,15 @@ def test_a_folder_that_cannot_be_read_now_stays(here: Tree, monkeypatch: pytest.
     "name", ["/etc/passwd", "../x", "a/../../x", ".git/hooks/post-checkout", SENT, "", "sub/.git/config"]
 )
 def test_a_file_that_leads_elsewhere_is_refused(here: Tree, name: str) -> None:
-    files = {name: command.CodeFile(command.FILE, 0, "0" * 64)}
+    files = {name: repository.CodeFile(repository.FILE, 0, "0" * 64)}
     with pytest.raises(RunError, match="list of the code's files is damaged"):
-        far.receive({"files": files}, command.digest_of(files), lambda _: lambda _: b"")
+        far.receive({"files": files}, repository.digest_of(files), lambda _: lambda _: b"")
 
 
 def test_what_arrives_damaged_leaves_nothing(here: Tree) -> None:
-    files, _ = command.listed(here)
+    files, _ = repository.listed(here)
     with pytest.raises(RunError, match="has arrived damaged"):
-        far.receive({"files": files}, command.digest_of(files), lambda _: lambda size: b"x" * size)
+        far.receive({"files": files}, repository.digest_of(files), lambda _: lambda size: b"x" * size)
     with pytest.raises(RunError, match="is damaged"):
         far.receive({"files": files}, "0" * 64, lambda _: lambda size: b"x" * size)
     assert not list((here.root.parent / "cache/code").iterdir())
@@ -124,14 +126,57 @@ def test_what_arrives_damaged_leaves_nothing(here: Tree) -> None:
 
 def test_a_file_that_changes_while_it_is_sent_is_named(here: Tree) -> None:
     sender = Sender(here)
+    with (here.root / "train.py").open("a") as file:
+        file.write("what is appended is no part of it")
+    assert (sender() / "train.py").read_text() == "train.py"
+    (here.root / "train.py").write_text("other.py")
+    sender = Sender(here)
     (here.root / "train.py").write_text("later")
+    with pytest.raises(ConfigError, match=r"train\.py was changed while the code was sent"):
+        sender()
+    (here.root / "train.py").unlink()
     with pytest.raises(ConfigError, match=r"train\.py was changed while the code was sent"):
         sender()
 
 
-def test_excluded_files_are_not_in_the_list(here: Tree) -> None:
-    files, _ = command.listed(here, ["*.sh", "pkg"])
-    assert not [name for name in files if name.endswith(".sh") or name.startswith("pkg/")]
+def test_files_are_read_in_pieces(here: Tree) -> None:
+    (here.root / "large.bin").write_bytes(bytes(2 * repository.PIECE + 5))
+    pieces: list[bytes] = []
+    file = repository.read_file(here.root, "large.bin", pieces.append)
+    assert file is not None and file.size == 2 * repository.PIECE + 5
+    assert [len(each) for each in pieces] == [repository.PIECE, repository.PIECE, 5]
+
+
+@pytest.fixture
+def repo(here: Tree, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    """The working folder, with a file that is too large to be read."""
+    monkeypatch.chdir(here.root)
+    monkeypatch.setattr(command, "tree", lambda *_: Tree(here.root, {**here.files, "model.ckpt": 40 << 30}))
+    return here
+
+
+def cluster(*exclude: str) -> RemoteCluster:
+    return RemoteCluster("hpc", Path("hpc.yaml"), "me@hpc", exclude=exclude)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], r"(?s)the code in .* is 40G .*env\.snapshot_limit=100M. The largest:\n +40G  model\.ckpt"),
+        (["env.snapshot_limit=2X"], "env.snapshot_limit: '2X' is not a size"),
+    ],
+)
+def test_code_that_is_too_large_is_refused_before_any_of_it_is_read(
+    repo: Tree, words: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "read_file", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ConfigError, match=told):
+        command.SentCode.here(cluster(), words)
+
+
+def test_excluded_files_are_neither_read_nor_counted(repo: Tree) -> None:
+    files = command.SentCode.here(cluster("*.sh", "pkg", "*.ckpt"), []).files
+    assert files.keys() == {"train.py", "-dash", NAMES[-1], "link"}
 
 
 def test_old_folders_are_removed_and_used_ones_stay(here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

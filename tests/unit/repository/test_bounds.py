@@ -24,6 +24,7 @@ NO_BOUNDS = {
         "checkpoint/memory.PIECE",
         "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
         "checkpoint/saving.AT_ONCE_ALL", "checkpoint/storage._PIECE", "environment/archives.PIECE",
+        "environment/repository.PIECE",
         "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
         "runs/event_file._PIECE_BYTES",
         "runs/output.BLOCK",
