@@ -12,7 +12,7 @@ The request comes on stdin, or as an argument if the command has a terminal. Its
 | asks | whether somebody can answer a question |
 | secrets | values of environment variables, by name |
 | output | whether the command writes one file (`-o FILE`), which is sent |
-| paths | absolute paths in the arguments that exist there: they must exist here |
+| paths | absolute paths in the arguments that exist there, as typed (`~/data`): they must exist here |
 | code | the code to run: digest of its list, folder in it; null: none |
 | run | id of the run or sweep that is submitted |
 """
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(request: Mapping[str, Any], side: Side) -> int:
     words = [str(each) for each in request["arguments"]]
     _prepare(request)
-    if absent := [path for path in request.get("paths", ()) if not os.path.lexists(path)]:
+    if absent := [path for path in request.get("paths", ()) if not os.path.lexists(os.path.expanduser(path))]:
         raise ConfigError(
             f"{absent[0]} is on the machine where you typed this, and not on this cluster: data is never sent. Copy "
             "it, and name its path there"

@@ -416,8 +416,8 @@ class SentCode:
             print(f"note: {name} is not sent: it is a link out of {found.root}", file=sys.stderr)
         absolute = []
         for path in _paths(words):
-            if os.path.isabs(whole := os.path.expanduser(path)):
-                absolute.append(whole)
+            if os.path.isabs(os.path.expanduser(path)):
+                absolute.append(path)
             elif os.path.isfile(path) and _inside(path, found.root) not in files:
                 raise ConfigError(
                     f"{path} exists, but is not sent to {cluster.name}: git ignores it, it is outside of {found.root}, "

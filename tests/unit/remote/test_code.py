@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -172,6 +174,26 @@ def test_code_that_is_too_large_is_refused_before_any_of_it_is_read(
     monkeypatch.setattr(repository, "read_file", lambda *_: pytest.fail("it was read"))
     with pytest.raises(ConfigError, match=told):
         command.SentCode.here(cluster(), words)
+
+
+def test_the_home_in_a_path_is_that_of_each_side(here: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "laptop/venvs/torch").mkdir(parents=True)
+    (tmp_path / "cluster/venvs/torch").mkdir(parents=True)
+    words = ["env.activate=~/venvs/torch", f"data={tmp_path}/laptop"]
+    monkeypatch.chdir(here.root)
+    monkeypatch.setattr(command, "tree", lambda *_: here)
+    monkeypatch.setenv("HOME", str(tmp_path / "laptop"))
+    request = command.SentCode.here(cluster(), words).request
+    assert request["paths"] == ["~/venvs/torch", f"{tmp_path}/laptop"]
+    monkeypatch.setattr(far, "_prepare", lambda _: None)
+    monkeypatch.setattr(far, "launcher", lambda _: 7)
+    monkeypatch.setattr(sys, "stdin", sys.stdin)
+    monkeypatch.setenv("HOME", str(tmp_path / "cluster"))
+    asked = {"arguments": words, "paths": request["paths"]}
+    assert far._run(asked, Mock()) == 7
+    (tmp_path / "cluster/venvs/torch").rmdir()
+    with pytest.raises(ConfigError, match=r"^~/venvs/torch is on the machine where you typed this"):
+        far._run(asked, Mock())
 
 
 def test_excluded_files_are_neither_read_nor_counted(repo: Tree) -> None:
