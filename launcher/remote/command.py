@@ -25,7 +25,6 @@ import re
 import secrets
 import selectors
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -50,7 +49,7 @@ from launcher.environment.repository import (
     within,
 )
 from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
-from launcher.files import run_files
+from launcher.files import ownership, run_files
 from launcher.formatting import clean, plural, rough_size
 from launcher.paths import default_runs_dir, new_id, user_cache_dir
 from launcher.redaction import secrets_in
@@ -94,16 +93,17 @@ def arguments(cluster: RemoteCluster, *, prompts: bool, connect: float = CONNECT
 
 
 def _control() -> dict[str, str]:
-    # The folder of the control connections, or none: it must be the user's alone, and the socket's path be short
-    folder = user_cache_dir() / "ssh"
-    path = str(folder / ("x" * 40))
-    if len(path) > LONGEST_SOCKET or "%" in path or " " in path:
-        return {}
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        return {}
-    return {"ControlMaster": "auto", "ControlPath": f"{folder}/%C", "ControlPersist": str(PERSIST)}
+    # The folder of the control connections, or none: it must be the user's own, and the socket's path be short
+    short = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp", f"launcher-{os.getuid()}")  # noqa: S108
+    for folder in (user_cache_dir() / "ssh", short):
+        path = str(folder / ("x" * 40))
+        if len(path) > LONGEST_SOCKET or "%" in path or " " in path:
+            continue
+        with contextlib.suppress(OSError):
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            if ownership.is_own(folder):
+                return {"ControlMaster": "auto", "ControlPath": f"{folder}/%C", "ControlPersist": str(PERSIST)}
+    return {}
 
 
 class Call:
@@ -305,7 +305,15 @@ def in_terminal(cluster: RemoteCluster, request: Mapping[str, Any]) -> int:
 
 
 def log_in(cluster: RemoteCluster) -> int:
-    """Opens the control connection, for which ssh may ask for a password; returns the exit code."""
+    """Opens the control connection, for which ssh may ask for a password; returns the exit code.
+
+    Raises ConfigError: the connection could not be kept.
+    """
+    if not _control():
+        raise ConfigError(
+            f"ssh cannot keep a connection: {user_cache_dir()} has a long path, or one with a space or %, or others can"
+            " write to it. Set LAUNCHER_CACHE_DIR to a folder of your own with a short path"
+        )
     words: Sequence[str] = [*arguments(cluster, prompts=True), "true"]
     return subprocess.run(words, check=False, stdin=subprocess.DEVNULL).returncode
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -39,6 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "config/cluster").mkdir(parents=True)
     for name in ("hpc1", "hpc2"):
         (tmp_path / f"config/cluster/{name}.yaml").write_text(f"ssh: me@{name}\n")
@@ -180,6 +183,31 @@ def test_a_run_of_which_nobody_knows_whether_it_was_submitted_stays_known(
     with pytest.raises(Unreachable, match="Repeat the command with run_id=a"):
         command.submit(["cluster=hpc1", "run_id=a"])
     assert list(noted(cluster())) == ["a"]
+
+
+def control_path() -> str | None:
+    words = command.arguments(cluster(), prompts=False)
+    return next((word.removeprefix("ControlPath=") for word in words if word.startswith("ControlPath=")), None)
+
+
+def test_where_the_path_of_the_cache_is_long_the_connection_is_kept_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = f"launcher-{os.getuid()}"
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("LAUNCHER_CACHE_DIR", short)
+        assert control_path() == f"{short}/ssh/%C"
+        monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder / ("long" * 20)))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        assert control_path() == f"{short}/{own}/%C"
+        Path(short, own).chmod(0o777)  # anybody could put a connection of their own there
+        assert control_path() is None
+        with pytest.raises(ConfigError, match="Set LAUNCHER_CACHE_DIR to a folder of your own with a short path"):
+            command.log_in(cluster())
+    monkeypatch.delenv("XDG_RUNTIME_DIR")  # as on a Mac
+    assert control_path() == f"/tmp/{own}/%C"
+    with contextlib.suppress(OSError):  # connections of this user are in it
+        Path("/tmp", own).rmdir()
 
 
 def test_names_are_those_of_the_other_side() -> None:
