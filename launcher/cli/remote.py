@@ -229,24 +229,31 @@ class Answer:
 
 
 class RemoteRows:
-    """The rows of all clusters behind ssh, asked at the same time, each at most every BETWEEN seconds."""
+    """The rows of all clusters behind ssh, asked at the same time, at most every BETWEEN seconds.
+
+    While a cluster is asked again, it has the rows of its last answer.
+    """
 
     def __init__(self, options: Sequence[str]) -> None:
         # Several profiles may lead to one launcher, which has the same runs for all.
         self._clusters = list({each.place: each for each in clusters.remote_clusters().values()}.values())
         self._words = ["status", "--json", *options]
         self._asked: list[concurrent.futures.Future[Answer]] = []
+        self._last: list[Answer] = []
         self._when = float("-inf")
 
     def ask(self) -> None:
-        if self._clusters and time.monotonic() - self._when > BETWEEN:
-            self._when = time.monotonic()
-            with concurrent.futures.ThreadPoolExecutor(len(self._clusters)) as pool:
-                self._asked = [pool.submit(self._answer, each) for each in self._clusters]
-                pool.shutdown(wait=False)
+        complete = all(each.done() for each in self._asked)
+        if self._clusters and complete and time.monotonic() - self._when > BETWEEN:
+            self._when, self._last = time.monotonic(), self.answers()
+            pool = concurrent.futures.ThreadPoolExecutor(len(self._clusters))
+            self._asked = [pool.submit(self._answer, each) for each in self._clusters]
+            pool.shutdown(wait=False)  # as `with` would not: other runs are read meanwhile
 
     def answers(self) -> list[Answer]:
-        return [each.result() for each in self._asked]
+        before: Sequence[Answer | None] = self._last or [None] * len(self._asked)
+        pairs = zip(self._asked, before, strict=True)
+        return [asked.result() if last is None or asked.done() else last for asked, last in pairs]
 
     def _answer(self, cluster: RemoteCluster) -> Answer:
         errors, text = list[str](), list[bytes]()

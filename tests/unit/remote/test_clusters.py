@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from launcher.cli import remote
 from launcher.cli.remote import _renamed
 from launcher.environment.repository import Tree
 from launcher.errors import ConfigError
@@ -28,6 +32,7 @@ from launcher.remote.clusters import (
     save_seen,
 )
 from launcher.remote.command import _paths, keys_of
+from tests.launch import until
 
 
 def test_a_command_there_starts_without_what_reads_runs() -> None:
@@ -208,6 +213,31 @@ def test_where_the_path_of_the_cache_is_long_the_connection_is_kept_elsewhere(
     assert control_path() == f"/tmp/{own}/%C"
     with contextlib.suppress(OSError):  # connections of this user are in it
         Path("/tmp", own).rmdir()
+
+
+def test_clusters_are_waited_for_once_while_other_runs_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, states = threading.Event(), ["running", "running", "done", "done"]
+
+    def call(*_: object, show: Callable[[bytes], object], **__: object) -> int:
+        assert answered.wait(5)
+        show(json.dumps([{"run": "a-1", "state": states.pop(0)}]).encode())
+        return 0
+
+    def seen() -> list[str]:
+        return [row["state"] for each in rows.answers() for row in each.rows]
+
+    monkeypatch.setattr(remote, "call", call)
+    monkeypatch.setattr(remote, "BETWEEN", -1.0)
+    rows = remote.RemoteRows([])
+    rows.ask()
+    answered.set()
+    assert seen() == ["running", "running"]
+    answered.clear()
+    rows.ask()
+    rows.ask()
+    assert seen() == ["running", "running"], "the last answers, at once"
+    answered.set()
+    until(lambda: seen() == ["done", "done"], "the next answers")
 
 
 def test_names_are_those_of_the_other_side() -> None:
