@@ -65,7 +65,6 @@ HELLO = b"\x1eLAUNCHER\n"
 START = b"\x1e"
 PERSIST = 600  # seconds for which the control connection is kept
 CONNECT = 20.0  # seconds until the connection stands, unless ssh asks for a password
-QUICK = 2.0  # the same where many clusters are asked at once: one that is down is known soon
 LONGEST_SOCKET = 80  # characters of the control socket's path, to which ssh adds up to 24 (the kernel takes 104)
 CHUNK = 1 << 16
 _MOST_ERRORS = 1 << 16  # bytes of ssh's errors that are kept
@@ -111,7 +110,7 @@ class Call:
 
     The first frame is `{"hello": true}`: the caller sends the request, with the fields in `header`, that Python there
     reads when it has started. prompts: whether ssh may ask for a password. errors: gets what the command writes to
-    stderr. timeout: seconds for all, of which QUICK until a host answers; None: no limit.
+    stderr. timeout: seconds for all, the connection too; None: no limit.
     """
 
     def __init__(
@@ -124,13 +123,12 @@ class Call:
         self.has_run = False  # whether the run that the request names is there at the end
         self._mark = secrets.token_hex(16).encode()
         self._prompts, self._errors = prompts, errors or sys.stderr.write
-        self._connect = CONNECT if timeout is None else QUICK
         began = time.monotonic()
         self._ends_by = None if timeout is None else began + timeout
         # The shell there may need a while until it starts our script; a password takes a person's time.
         self._stands_by = self._ends_by or (None if prompts else began + CONNECT)
         self._out, self._err = bytearray(), bytearray()
-        words = [*arguments(cluster, prompts=prompts, connect=self._connect), cluster.command]
+        words = [*arguments(cluster, prompts=prompts, connect=timeout or CONNECT), cluster.command]
         try:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0

@@ -164,7 +164,8 @@ def test_what_was_not_submitted_is_forgotten_and_damage_is_left_out(folder: Path
 def ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program in the place of ssh, which connects, and is lost as soon as it has the request."""
     (folder / "bin").mkdir()
-    (folder / "bin/ssh").write_text("#!/bin/sh\nprintf '\\036LAUNCHER\\n'\nread -r request\n")
+    said = folder / "bin/arguments"
+    (folder / "bin/ssh").write_text(f"#!/bin/sh\necho \"$*\" > '{said}'\nprintf '\\036LAUNCHER\\n'\nread -r request\n")
     (folder / "bin/ssh").chmod(0o700)
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder / "cache"))
@@ -213,6 +214,14 @@ def test_where_the_path_of_the_cache_is_long_the_connection_is_kept_elsewhere(
     assert control_path() == f"/tmp/{own}/%C"
     with contextlib.suppress(OSError):  # connections of this user are in it
         Path("/tmp", own).rmdir()
+
+
+def test_a_connection_may_take_as_long_as_the_whole_answer(ssh: Path) -> None:
+    """ConnectTimeout of ssh includes the login to a jump host, which may take seconds."""
+    (ssh.parents[1] / "config/cluster/hpc1.yaml").write_text("ssh: me@hpc1\ntimeout: 33\n")
+    with pytest.raises(Unreachable, match="the connection was lost"):
+        command.call(cluster(), ["status"], timeout=cluster().timeout)
+    assert " ConnectTimeout=33 " in ssh.with_name("arguments").read_text()
 
 
 def test_clusters_are_waited_for_once_while_other_runs_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
