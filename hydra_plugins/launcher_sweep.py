@@ -3,17 +3,21 @@ which are the defaults."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from launcher import bounds
 from launcher.errors import ConfigError
 
 
@@ -43,6 +47,8 @@ class PointSweeper(BasicSweeper):
     point to validate it. With `sweep.search` it starts a search instead."""
 
     def sweep(self, arguments: list[str]) -> Any:
+        from launcher.runs.sweep_directory import too_many  # here, since every Hydra app imports this module
+
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         if self.config.sweep.search is not None:  # points are chosen while the sweep runs
             return self.launcher.search([*self._parse_config(), *arguments])  # type: ignore[attr-defined]
@@ -51,15 +57,29 @@ class PointSweeper(BasicSweeper):
         if wrong := next((each for each in overrides if each.is_interval_sweep()), None):
             word = str(wrong.input_line).lstrip("+")
             raise ConfigError(f"{word}: only a search takes an interval: add sweep.search=random, tpe or asha")
-        (points,) = self.split_arguments(overrides, None)
-        if not points:
-            empty = [str(each.input_line) for each in overrides if each.is_sweep_override() and not _has_values(each)]
+        number = math.prod({each.get_key_element(): _count(each) for each in overrides}.values())
+        if why := too_many(number):  # before they are made
+            raise ConfigError(f"{why}: divide it into several sweeps")
+        if not number:
+            empty = [str(each.input_line) for each in overrides if not _count(each)]
             raise ConfigError(f"{', '.join(empty)}: it has no values, so the sweep has no points")
+        (points,) = self.split_arguments(overrides, None)
         return [self.launcher.launch(points, initial_job_idx=0)]
 
 
-def _has_values(override: Any) -> bool:
-    return next(override.sweep_string_iterator(), None) is not None
+def _count(override: Override) -> int:
+    # Returns how many values an override has; those of a long range are not made for that
+    values = override.value()
+    if not isinstance(values, RangeSweep):
+        return sum(1 for _ in override.sweep_iterator()) if override.is_sweep_override() else 1
+    try:
+        start, stop, step = (Decimal(each or 0) for each in (values.start, values.stop, values.step))
+        count = max(0, math.ceil((stop - start) / step))
+    except (ArithmeticError, ValueError):
+        words = "write range(START,STOP,STEP) with finite numbers, of which the last is not 0"
+        raise ConfigError(f"{override.input_line}: {words}") from None
+    # Hydra adds floats up, so that it may make one more or less
+    return count if count > bounds.SWEEP_POINTS + 1 else sum(1 for _ in values.range())
 
 
 _HERE = "hydra_plugins.launcher_sweep"

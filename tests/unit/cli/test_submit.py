@@ -12,12 +12,13 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hydra_plugins.launcher_sweep import PointLauncher
+from hydra_plugins.launcher_sweep import PointLauncher, PointSweeper, _count
 from launcher.cli import submit
 from launcher.cli.submit import CommandLine, command_line, with_program_arguments
 from launcher.config.errors import explain
@@ -190,6 +191,38 @@ def test_a_command_line_that_cannot_be_meant(words: list[str], problem: str) -> 
 def test_a_sweep_of_one_point_says_so(seeds: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit.main(["-m", "workload=p2p", f"seed={seeds}", "dry_run=true"]) == 0
     assert ("note: the sweep has one point: several come from KEY=A,B" in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["seed=range(1000)", "nodes=range(0,10,0.01)", "time=shuffle(range(1000))"],
+            "it has 1,000,000,000 points, and a sweep has at most 100,000: divide it into several sweeps",
+        ),
+        (["seed=range(100000)", "nodes=1,2"], "it has 200,000 points"),
+        (["seed=range(0,1e15)", "nodes=range(2,1)"], "nodes=range(2,1): it has no values, so the sweep has no points"),
+        (["seed=range(0,inf)"], "seed=range(0,inf): write range(START,STOP,STEP) with finite numbers"),
+        (["seed=range(0,1,0)"], "seed=range(0,1,0): write range(START,STOP,STEP) with finite numbers"),
+    ],
+)
+def test_a_grid_is_counted_before_it_is_made(words: list[str], problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PointSweeper, "split_arguments", lambda *_: pytest.fail("it was made"))
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        submit.main(["-m", "workload=p2p", *words])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "1", "[1,2]", "1,2,2", "choice(a,b)", "shuffle(range(5))", "sort(range(1,5),reverse=true)", "range(4,0,-1)",
+        "range(0,1,0.1)", "range(0,-0.3,-0.3)", "range(1.146,20.746,0.7)", "range(5,3)", "float(range(1,5))",
+    ],
+)  # fmt: skip
+def test_values_are_counted_as_they_are_made(values: str) -> None:
+    overrides = OverridesParser.create().parse_overrides([f"a={values}"])
+    (points,) = PointSweeper.split_arguments(overrides, None)
+    assert _count(overrides[0]) == len(points)
 
 
 def test_more_ranks_than_a_machine_can_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 # Each is there because of a start-up time that `python -m benchmarks.login_node` shows. More of them: say in the change
 # what it measured.
-MOST_IN_FUNCTIONS = 198  # names
+MOST_IN_FUNCTIONS = 199  # names
 
 
 def test_imports_stand_at_the_top() -> None:
