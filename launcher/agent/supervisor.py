@@ -33,7 +33,7 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
-from launcher.runs import event_file, events
+from launcher.runs import event_file, events, lease
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.job_file import time_left
 from launcher.worker.heartbeat import AgentSide
@@ -76,6 +76,7 @@ class Supervisor:
         self._verdict: RoundVerdict | None = None
         self._cut_off = False  # whether the others may continue without this agent
         self._over = False
+        self._next_lease_look = 0.0
         self._leader_lost: tuple[str, float] | None = None  # the reason, and when to decide about it
         self._signalled: set[tuple[int, signal.Signals]] = set()
         self._program_signalled: set[int] = set()
@@ -120,6 +121,7 @@ class Supervisor:
             self._control.send(message)
         if self._verdict is None or self._phase is Phase.LEAVING:
             self._look_at_ranks(now)
+        self._look_at_lease(now)
         self._look_at_deadlines(now)
         self._report_status(now)
         return self._outcome(now)
@@ -201,6 +203,17 @@ class Supervisor:
         if (pace := ranks.pace(now)) is not None:
             status["pace"] = pace
             self._control.heartbeat()
+
+    def _look_at_lease(self, now: float) -> None:
+        # The driver cannot signal the agents: the scheduler's daemon is gone from a node that was cut off, and by the
+        # job's id srun may reach those of the other attempt. Ranks are not asked to stop: they might save once more.
+        if not self._leads or self._verdict is not None or self._over or now < self._next_lease_look:
+            return
+        self._next_lease_look = now + lease.HEARTBEAT
+        if (lost := lease.lost()) is not None:
+            stop = Stop(reason=StopReason.LEASE_LOST, host=self._own.host, error=str(lost))
+            fault = Fault(code=FaultCode.STOPPED_EARLY)
+            self._send_failure(RoundEnd.KILLED, fault, listens=False, stop=stop, exit_code=errors.RESUME)
 
     # -- stop requests
 

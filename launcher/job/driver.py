@@ -29,7 +29,7 @@ from launcher.files.shared_files import Ok, Unavailable, exists, is_transient, l
 from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime
-from launcher.runs.lease import RaceLost, RunLease, held, require_not_lost, win
+from launcher.runs.lease import LeaseLost, RaceLost, RunLease, held, require, require_not_lost, win
 from launcher.structs import Struct, replace
 
 J = TypeVar("J", bound=Struct)
@@ -407,8 +407,16 @@ class Job:
             self._event(stop)
         self._event(Ended(code=code))
         requested, secrets_for_later = self._stops.requested, False
+        try:
+            require()
+        except LeaseLost as error:  # another job decides what becomes of the run, and needs the secrets
+            print(f"launcher: {error}", file=sys.stderr)
+            return code
+        except RunError:  # that is not known now
+            secrets_for_later = True
         if code == RESUME:
-            code, secrets_for_later = self._continue()
+            code, goes_on = self._continue()
+            secrets_for_later |= goes_on
         # If PBS has stopped the job, it may start it once more (preemption, qrerun), and then the secrets are needed.
         if self._secrets_file is not None and (code == DONE or not (requested or secrets_for_later)):
             with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ from launcher.failures import text
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.shared_files import Ok, is_transient, retry_read
 from launcher.plan.plan import JobPlan
-from launcher.runs import saves
+from launcher.runs import lease, saves
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import (
     Continues,
@@ -124,6 +124,9 @@ def main(run_dir: str, stop_requested: bool) -> int:
     run, events = attempt.run, Events(attempt, "requeue")
     try:
         found = _continue(attempt, events, stop_requested)
+    except lease.LeaseLost as error:
+        print(f"launcher: {error}", file=sys.stderr)
+        return What.ELSEWHERE
     except (LauncherError, OSError) as error:
         if not is_transient(error):
             raise
@@ -152,6 +155,7 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
     events(stopped[-1])
     marker = next(filter(run.has, ("cancelled", "stop")), None)
     found = decide(plan, attempt.number, counted(stopped), marker, _ending(plan, stop_requested))
+    lease.require()  # at the last moment: the job with this id may be running again, for another attempt
     if found.what == What.ELSEWHERE.name.lower():
         try:
             return _continue_elsewhere(plan, attempt)

@@ -273,7 +273,7 @@ class Lease:
 # | has had three heartbeats meanwhile | gives up: the run is running |
 #
 # An attempt may lose the lease without noticing (its node was cut off, say), so code that writes results or checkpoints
-# calls `require` first.
+# or continues the run calls `require` first. The leading agent asks `lost` now and then, and ends the ranks.
 
 
 HEARTBEAT = 15.0  # seconds between two heartbeats of the job that holds a lease
@@ -283,6 +283,8 @@ TIMEOUT = 90.0  # seconds without a heartbeat until a lease is taken over; NFS s
 
 class LeaseLost(RunError):
     """This attempt no longer holds the run's lease."""
+
+    taken = False  # whether another attempt was seen to hold it
 
 
 class LeaseTaken(RunError):
@@ -382,24 +384,39 @@ def _cannot_write(folder: Path) -> str:
     return f"{socket.gethostname()} cannot write to {folder}: is it on a file system that all nodes share?"
 
 
-def require() -> None:
+def require(*, retry_seconds: float | None = None) -> None:
     """Checks that this attempt holds the run's lease. In a process outside of a run it does nothing.
 
     | the lease | result |
     |---|---|
     | names this job and attempt | returns |
-    | names another attempt, is empty, or does not exist | LeaseLost |
-    | cannot be read (EIO, ESTALE, ...) | retried for a minute, then UnavailableError |
+    | names another job or attempt, is empty, or does not exist | LeaseLost |
+    | cannot be read (EIO, ESTALE, ...) | retried (for a minute in a job; see `retry_read`), then UnavailableError |
 
     Raises LeaseLost: another attempt holds the lease, or none does.
     """
     number, lease = os.environ.get("LAUNCHER_ATTEMPT"), os.environ.get("LAUNCHER_LEASE")
     if not number or lease is None:
         return
-    holder = (unwrap(read_text(lease)) or "").split()  # without hard links, LAUNCHER_LEASE is not RUN/lease
+    # Without hard links, LAUNCHER_LEASE is not RUN/lease
+    holder = (unwrap(read_text(lease, retry_seconds=retry_seconds)) or "").split()
     if holder[:2] != [os.environ.get("LAUNCHER_JOB_ID"), number]:
-        other = f"attempt {holder[1]} (job {holder[0]})" if len(holder) > 1 else "nobody"
-        raise LeaseLost(f"attempt {number} has lost the run, whose lease {other} holds now: it writes nothing more")
+        job = f"job {holder[0]}" if holder else "nobody"
+        other = f"attempt {holder[1]} ({job})" if len(holder) > 1 else job
+        error = LeaseLost(f"attempt {number} has lost the run, whose lease {other} holds now: it writes nothing more")
+        error.taken = bool(holder)
+        raise error
+
+
+def lost() -> LeaseLost | None:
+    """Returns the error of `require` if another attempt is seen to hold the lease; None: none is, or it is unknown."""
+    try:
+        require(retry_seconds=0)
+    except LeaseLost as error:  # there is none for a moment while a job that waits makes sure that its holder is dead
+        return error if error.taken else None
+    except RunError:
+        return None
+    return None
 
 
 # -- A lease between processes that hold it for moments, and without heartbeats: its file says which process holds it

@@ -26,6 +26,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import read_text, unwrap
 from launcher.formatting import log_line
 from launcher.redaction import public
+from launcher.runs import lease
 from launcher.runs.directory import Attempt, Events
 from launcher.runs.events import Evaluated, Progress
 from launcher.schedulers.topology import hosts_in
@@ -107,6 +108,7 @@ class Reporter:
         metrics = run_files.python_numbers(metrics)
         self._metrics.update(metrics)
         if self._attempt:
+            lease.require()
             for each in self._attempt.run.write_result(self._metrics):
                 if each not in self._left_out:
                     self._left_out.add(each)

@@ -15,7 +15,7 @@ from launcher.runs.directory import Run
 from launcher.submission import render
 from tests.launch import ROOT
 from tests.processes import old_lease
-from tests.unit.sandbox import Sandbox
+from tests.unit.sandbox import DRIVER, Outcome, Sandbox
 
 
 @pytest.fixture
@@ -105,6 +105,29 @@ def test_a_script_that_is_killed_stops_showing_that_it_lives(sandbox: Sandbox, m
         job.wait()
         subprocess.run(["pkill", "-9", "-g", str(job.pid), "sleep"], check=False)
     until(lambda: not subprocess.run(["pgrep", "-g", str(job.pid)], check=False, capture_output=True).stdout)
+
+
+def test_a_start_of_a_job_that_goes_on_beside_the_next_one_does_not_continue_the_run(sandbox: Sandbox) -> None:
+    """Its node was lost for the scheduler, which has started the job again elsewhere."""
+    (sandbox.folder / "bin/srun").write_text(
+        '#!/bin/bash\ntouch "$SANDBOX/began-$LAUNCHER_ATTEMPT"\n'
+        'until [ -e "$SANDBOX/end-$LAUNCHER_ATTEMPT" ]; do sleep 0.05; done\nexit 75\n'
+    )
+    sandbox.python.write_text(f'{DRIVER}echo "$LAUNCHER_ATTEMPT" >>"$SANDBOX/continued"\n')  # launcher.job.requeue
+    script, outcomes = render.write(Run(sandbox.run_dir), sandbox.plan(), token="token"), list[Outcome]()
+    starts = [
+        threading.Thread(target=lambda: outcomes.append(sandbox.start(script, {"SLURM_JOB_ID": "7"}))) for _ in range(2)
+    ]
+    for number, start in enumerate(starts):
+        start.start()
+        until((sandbox.folder / f"began-{number}").exists)
+    for number, start in enumerate(starts):
+        (sandbox.folder / f"end-{number}").touch()
+        start.join()
+    assert [outcome.code for outcome in outcomes] == [75, 75]
+    assert "attempt 0 has lost the run, whose lease attempt 1 (job 7) holds now" in outcomes[0].stderr
+    assert (sandbox.folder / "continued").read_text() == "1\n"
+    assert not list(sandbox.run_dir.glob("*lease*"))
 
 
 def test_an_attempt_that_has_lost_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from launcher.files.shared_files import Ok, Unavailable
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Member, Rendezvous
-from launcher.runs import directory, event_file
+from launcher.runs import directory, event_file, lease
 from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop
 from launcher.runs.job_file import TimeLeft
@@ -768,6 +768,64 @@ def test_a_stop_file_that_cannot_be_read_is_no_stop_request(program: Job, monkey
     assert [agent.workers.signals for agent in program.agents] == [[], []]
     program.run(2)
     assert sent_to(program.agents[1]) == {0: [signal.SIGINT], 1: [signal.SIGINT]}
+
+
+# -- another attempt has taken over the run
+
+
+@pytest.fixture
+def lease_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "lease"
+    for name, value in (("ATTEMPT", "0"), ("JOB_ID", "7"), ("LEASE", str(path))):
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    path.write_text("7 0 node0\n")
+    return path
+
+
+@pytest.mark.parametrize("holder", ["7 1 node2\n", "8 1 node2\n", "7\n"])  # the last: it has no attempt yet
+@pytest.mark.parametrize(("listen", "signals"), [(True, [KILL]), (False, [TERM, KILL])])
+def test_ranks_of_an_attempt_that_has_lost_the_run_are_not_asked_to_save(
+    job: Callable[..., Job], lease_file: Path, holder: str, listen: bool, signals: list[int]
+) -> None:
+    one = job(listen=listen)
+    one.run(lease.HEARTBEAT + 1)
+    assert [agent.workers.signals for agent in one.agents] == [[], []]
+    lease_file.write_text(holder)
+    one.run(lease.HEARTBEAT + GRACE + 1)
+    assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: signals, 1: signals}
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+    assert (one.stop().reason, one.failed().decides) == (StopReason.LEASE_LOST, True)
+    assert "attempt 0 has lost the run" in str(one.failed())
+    assert [[each["event"] for each in agent.told()] for agent in one.agents] == [["stop"], []]
+
+
+def test_an_attempt_that_has_lost_the_run_while_it_stops_does_not_save(
+    job: Callable[..., Job], lease_file: Path
+) -> None:
+    one = job(launch={"grace": 100})
+    one.agents[0].signals.send(TERM)
+    one.run(1)
+    lease_file.write_text("7 1 node2\n")
+    one.run(lease.HEARTBEAT + 1)
+    assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [TERM, KILL], 1: [TERM, KILL]}
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+
+
+@pytest.mark.parametrize("seen", ["none", "empty", "unreadable"])
+def test_only_the_lease_of_another_attempt_ends_ranks(
+    job: Callable[..., Job], lease_file: Path, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job()
+    if seen == "none":
+        lease_file.unlink()
+    elif seen == "empty":
+        lease_file.write_text("")
+    else:
+        unavailable = Unavailable("the file server does not answer", errno.EIO)
+        monkeypatch.setattr(lease, "read_text", lambda *_, **__: unavailable)
+    one.run(2 * lease.HEARTBEAT)
+    assert [agent.workers.signals for agent in one.agents] == [[], []]
+    assert one.ended() == [None, None]
 
 
 # -- other agents, and the leader

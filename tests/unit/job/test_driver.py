@@ -50,9 +50,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
     return found
 
 
-def drive(sandbox: Sandbox, *, code: int = 0, job: str = "7", **fields: Any) -> Outcome:
-    """Runs a job's driver; its agents end with `code`."""
+def drive(
+    sandbox: Sandbox, *, code: int = 0, job: str = "7", secrets: Path | None = None, **fields: Any
+) -> Outcome:  # fmt: skip
+    """Runs a job's driver; its agents end with `code`. secrets: the file that has them."""
     render.write(Run(sandbox.run_dir), sandbox.plan(**fields), token="token")
+    if secrets is not None:
+        path = sandbox.run_dir / NAME
+        path.write_text(path.read_text().replace('"secrets_file": null', f'"secrets_file": "{secrets}"'))
     os.environ.update(
         PATH=f"{sandbox.folder}/bin:/usr/bin:/bin", SANDBOX=str(sandbox.folder), STAND_IN_EXIT=str(code),
         LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID=job,
@@ -287,6 +292,44 @@ def test_what_requeue_says_is_what_becomes_of_the_job(sandbox: Sandbox, answer: 
     assert ended(outcome) == ([75, 93] if answer == 93 else [75])
 
 
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    path = tmp_path / "secrets"
+    path.write_text("export A=1\n")
+    return path
+
+
+@pytest.mark.parametrize("code", [75, 1])
+@pytest.mark.parametrize("holder", ["7 1 node2\n", "8 1 node2\n", ""])  # none: `resume` has removed the lease
+def test_a_job_that_has_lost_the_run_leaves_it_to_the_other_one(
+    sandbox: Sandbox, secrets: Path, capsys: pytest.CaptureFixture[str], holder: str, code: int
+) -> None:
+    (sandbox.folder / "others").write_text(holder)
+    replace = 'rm "$LAUNCHER_LEASE"; [ ! -s "$SANDBOX/others" ] || cp "$SANDBOX/others" "$LAUNCHER_LEASE"'
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{replace}\nexit {code}\n")
+    sandbox.python.write_text('#!/bin/bash\ntouch "$SANDBOX/asked"\n')  # launcher.job.requeue
+    assert drive(sandbox, secrets=secrets, resume={"how": "chain"}).code == code
+    assert not (sandbox.folder / "asked").exists()
+    assert not (sandbox.run_dir / "over").exists()
+    assert secrets.exists()
+    assert "attempt 0 has lost the run" in capsys.readouterr().err
+    assert (sandbox.run_dir / "lease").exists() == bool(holder)
+
+
+@pytest.mark.parametrize("code", [75, 1])
+def test_secrets_stay_where_nobody_can_tell_whether_another_job_needs_them(
+    sandbox: Sandbox, secrets: Path, server: FileServer, code: int
+) -> None:
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    server.fail("run-1/lease")
+    assert drive(sandbox, code=code, secrets=secrets).code == code
+    server.recover()
+    assert secrets.exists()
+    (sandbox.run_dir / "lease").unlink()
+    assert drive(sandbox, code=code, secrets=secrets).code == code
+    assert not secrets.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_noted_and_requeue_is_told(sandbox: Sandbox, number: signal.Signals) -> None:
     (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\nkill -{int(number)} $PPID\nsleep 0.1\nexit 75\n")
@@ -325,16 +368,12 @@ def test_reads_before_the_attempt_are_retried_as_long_as_those_in_it(sandbox: Sa
 
 
 def test_a_file_of_secrets_that_is_damaged_is_one_that_cannot_be_read(
-    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+    sandbox: Sandbox, secrets: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    render.write(Run(sandbox.run_dir), sandbox.plan(cluster={"scheduler": "pbs"}), token="token")
-    path = sandbox.run_dir / NAME
-    path.write_text(path.read_text().replace('"secrets_file": null', f'"secrets_file": "{sandbox.folder}/secrets"'))
-    (sandbox.folder / "secrets").write_text("export A='x")
+    secrets.write_text("export A='x")
     (sandbox.run_dir / "environment.sh").write_text("# not here: A\n")
-    os.environ.update(LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID="7", SANDBOX=str(sandbox.folder))
-    assert driver.main([str(path)]) == 0
-    assert f"cannot read {sandbox.folder}/secrets: without A" in capsys.readouterr().err
+    assert drive(sandbox, secrets=secrets, cluster={"scheduler": "pbs"}).code == 0
+    assert f"cannot read {secrets}: without A" in capsys.readouterr().err
 
 
 def test_a_set_up_line_that_a_stop_has_ended_is_no_failure(sandbox: Sandbox) -> None:

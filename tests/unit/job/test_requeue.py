@@ -239,6 +239,30 @@ def test_preempted_attempts_do_not_count_against_a_run(
     assert counted(stopped) == result
 
 
+def test_a_job_that_runs_again_already_is_not_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, requeued = Run.create(tmp_path / "run"), list[str]()
+    run.write_record(
+        bare_plan(run_dir=str(run.path), checkpoint={"dir": f"{run.path}/checkpoints"}), {}, {"token": "t"}
+    )
+    (run.path / "attempts/0/events").mkdir(parents=True)
+    lease = run.path / "lease"
+    for name, value in (("RUN_DIR", str(run.path)), ("ATTEMPT", "0"), ("JOB_ID", "7"), ("LEASE", str(lease))):
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    scheduler = SimpleNamespace(
+        requeues=True, requeue=requeued.append, ending=lambda *_, **__: None, preempted=lambda job: None
+    )
+    monkeypatch.setattr(requeue.registry, "scheduler", lambda name: scheduler)
+    lease.write_text("7 1 node2\n")
+    assert requeue.main(str(run.path), stop_requested=False) == What.ELSEWHERE
+    assert requeued == []
+    assert "attempt 0 has lost the run, whose lease attempt 1 (job 7) holds now" in capsys.readouterr().err
+    lease.write_text("7 0 node1\n")
+    assert requeue.main(str(run.path), stop_requested=False) == What.ELSEWHERE
+    assert requeued == ["7"]
+
+
 @pytest.mark.parametrize(
     ("found", "step", "saved"),
     [

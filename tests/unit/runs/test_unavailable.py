@@ -88,10 +88,16 @@ def test_a_lease_that_cannot_be_read_is_not_lost(
     server.fail(path, FOR_EVER, number)
     with pytest.raises(UnavailableError):
         lease.require()
+    slept = len(server.slept)
+    assert lease.lost() is None
+    assert len(server.slept) == slept
     server.recover()
     path.write_text("8 1 node2\n")
     with pytest.raises(lease.LeaseLost):
         lease.require()
+    assert lease.lost() is not None
+    path.unlink()
+    assert lease.lost() is None
 
 
 def test_a_rank_that_cannot_read_may_be_points_to_restart() -> None:

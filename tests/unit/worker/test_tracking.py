@@ -15,6 +15,7 @@ from launcher.environment import programs
 from launcher.errors import ConfigError
 from launcher.plan import build as tracking_keys
 from launcher.runs.directory import Run
+from launcher.runs.lease import LeaseLost
 from launcher.worker import tracking
 from launcher.worker.tracking import About, Reporter, TrackerEntry, TrackerQueues, flat_config, numbers_in
 from tests.launch import until
@@ -271,6 +272,19 @@ def test_what_rank_0_reports_is_tracked(run: Run, monkeypatch: pytest.MonkeyPatc
     told = [(entry.step, dict(entry.values)) for entry in fake.entries]
     assert told == [(1, {"train/loss": 0.5}), (1, {"eval/accuracy": 0.9}), (1, {"result/loss": 0.4})]
     assert fake.done is True
+
+
+def test_an_attempt_that_has_lost_the_run_does_not_write_its_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ATTEMPT", "0"), ("JOB_ID", "7"), ("LEASE", str(run.path / "lease"))):
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    monkeypatch.setattr("launcher.worker.tracking.tracking_of", lambda _: None)
+    reporter = Reporter(run.attempts()[0], 0)
+    (run.path / "lease").write_text("7 0 node1\n")
+    reporter.report({"loss": 0.4})
+    (run.path / "lease").write_text("7 1 node2\n")
+    with pytest.raises(LeaseLost):
+        reporter.report({"loss": 0.3})
+    assert run.result() == {"loss": 0.4}
 
 
 def test_a_run_that_is_not_tracked_has_no_thread(tmp_path: Path) -> None:
