@@ -4,8 +4,8 @@
       step-000001200/              complete: renamed to this name when everything was on disk
         manifest.json              written last: describes the checkpoint, with sizes and checksums of its files
         state.pt                   small state, the same on all ranks: tensors and other values, by torch.save
-        ranks.pt                   beside state.pt: the rank_state of each rank
-        .metadata, __R_K.distcp    large or sharded state: torch.distributed.checkpoint's files, the K-th of rank R
+        ranks.pt                   beside state.pt: the rank_state of each rank, all of them small
+        .metadata, __R_K.distcp    other state: torch.distributed.checkpoint's files, the K-th of rank R
         values.pt, rank-R.pt       beside those: values that are not tensors, and the rank_state of rank R
       .saving-step-...             being written, or left behind by a killed save
       .old-..., .gone-...          about to be removed

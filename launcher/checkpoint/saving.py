@@ -37,13 +37,15 @@ from launcher.checkpoint.agreement import Peers, combined_error, one_line
 from launcher.checkpoint.folder import CheckpointFolder, fsync_folder
 from launcher.checkpoint.format import CheckpointError, File, Manifest
 from launcher.checkpoint.loading import expanded
-from launcher.checkpoint.state import Content, facts, local_part, owned, plain
+from launcher.checkpoint.state import Content, facts, local_part, owned, plain, size_of
 from launcher.runs.directory import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor, with_local
 from launcher.worker import heartbeat
 
-SMALL = 50_000_000  # bytes; a state of at most this size that is the same on all ranks is one file, written by rank 0
+# bytes; a state of at most this size that is the same on all ranks is one file, written by rank 0. The rank_states of
+# all ranks together may have this size, too: they are another file, all of which each rank reads
+SMALL = 50_000_000
 SLACK = 1 << 20  # bytes of free space required beyond the tensors
 AT_ONCE = 1 << 20  # bytes; tensors of at most this size are copied before `start` returns,
 AT_ONCE_ALL = 1 << 24  # bytes; but not more than this in total
@@ -232,12 +234,12 @@ class _Offer:
 
     step: int  # steps of the run that are done
     size: int = 0  # bytes of all tensors
-    sharded: bool = False  # whether a tensor is sharded over ranks
+    small: bool = False  # whether rank 0 can write all of it: no tensor is sharded, and see `SMALL`
     names: str = ""  # digest of names, types and shapes of all tensors
     values: str = ""  # digest of the values that are not tensors
     # the sum over all ranks is 0 if none has other bytes than others under one name; see `ReplicaTable.differences`
     difference: int = 0
-    rank_state: dict[str, Any] | None = None  # this rank's own state, if the rest is small. fault, final: as in `Save`
+    rank_state: dict[str, Any] | None = None  # this rank's own state, if it is small. fault, final: as in `Save`
     fault: str | None = None
     final: bool = False
 
@@ -306,8 +308,9 @@ class Writer:
                 table = state.ReplicaTable.of(content.tensors, copying.copied)
                 sums = table.differences(self.peers.rank, self.peers.world_size)
             small = not content.sharded and content.size <= SMALL
+            small = small and self.peers.world_size * size_of(save.rank_state) <= SMALL
             offer = _Offer(
-                save.step, content.size, content.sharded, content.digest(),
+                save.step, content.size, small, content.digest(),
                 hashlib.sha256(repr(content.values).encode()).hexdigest(), sum(sums.values()),
                 save.rank_state if small else None,
             )  # fmt: skip
@@ -347,7 +350,7 @@ class Writer:
         if (free := shutil.disk_usage(self.folder.path).free) < needed:
             raise CheckpointError(f"no space in {self.folder.path}: {needed} bytes are needed, and {free} are free")
         temporary.mkdir(mode=0o700)
-        single = offers[0].size <= SMALL and not groups and not any(offer.sharded for offer in offers)
+        single = not groups and all(offer.small for offer in offers)
         return _Agreement(checkpoints.SINGLE if single else checkpoints.SHARDED, temporary.name, compare, groups)
 
     # -- large or sharded state: all ranks

@@ -38,6 +38,17 @@ def has_tensors(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(has_tensors, value))
 
 
+def size_of(value: Any) -> int:
+    """Returns about how many bytes a value of `plain` takes in a file."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(size_of(key) + size_of(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value))
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
 @dataclass
 class Content:
     # the tensors by dotted name (`model.layer.weight`), which torch.distributed.checkpoint also uses

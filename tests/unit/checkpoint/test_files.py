@@ -165,3 +165,23 @@ def test_a_save_needs_space_for_what_each_stage_of_a_pipeline_has_once(
             writer._agree(offers, tmp_path / "saving")
     else:
         assert writer._agree(offers, tmp_path / "saving").groups == (0, 1) * 4
+
+
+@pytest.mark.parametrize(("size", "kind"), [(-1, checkpoints.SINGLE), (0, checkpoints.SINGLE), (1, checkpoints.SHARDED)])
+@pytest.mark.parametrize("ranks", [1, 64, 32_768])
+def test_the_states_of_single_ranks_are_one_file_only_while_they_are_small_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, size: int, kind: str
+) -> None:
+    """Each rank reads all of that file: at 32,768 ranks the states of their generators have 500 MB."""
+    monkeypatch.setattr(saving, "SMALL", 1 << 20)
+    folder, peers = CheckpointFolder(tmp_path, 0, Retention(), 0), Peers(0, ranks, 1, own_group=False)
+    writer = saving.Writer(folder, peers, {}, True, lambda: None, Events(None, "checkpoint"))
+    save = saving.Save(1)
+    own = {"r": torch.zeros((1 << 20) // ranks + size - 1, dtype=torch.uint8)}
+    content = save.take({"w": torch.zeros(2)}, own, {}, {})
+    save.copying = saving.Staging().start(content.tensors)
+    offer, _ = writer._offer(save)
+    assert (offer.fault, offer.rank_state is None) == (None, kind == checkpoints.SHARDED)
+    assert writer._agree([offer] * ranks, tmp_path / "saving").kind == kind
+    big = saving._Offer(1, offer.size, small=False, names=offer.names, values=offer.values)
+    assert writer._agree([*[offer] * (ranks - 1), big], tmp_path / "other").kind == checkpoints.SHARDED
