@@ -121,8 +121,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         step = step_number(step)
-        self._wait_for_save()
-        self._settle()
+        self.settle()
         still = wait or not self._background
         save = Save(step, began=began, compare=self._check_replicas and not self._compared)
         with save.keeps_faults():
@@ -196,7 +195,7 @@ class Checkpointer:
             failed = error
         finally:
             save.release()
-        # If the group failed, `_settle` finds out what happened on other ranks
+        # If the group failed, `settle` finds out what happened on other ranks
         broken = failed is not None and not isinstance(failed, CheckpointError)
         published = failed is None or (broken and save.published)
         self._peers.record_end(published=published, broken=broken)
@@ -212,11 +211,16 @@ class Checkpointer:
             self._events(events.SaveFailure(step=save.step, exception=name, error=self._why, final=final))
         return SaveFailed(message)
 
-    def _settle(self) -> None:
+    def settle(self) -> bool:
+        """Waits until the last save has ended on all ranks, which all call this; raises like the next `save`.
+
+        Returns whether it was published; False as well if an earlier call has told.
+        """
+        self._wait_for_save()
         with heartbeat.alive():
             last = self._peers.last_result()
         if last is None:
-            return
+            return False
         self._compared = self._compared or last
         self._failures = 0 if last else self._failures + 1
         if self._max_failures and self._failures >= self._max_failures:
@@ -224,6 +228,7 @@ class Checkpointer:
                 f"the last {self._failures} saves failed (checkpoint.max_failures={self._max_failures}); "
                 f"the last one: {self._why or 'on another rank'}"
             )
+        return last
 
     # -- loading
 
@@ -255,7 +260,7 @@ class Checkpointer:
                 does not take its state, and part of the state may be loaded.
         """
         self.wait()
-        self._settle()
+        self.settle()
         with heartbeat.alive():
             if self._memory is not None:
                 self._memory.wait()

@@ -187,7 +187,9 @@ class Resumable:
         self._checkpointer: Checkpointer | None = None
         self._stop: StopFlag | None = None
         self._metrics: tuple[int, dict[str, float]] | None = None  # a number of steps, and the metrics after them
+        # the best value of the metric checkpoint.best in what is published; that of the save which has begun last
         self._best: float | None = None
+        self._saving: float | None = None
         self._blocked = self._restart = 0.0  # seconds
         self._began = self._last_save = time.monotonic()
         self._saved_step, self._told = 0, False
@@ -240,7 +242,9 @@ class Resumable:
         if self._env.rank == 0:
             self._say_where_it_continues(loaded)
         self._checkpointer.on_all(lambda: self._restore_rank(loaded, of_rank, whole=not only))
-        self._best = loaded.extra.get("best")
+        name = self.run.checkpoint.best
+        older = {name: loaded.extra.get("best")}  # former versions have not written of which metric it is
+        self._best = loaded.extra.get("best_values", older).get(name)
         self._saved_step = loaded.step
         self._restart, self._last_save = time.monotonic() - self._began, time.monotonic()
         return loaded.step
@@ -315,10 +319,11 @@ class Resumable:
             return
         if name not in metrics:
             raise ConfigError(f"checkpoint.best={name}: this training measures {', '.join(metrics)}")
-        value = float(metrics[name])
-        if better(value, self._best, self.run.checkpoint.best_is):
-            self._best = value
-            self._save(step)
+        value, best_is = float(metrics[name]), self.run.checkpoint.best_is
+        if self._saving is not None and better(value, self._best, best_is):
+            self._settle()
+        if better(value, self._best, best_is):
+            self._save(step, best=value)
 
     def finish(self, step: int) -> None:
         """Saves the final state, waits until it is on disk, and calls `close`; raises SaveFailed. All ranks call it."""
@@ -356,17 +361,28 @@ class Resumable:
             f"expected ({hours if seen.node_seconds else 'no experience on this cluster yet'})"
         )
 
-    def _save(self, step: int, wait: bool = False) -> None:
+    def _settle(self) -> None:
+        # A save in the background may fail: its value counts when it is published
         assert self._checkpointer is not None
-        seconds = self._checkpointer.save(step, self._state, **self._own(step), wait=wait)
-        self._blocked = max(self._blocked, seconds)
-        self._saved_step, self._last_save = step, time.monotonic()
+        best, self._saving = self._saving, None
+        if self._checkpointer.settle() and best is not None:
+            self._best = best
 
-    def _own(self, step: int) -> dict[str, Any]:
-        known = self._metrics
+    def _save(self, step: int, wait: bool = False, best: float | None = None) -> None:
+        assert self._checkpointer is not None
+        began = time.monotonic()
+        self._settle()
+        self._saving = best
+        self._checkpointer.save(step, self._state, **self._own(step, best), wait=wait)
+        self._saved_step, self._last_save = step, time.monotonic()
+        self._blocked = max(self._blocked, self._last_save - began)
+
+    def _own(self, step: int, best: float | None = None) -> dict[str, Any]:
+        known, name = self._metrics, self.run.checkpoint.best
+        best = self._best if best is None else best
         return {
             "rank_state": {"state": self._rank_state, "generators": generators(self._env.device)},
-            "extra": {"conditions": self._conditions, "best": self._best},
+            "extra": {"conditions": self._conditions, "best_values": {} if best is None else {name: best}},
             "metrics": known[1] if known is not None and known[0] == step else {},
         }
 

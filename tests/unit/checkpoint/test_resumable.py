@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -199,6 +200,55 @@ def test_the_best_is_saved_when_it_is_found_and_by_no_other_name(tmp_path: Path)
     assert saved(tmp_path) == [2, 3]
     with pytest.raises(ConfigError, match=r"checkpoint\.best=loss: this training measures accuracy, f1"):
         it.evaluated(4, {"accuracy": 0.25, "f1": 0.1})
+    it.close()
+
+
+def test_another_metric_is_not_compared_with_the_best_value_of_the_one_before(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1, background=False)
+    it.evaluated(1, {"loss": 1.4, "perplexity": 4.1})
+    it.finish(2)
+    it, _ = counting(tmp_path, best="perplexity", best_is="min", keep=1, background=False)
+    it.load()
+    it.evaluated(3, {"loss": 1.3, "perplexity": 4.0})
+    assert saved(tmp_path) == [3]
+    it.evaluated(4, {"loss": 1.2, "perplexity": 4.5})
+    assert saved(tmp_path) == [3]
+    it.close()
+
+
+def test_a_best_value_that_a_former_version_has_written_counts(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, best="loss", best_is="min", background=False)
+    own = it._own
+    it._own = lambda *of: {**own(*of), "extra": {"best": 0.2}}  # type: ignore[method-assign]
+    it.finish(1)
+    it, _ = counting(tmp_path, best="loss", best_is="min", background=False)
+    it.load()
+    it.evaluated(2, {"loss": 0.3})
+    it.evaluated(3, {"loss": 0.1})
+    assert saved(tmp_path) == [1, 3]
+    it.close()
+
+
+def test_a_best_value_whose_save_has_failed_does_not_count(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1)
+    it.evaluated(1, {"loss": 0.5})
+    assert it._checkpointer is not None
+    it._checkpointer.wait()
+    failures = [OSError(errno.EDQUOT, "Disk quota exceeded")]
+
+    def full() -> None:
+        if failures:
+            raise failures.pop()
+
+    it._checkpointer._writer.fence = full
+    it.evaluated(2, {"loss": 0.1})
+    it._checkpointer.wait()
+    assert saved(tmp_path) == [1]
+    it.evaluated(3, {"loss": 0.2})  # worse than a model that nobody has
+    it._checkpointer.wait()
+    it.evaluated(4, {"loss": 0.3})
+    it._checkpointer.wait()
+    assert saved(tmp_path) == [3]
     it.close()
 
 
