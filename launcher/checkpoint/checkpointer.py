@@ -60,7 +60,8 @@ class Checkpointer:
             memory: steps between two copies in memory (`keep`); None: as often as they cost at most 1 % of the time;
                 0: none. This and the others are the keys of `checkpoint` in docs/config.md; times in seconds.
 
-        Raises CheckpointError (the folder cannot be made or written to, or others can write to it) or CannotRead.
+        Raises CheckpointError (the folder cannot be made or written to, others can write to it, or another run saves
+        there) or CannotRead.
         """
         if keep < 1 or best_is not in ("max", "min"):
             raise ValueError(f"keep={keep}, best_is={best_is!r}: keep at least 1; best_is is max or min")
@@ -90,7 +91,8 @@ class Checkpointer:
             lineage = hashlib.sha256(training.encode()).hexdigest()[:32]
             self._memory = MemoryCheckpoints(env, lineage, memory, peers=peers, timeout=timeout, check=check_replicas)
         self._hook = register_optimizer_step_pre_hook(_before_optimizers(self))
-        self._peers.on_first(self._folder.prepare)
+        with heartbeat.alive():
+            self._peers.on_first(self._folder.prepare)
 
     # -- saving
 

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, retry, unless_removed
+from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest, retry, unless_removed
+from launcher.errors import UnavailableError
 from launcher.files import run_files
 from launcher.files.shared_files import TRANSIENT
+from launcher.runs import lease
 from launcher.runs.directory import RunError, require_private
 
 
@@ -65,9 +67,9 @@ class CheckpointFolder:
         self._remover: threading.Thread | None = None
 
     def prepare(self) -> None:
-        """Makes the folder, and removes what killed saves have left.
+        """Makes the folder, makes this run its user, and removes what killed saves have left.
 
-        Raises CheckpointError (it cannot, or others can write to it) or CannotRead.
+        Raises CheckpointError (it cannot, another run saves there, or others can write to it) or CannotRead.
         """
 
         def make() -> None:
@@ -77,12 +79,20 @@ class CheckpointFolder:
 
         try:
             retry(make, self.path, self._timeout, only=TRANSIENT)
+            self.require_private(self.path)
+            lease.use_folder(self.path)
+        except lease.LeaseTaken as error:
+            raise CheckpointError(
+                f"checkpoint.dir={error}, and two runs would remove each other's checkpoints: set another "
+                "checkpoint.dir, or cancel that run and resume this one"
+            ) from None
+        except UnavailableError as error:
+            raise CannotRead(str(error)) from None
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint.dir={self.path}: checkpoints cannot be saved there ({error.strerror or error}): "
                 "set it to a folder that you can write to and that all nodes share"
             ) from None
-        self.require_private(self.path)
         there = checkpoints.entries(self.path, self._timeout)
         for path, step in checkpoints.leftovers(self.path, self.attempt).items():
             # If a save was killed between two renames, the replaced checkpoint is the only one of its step: restore it.

@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files, shared_files
-from launcher.files.shared_files import Ok, Unavailable, backoff, is_transient, read_text, retry_read, unwrap
+from launcher.files.shared_files import Ok, Unavailable, Wrong, backoff, is_transient, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs.job_file import LeaseTimes
 from launcher.structs import Struct
@@ -417,6 +418,70 @@ def lost() -> LeaseLost | None:
     except RunError:
         return None
     return None
+
+
+# -- A folder that one run at a time uses, such as checkpoint.dir: a file in it says which run, and where its lease is
+#
+# | the file | a run that wants to use the folder |
+# |---|---|
+# | is missing or damaged, or names this run | uses it |
+# | names a run whose lease is gone, or has had no heartbeat for TIMEOUT seconds | takes it over |
+# | names a run whose lease has had a heartbeat meanwhile | gives up |
+# | or the lease that it names cannot be read now | waits for a minute, then UnavailableError |
+#
+# Of two runs that take a folder at the same moment the later one has it; the other one is told by `require_folder`.
+
+
+RUN_FILE = ".run"  # name of this file: the run's directory, and the path of its lease, in a line each
+
+
+def use_folder(folder: Path) -> None:
+    """Makes this process's run the one that uses a folder, once no other run does; outside of a run it does nothing.
+
+    Raises LeaseTaken: another run that is alive uses it. OSError: the file cannot be written.
+    """
+    run_dir, lease = os.environ.get("LAUNCHER_RUN_DIR"), os.environ.get("LAUNCHER_LEASE")
+    if not run_dir or not lease:
+        return
+    watch, told = HolderWatch(), False
+    while (user := _user_of(folder)) is not None and user[0] != run_dir:
+        now, path = time.monotonic(), Path(user[1])
+        found = retry_read(partial(look, path), path)
+        if (seen := unwrap(found)) is None:
+            break
+        watch.look((path, seen.inode), seen.changed, now)
+        if watch.beats:
+            job = seen.text.partition(" ")[0].strip()
+            raise LeaseTaken(f"{folder} is used by the run in {user[0]}, which is running (job {job})")
+        if is_dead(ours=False, alive=None, unchanged=watch.unchanged, timeout=TIMEOUT):
+            break
+        if not told:
+            print(f"launcher: looks for up to {TIMEOUT:g} s whether {user[0]}, which used {folder}, runs", flush=True)
+        told = True
+        time.sleep(POLL)
+    if user != (run_dir, lease):
+        run_files.write(folder / RUN_FILE, f"{run_dir}\n{lease}\n")
+
+
+def other_user(folder: Path, run_dir: Path) -> str | None:
+    """Returns the directory of another run that uses a folder, and seems to be running; None: none, or not known."""
+    with contextlib.suppress(RunError, OSError):
+        if (user := _user_of(folder)) is not None and user[0] != str(run_dir):
+            return user[0] if time.time() - os.stat(user[1]).st_mtime < TIMEOUT else None
+    return None
+
+
+def require_folder(folder: Path) -> None:
+    """Raises LeaseLost if another run uses a folder now, UnavailableError if that is not known."""
+    run_dir = os.environ.get("LAUNCHER_RUN_DIR")
+    if run_dir and (user := _user_of(folder)) is not None and user[0] != run_dir:
+        raise LeaseLost(f"{folder} is used by the run in {user[0]} now: this run writes nothing more there")
+
+
+def _user_of(folder: Path) -> tuple[str, str] | None:
+    found = read_text(folder / RUN_FILE)
+    lines = ("" if isinstance(found, Wrong) else unwrap(found) or "").split("\n")
+    return (lines[0], lines[1]) if len(lines) == 3 else None
 
 
 # -- A lease between processes that hold it for moments, and without heartbeats: its file says which process holds it

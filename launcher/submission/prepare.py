@@ -22,6 +22,7 @@ from launcher.plan import limits, workload_hook
 from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable
 from launcher.plan.plan import Archive, JobPlan, keys_of
 from launcher.runs.directory import Run, token_of
+from launcher.runs.lease import other_user
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.base import Allocation, QueryError, Queue, Scheduler
@@ -139,6 +140,8 @@ def prepare(
     # Raises if an option of cluster.directives collides with a key, or a value cannot be written to a script.
     render.rendered(plan, token=token)
     notes += render.notes(plan, token=token)
+    if (other := other_user(Path(plan.checkpoint.dir), Path(plan.run_dir))) is not None:
+        notes += (f"checkpoint.dir={plan.checkpoint.dir}: {other} saves there, and this run is refused while it runs",)
     secrets = secrets_of(config)
     secret.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
     return Prepared(plan, token, notes, secrets)

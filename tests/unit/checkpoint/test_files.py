@@ -20,10 +20,12 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import loading as inspection
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.folder import CheckpointFolder, Retention
-from launcher.checkpoint.format import CheckpointError, Damaged
+from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged
 from launcher.checkpoint.loading import read_contents
 from launcher.runs.directory import Events
 from tests.fakes.checkpoint_files import changed
+from tests.unit.faults import FileServer
+from tests.unit.runs.test_lease import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -167,7 +169,9 @@ def test_a_save_needs_space_for_what_each_stage_of_a_pipeline_has_once(
         assert writer._agree(offers, tmp_path / "saving").groups == (0, 1) * 4
 
 
-@pytest.mark.parametrize(("size", "kind"), [(-1, checkpoints.SINGLE), (0, checkpoints.SINGLE), (1, checkpoints.SHARDED)])
+@pytest.mark.parametrize(
+    ("size", "kind"), [(-1, checkpoints.SINGLE), (0, checkpoints.SINGLE), (1, checkpoints.SHARDED)]
+)
 @pytest.mark.parametrize("ranks", [1, 64, 32_768])
 def test_the_states_of_single_ranks_are_one_file_only_while_they_are_small_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, size: int, kind: str
@@ -185,3 +189,41 @@ def test_the_states_of_single_ranks_are_one_file_only_while_they_are_small_toget
     assert writer._agree([offer] * ranks, tmp_path / "saving").kind == kind
     big = saving._Offer(1, offer.size, small=False, names=offer.names, values=offer.values)
     assert writer._agree([*[offer] * (ranks - 1), big], tmp_path / "other").kind == checkpoints.SHARDED
+
+
+def test_two_runs_that_save_in_one_folder_do_not_remove_each_others_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, folder = Cluster(monkeypatch, tmp_path), tmp_path / "checkpoints"
+    first = cluster.run("a", "7")
+    checkpointer = Checkpointer(folder, ALONE, identity={}, read_timeout=0)
+    checkpointer.save(1, {"w": torch.zeros(2)}, wait=True)
+    being_written = folder / checkpoints.temporary(2, 0)
+    being_written.mkdir()
+    cluster.run("b", "8")
+    cluster.beating = [first]
+    with pytest.raises(
+        CheckpointError, match=r"/checkpoints is used by the run in .*/a, .*: set another checkpoint.dir"
+    ):
+        Checkpointer(folder, ALONE, identity={})
+    assert being_written.exists()
+    first.unlink()  # the run is over, or so it seems
+    Checkpointer(folder, ALONE, identity={}, read_timeout=0).close()
+    assert not being_written.exists()
+    cluster.run("a", "7")
+    with pytest.raises(CheckpointError, match=r"step 2 was not saved: .* is used by the run in .*/b now"):
+        checkpointer.save(2, {"w": torch.zeros(2)}, wait=True)
+    with pytest.raises(CheckpointError, match="used by"):
+        checkpointer.close()
+    assert [path.name for path in folder.glob("step-*")] == [checkpoints.name_of(1)]
+
+
+def test_a_folder_of_which_the_user_is_unknown_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, folder = Cluster(monkeypatch, tmp_path), CheckpointFolder(tmp_path, 0, Retention(), 0)
+    cluster.run("a", "7")
+    folder.prepare()
+    cluster.run("b", "8")
+    server = FileServer(monkeypatch)
+    server.fail(tmp_path / "a")
+    with pytest.raises(CannotRead):
+        folder.prepare()

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import UnavailableError
 from launcher.files import run_files, shared_files
 from launcher.processes import Process
 from launcher.runs import lease as leases
@@ -338,3 +339,99 @@ def test_another_thread_of_the_process_waits_for_the_lock(tmp_path: Path) -> Non
             assert waited.wait(60)
             assert not other.done()
         other.result(60)
+
+
+# A folder that one run at a time uses
+
+
+class Cluster(Clock):
+    """Jobs whose leases have heartbeats while others wait, and this process in the job of one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        super().__init__(monkeypatch, leases)
+        self._set, self._folder, self.beating = monkeypatch.setenv, folder, list[Path]()
+
+    def run(self, name: str, job: str) -> Path:
+        """Goes on in a job of this run; returns its lease."""
+        lease = self._folder / name / "lease"
+        lease.parent.mkdir(exist_ok=True)
+        lease.write_text(f"{job} 0 node1\n")
+        for key, value in (("RUN_DIR", lease.parent), ("LEASE", lease), ("ATTEMPT", 0), ("JOB_ID", job)):
+            self._set(f"LAUNCHER_{key}", str(value))
+        return lease
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        for lease in self.beating:
+            os.utime(lease, (self.now, self.now))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
+    return Cluster(monkeypatch, tmp_path)
+
+
+def test_a_run_that_is_alive_keeps_its_folder(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.beating = [cluster.run("a", "7")]
+    leases.use_folder(tmp_path)
+    leases.require_folder(tmp_path)
+    cluster.run("b", "8")
+    with pytest.raises(leases.LeaseTaken, match=r"is used by the run in .*/a, which is running \(job 7\)"):
+        leases.use_folder(tmp_path)
+    assert leases.other_user(tmp_path, tmp_path / "b") == str(tmp_path / "a")
+    assert leases.other_user(tmp_path, tmp_path / "a") is None
+    cluster.run("a", "9")  # a later attempt
+    leases.use_folder(tmp_path)
+    leases.require_folder(tmp_path)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_the_folder_of_a_run_that_is_over_or_dead_is_taken_over(cluster: Cluster, tmp_path: Path, over: bool) -> None:
+    lease = cluster.run("a", "7")
+    leases.use_folder(tmp_path)
+    if over:
+        lease.unlink()
+    cluster.run("b", "8")
+    leases.use_folder(tmp_path)
+    assert sum(cluster.slept) == pytest.approx(0 if over else leases.TIMEOUT)
+    leases.require_folder(tmp_path)
+    cluster.run("a", "7")  # its node was cut off
+    with pytest.raises(leases.LeaseLost, match=r"is used by the run in .*/b now: this run writes nothing more there"):
+        leases.require_folder(tmp_path)
+    cluster.now += 2 * leases.TIMEOUT
+    assert leases.other_user(tmp_path, tmp_path / "a") is None
+
+
+def test_a_folder_is_not_free_because_it_is_unknown_who_uses_it(
+    cluster: Cluster, server: FileServer, tmp_path: Path
+) -> None:
+    lease = cluster.run("a", "7")
+    leases.use_folder(tmp_path)
+    cluster.run("b", "8")
+    for unreadable, number in ((leases.RUN_FILE, errno.EIO), (lease, errno.EIO), (lease, errno.EACCES)):
+        server.fail(unreadable, number=number)
+        with pytest.raises(UnavailableError):
+            leases.use_folder(tmp_path)
+        assert leases.other_user(tmp_path, tmp_path / "b") is None
+        server.recover()
+    server.fail(leases.RUN_FILE)
+    with pytest.raises(UnavailableError):
+        leases.require_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "/a/run", "\udcff\0"])
+def test_a_damaged_file_keeps_no_run_from_a_folder(cluster: Cluster, tmp_path: Path, text: str) -> None:
+    cluster.run("a", "7")
+    (tmp_path / leases.RUN_FILE).write_bytes(os.fsencode(text))
+    leases.require_folder(tmp_path)
+    leases.use_folder(tmp_path)
+    cluster.run("b", "8")
+    with pytest.raises(leases.LeaseLost):
+        leases.require_folder(tmp_path)
+
+
+def test_outside_of_a_run_folders_have_no_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LAUNCHER_RUN_DIR", raising=False)
+    leases.use_folder(tmp_path)
+    leases.require_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Limits, Resume, ResumeHow
+from launcher.config.schema import Checkpoint, Limits, Resume, ResumeHow
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.processes import Process
-from launcher.runs import event_file
+from launcher.runs import event_file, lease
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Submitting, every
 from launcher.runs.history import journal_events, read_history
@@ -31,6 +31,7 @@ from launcher.submission.submit import Interrupted, SubmittedRun, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
 from tests.unit.plans import bare_plan, make_config
+from tests.unit.runs.test_lease import Cluster
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 
@@ -280,3 +281,20 @@ def test_the_command_for_the_user_makes_the_job_that_a_submission_would(
     assert submit(prepare(config), {}, by_hand=True).command == made.command
     done = subprocess.run(["bash", "-c", made.command], capture_output=True, text=True, check=True)
     assert submit(prepare(config), {}).job_id == done.stdout.strip()
+
+
+def test_a_submission_says_that_another_run_saves_in_its_folder(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(monkeypatch, tmp_path / "runs")
+    (tmp_path / "runs").mkdir()
+    over = cluster.run("first", "7")
+    lease.use_folder(tmp_path)
+
+    def notes() -> str:
+        keys = {"cluster": {"check": False}, "checkpoint": Checkpoint(dir=str(tmp_path))}
+        return "\n".join(prepare(make_config(runs_dir=str(tmp_path / "runs"), run_id="a", **keys)).notes)
+
+    assert f"{over.parent} saves there, and this run is refused while it runs" in notes()
+    over.unlink()
+    assert "saves there" not in notes()
