@@ -1,6 +1,7 @@
 """The matrix of p2p: measures the link between each two nodes, finds slow links and the suspects, and prints them.
 
-A matrix is a list of rows: `matrix[a][b]` is measured from a to b; None: not measured.
+A matrix is a list of rows: `matrix[a][b]` is measured from a to b; None or NaN: not measured. That of 4,096 nodes has
+16.8 million values, so rank 0 alone has it and looks at it, in arrays: objects would take gigabytes on each rank.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import torch
 import torch.distributed as dist
 
 from launcher.files import run_files
 from launcher.formatting import format_size
+from launcher.worker import process_group
 from workloads import bench, exchanges, results
 from workloads.ranks import gather
 
@@ -30,25 +34,24 @@ if TYPE_CHECKING:
     from launcher.config.schema import P2P
 
 
-Values = Sequence[Sequence[float | None]]
+Array: TypeAlias = npt.NDArray[np.float64]
+Values = Sequence[Sequence[float | None]] | Array
 Pair = tuple[int, int]
 
 FEW = 8  # largest number of nodes at which one bad node is in so many pairs that it would shift their median
 
 
-def tournament(players: int) -> list[list[Pair]]:
-    """Returns rounds of pairs of the players 0 to `players` - 1. Each pair occurs once, and no player twice in a round.
+def tournament(players: int) -> Iterator[list[Pair]]:
+    """Yields rounds of pairs of the players 0 to `players` - 1. Each pair occurs once, and no player twice in a round.
 
     The circle method: one player stays, the others move on by one seat per round.
     """
     seats = list(range(players + players % 2))  # with an empty seat at the end if the number is odd
-    rounds = []
     for _ in seats[1:] if players > 1 else []:
         half = len(seats) // 2
         met = zip(seats[:half], seats[: half - 1 : -1], strict=True)
-        rounds.append([(min(a, b), max(a, b)) for a, b in met if max(a, b) < players])
+        yield [(min(a, b), max(a, b)) for a, b in met if max(a, b) < players]
         seats[1:] = [seats[-1], *seats[1:-1]]
-    return rounds
 
 
 def rounds_of(nodes: Sequence[Sequence[int]]) -> Iterator[list[Pair]]:
@@ -72,19 +75,26 @@ class Measured:
     latency: Values  # matrix of latencies in seconds
     bandwidth: Values  # matrix of bandwidths in bytes/s
 
-    def pairs(self) -> dict[Pair, tuple[float, float]]:
-        """Returns latency and bandwidth of each measured pair, each from the worse of the pair's two directions."""
-        found = {}
-        for a, b in combinations(range(len(self.nodes)), 2):
-            times = [value for value in (self.latency[a][b], self.latency[b][a]) if value is not None]
-            speeds = [value for value in (self.bandwidth[a][b], self.bandwidth[b][a]) if value is not None]
-            if times and speeds:
-                found[a, b] = (max(times), min(speeds))
-        return found
+    @property
+    def within(self) -> npt.NDArray[np.bool_]:
+        """Which pairs of ranks are on one node. They are compared only with each other."""
+        nodes = np.asarray(self.nodes)
+        return np.equal.outer(nodes, nodes)
 
-    def within(self, pair: Pair) -> bool:
-        """Returns whether both ranks are on one node. Such pairs are compared only with each other."""
-        return self.nodes[pair[0]] == self.nodes[pair[1]]
+    def pairs(self) -> tuple[Array, Array]:
+        """Returns latency and bandwidth of each pair (a, b) with a < b, each from the worse of its two directions; NaN:
+        it was not measured."""
+        latency, bandwidth = np.asarray(self.latency, float), np.asarray(self.bandwidth, float)
+        times, speeds = np.fmax(latency, latency.T), np.fmin(bandwidth, bandwidth.T)
+        times[~np.triu(~np.isnan(speeds), 1)] = np.nan
+        speeds[np.isnan(times)] = np.nan
+        return times, speeds
+
+    def between(self) -> Array:
+        """Returns the latencies in `pairs` of those between nodes."""
+        times, _ = self.pairs()
+        times[self.within] = np.nan
+        return times
 
 
 @dataclass(frozen=True)
@@ -131,37 +141,42 @@ def usual(measured: Measured, within: bool = False) -> Usual | None:
     with up to FEW nodes the medians exclude the node that worsens them most. Of an even number of values, the better
     one of the middle two is the median.
     """
-    pairs = {pair: values for pair, values in measured.pairs().items() if measured.within(pair) == within}
-    if not pairs:
-        return None
+    times, speeds = measured.pairs()
+    there, nodes = ~np.isnan(times) & (measured.within == within), np.asarray(measured.nodes)
     left_out = [None, *set(measured.nodes)] if len(set(measured.nodes)) <= FEW else [None]
     latencies, bandwidths = [], []
     for node in left_out:
-        rest = [
-            values for (a, b), values in pairs.items() if node not in (measured.nodes[a], measured.nodes[b])
-        ]  # fmt: skip
-        if rest:
-            latencies.append(statistics.median_low(latency for latency, _ in rest))
-            bandwidths.append(statistics.median_high(bandwidth for _, bandwidth in rest))
-    return Usual(min(latencies), max(bandwidths))
+        rest = there if node is None else there & np.logical_and.outer(nodes != node, nodes != node)
+        if count := np.count_nonzero(rest):
+            latencies.append(float(np.partition(times[rest], (count - 1) // 2)[(count - 1) // 2]))
+            bandwidths.append(float(np.partition(speeds[rest], count // 2)[count // 2]))
+    return Usual(min(latencies), max(bandwidths)) if latencies else None
+
+
+def _medians(measured: Measured) -> tuple[Array, Array]:
+    # Latency and bandwidth with which each pair is compared; NaN: none of its kind was measured
+    nothing = Usual(math.nan, math.nan)
+    inner, outer = (usual(measured, within) or nothing for within in (True, False))
+    within = measured.within
+    return np.where(within, inner.latency, outer.latency), np.where(within, inner.bandwidth, outer.bandwidth)
 
 
 def slow_pairs(measured: Measured, limits: Limits) -> list[Slow]:
     """Returns the pairs that are slow compared with the median of their kind, the slowest first."""
-    expected = {within: usual(measured, within) for within in (False, True)}
-    return _slow(measured, limits, lambda pair: expected[measured.within(pair)], "median")
+    return _slow(measured, limits, _medians(measured), "median")
 
 
-def slow_since(measured: Measured, before: Mapping[Pair, Usual], limits: Limits) -> list[Slow]:
+def slow_since(measured: Measured, before: Measured, limits: Limits) -> list[Slow]:
     """Returns the pairs that are slow compared with an earlier run, the slowest first."""
-    return _slow(measured, limits, before.get, "baseline")
+    return _slow(measured, limits, before.pairs(), "baseline")
 
 
-def _slow(measured: Measured, limits: Limits, expected: Callable[[Pair], Usual | None], against: str) -> list[Slow]:
-    found = []
-    for pair, (latency, bandwidth) in measured.pairs().items():
-        there = expected(pair)
-        if there is not None and (worst := limits.worst(latency, bandwidth, there)):
+def _slow(measured: Measured, limits: Limits, expected: tuple[Array, Array], against: str) -> list[Slow]:
+    times, speeds = measured.pairs()
+    slow, found = (speeds < limits.bandwidth * expected[1]) | (times > limits.latency * expected[0]), []
+    for pair in zip(*(each.tolist() for each in np.nonzero(slow)), strict=True):
+        latency, bandwidth = float(times[pair]), float(speeds[pair])
+        if worst := limits.worst(latency, bandwidth, Usual(float(expected[0][pair]), float(expected[1][pair]))):
             found.append(Slow(pair, latency, bandwidth, worst[1], worst[0], against))
     return sorted(found, key=lambda slow: (slow.ratio, slow.pair))
 
@@ -178,11 +193,14 @@ def suspects(measured: Measured, slow: Iterable[Slow]) -> list[int]:
     the other nodes.
     """
     nodes = measured.nodes
-    pairs = {pair for pair in measured.pairs() if not measured.within(pair)}
-    count = Counter(nodes[end] for pair in pairs for end in pair)
+    pairs = ~np.isnan(measured.between())
+    pairs |= pairs.T
+    count: Counter[int] = Counter()
+    for node, ends in zip(nodes, pairs.sum(axis=1).tolist(), strict=True):
+        count[node] += ends
     bad: dict[int, dict[Pair, float]] = {}  # by node, its slow pairs with their ratios
     for each in slow:
-        if each.pair in pairs:
+        if pairs[each.pair]:
             for end in each.pair:
                 bad.setdefault(nodes[end], {})[each.pair] = each.ratio
     found: list[int] = []
@@ -197,12 +215,10 @@ def suspects(measured: Measured, slow: Iterable[Slow]) -> list[int]:
         worst = min(shares)[2]
         found.append(worst)
         for rank in (rank for rank, node in enumerate(nodes) if node == worst):
-            for other, node in enumerate(nodes):
-                pair = (min(rank, other), max(rank, other))
-                if pair in pairs:
-                    pairs.discard(pair)
-                    count[node] -= 1
-                    bad.get(node, {}).pop(pair, None)
+            for other in np.flatnonzero(pairs[rank]).tolist():
+                count[nodes[other]] -= 1
+                bad.get(nodes[other], {}).pop((min(rank, other), max(rank, other)), None)
+            pairs[rank] = pairs[:, rank] = False
         del bad[worst]
 
 
@@ -220,23 +236,14 @@ WRITTEN_ROWS = 256  # most rows of a matrix in results.json
 WRITTEN_SLOW = 10_000  # most slow pairs there
 
 
-@dataclass
-class Measurements:
-    """The measurements of one rank, or of all ranks merged."""
+@dataclass(frozen=True)
+class Link:
+    """What one rank has measured of the link to another one."""
 
-    latency: dict[Pair, float] = field(default_factory=dict)  # seconds, by source and destination rank
-    bandwidth: dict[Pair, float] = field(default_factory=dict)  # bytes/s, by source and destination rank
-    checked: int = 0  # number of received elements that were compared
-    wrong: Counter[Pair] = field(default_factory=Counter)  # number of wrong elements, by receiving and sending rank
-
-    def add(self, other: Measurements) -> None:
-        """Adds other measurements, and keeps the better values."""
-        for key, latency in other.latency.items():
-            self.latency[key] = min(latency, self.latency.get(key, latency))
-        for key, bandwidth in other.bandwidth.items():
-            self.bandwidth[key] = max(bandwidth, self.bandwidth.get(key, bandwidth))
-        self.checked += other.checked
-        self.wrong.update(other.wrong)
+    latency: float  # seconds; NaN on the higher rank
+    bandwidth: float  # bytes/s to the other rank
+    checked: int  # number of received elements that were compared
+    wrong: int  # number of wrong elements among these
 
 
 @dataclass(frozen=True)
@@ -306,10 +313,11 @@ class Matrix:
             run_files.replace(folder / results.MATRIX, file.getvalue(), sync=False)
 
 
-def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix:
-    """Returns the measured links between all nodes, or all ranks. All ranks must call it.
+def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix | None:
+    """Returns on rank 0 the measured links between all nodes, or all ranks; None on others. All ranks must call it.
 
-    sizes: bytes; the smallest is used for latency, the largest for bandwidth. before: `as_dict` of an earlier run.
+    sizes: bytes; the smallest is used for latency, the largest for bandwidth. before: `as_dict` of an earlier run, for
+    rank 0 alone.
     """
     nodes: dict[int, list[int]] = {}
     for rank in range(env.world_size):
@@ -323,57 +331,82 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
     values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
     small, large = (max(1, size // values.dtype.itemsize) for size in (min(sizes), max(sizes)))
     in_bytes = (small * values.dtype.itemsize, large * values.dtype.itemsize)
-    earlier, note = _earlier(before, labels, in_bytes)
+    earlier = _earlier(before, labels, places, in_bytes) if env.rank == 0 else None
     limits = Limits(config.slow, config.slow_latency)
     since = Limits(1 - config.tolerance, config.slow_latency)
 
-    everything, rounds = Measurements(), list(rounds_of(by_node))
-    wanted, slow, seen = rounds, [], None
-    for _ in range(1 + AGAIN):
-        mine = Measurements()
-        for met in wanted:
-            dist.barrier()
-            for a, b in met:
+    count, row = len(ranks), {rank: index for index, rank in enumerate(ranks)}
+    mine = np.full((2, count), np.nan)  # latency and bandwidth from this rank to each
+    checked, wrong, rounds = 0, Counter[Pair](), 0
+    slow, seen, wanted = list[Slow](), None, np.ones((count, count), bool)
+    for turn in range(1 + AGAIN):
+        for met in rounds_of(by_node):
+            left = [(a, b) for a, b in met if wanted[row[a], row[b]]]
+            rounds += turn == 0
+            if left:
+                dist.barrier()
+            for a, b in left:
                 if env.rank in (a, b):
-                    mine.add(between((a, b), (small, large), config, values, env))
-        for theirs in gather(mine, env):
-            everything.add(theirs)
-        seen = Measured(places, _square(ranks, everything.latency), _square(ranks, everything.bandwidth))
-        slow = [*slow_since(seen, earlier, since), *slow_pairs(seen, limits)]
-        again = {(ranks[each.pair[0]], ranks[each.pair[1]]) for each in slow}
-        wanted = [left for met in rounds if (left := [pair for pair in met if pair in again])]
-        if not wanted:
+                    link, peer = between((a, b), (small, large), config, values, env), b if env.rank == a else a
+                    mine[0, row[peer]] = np.fmin(mine[0, row[peer]], link.latency)
+                    mine[1, row[peer]] = np.fmax(mine[1, row[peer]], link.bandwidth)
+                    checked += link.checked
+                    if link.wrong:
+                        wrong[env.rank, peer] += link.wrong
+        found, again = _collected(mine, ranks, env), None
+        if found is not None and earlier is not None:
+            seen = Measured(places, np.fmin(found[0], found[0].T), found[1])
+            slow = [*slow_since(seen, earlier[0], since), *slow_pairs(seen, limits)]
+            again = np.array([a * count + b for a, b in (each.pair for each in slow)], np.int64)
+        again = process_group.broadcast(again)
+        if not again.size:
             break
-    assert seen is not None  # set in the loop
+        wanted = np.zeros((count, count), bool)
+        wanted.flat[again] = True
+        wanted |= wanted.T
+    everyone = process_group.gather((checked, dict(wrong)))
+    if seen is None or earlier is None:
+        return None
     return Matrix(
-        ranks, labels, hosts, seen, in_bytes, slow, suspects(seen, slow), len(rounds), everything.checked,
-        everything.wrong, note,
+        ranks, labels, hosts, seen, in_bytes, slow, suspects(seen, slow), rounds, sum(each for each, _ in everyone),
+        {pair: bad for _, theirs in everyone for pair, bad in theirs.items()}, earlier[1],
     )  # fmt: skip
 
 
-def between(pair: Pair, counts: tuple[int, int], config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Returns the latency between two ranks, which call it, and the bandwidth in both directions.
+def _collected(mine: Array, ranks: Sequence[int], env: Env) -> Array | None:
+    # Returns on rank 0, which is the first of `ranks`, their rows, [2, n, n]. They come one after the other: a gather
+    # needs room for what each rank of the run would send, measured or not.
+    if env.rank != 0:
+        if env.rank in ranks:
+            dist.send(torch.from_numpy(mine).flatten().view(torch.uint8).to(env.device), 0)
+        return None
+    found = np.empty((2, len(ranks), len(ranks)))
+    found[:, 0] = mine
+    data = torch.empty(mine.nbytes, dtype=torch.uint8, device=env.device)
+    for index, rank in enumerate(ranks[1:], 1):
+        dist.recv(data, rank)
+        found[:, index] = data.cpu().view(torch.float64).view(*mine.shape).numpy()
+    return found
+
+
+def between(pair: Pair, counts: tuple[int, int], config: P2P, values: bench.Values, env: Env) -> Link:
+    """Returns the link of two ranks, which both call it.
 
     counts: elements of a message for latency, and for bandwidth.
     """
-    (a, b), (small, large), seen = pair, counts, Measurements()
-    peer = b if env.rank == a else a
+    (a, b), (small, large) = pair, counts
     trips = exchanges.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
     windows = exchanges.Runs(min(config.iterations, WINDOWS), min(config.warmup, 1), window=config.window, more=False)
-    timed = exchanges.pingpong(exchanges.Pair(env.rank, a, b, small, values, "matrix", ROOM), trips)
-    found = [timed]
-    if timed.seconds:
-        seen.latency[a, b] = seen.latency[b, a] = statistics.median(timed.seconds) / 2
+    found = [exchanges.pingpong(exchanges.Pair(env.rank, a, b, small, values, "matrix", ROOM), trips)]
+    latency = statistics.median(found[0].seconds) / 2 if found[0].seconds else math.nan
+    bandwidth = math.nan
     for source, to in ((a, b), (b, a)):
         way = exchanges.Pair(env.rank, source, to, large, values, "matrix", ROOM)
         timed = exchanges.bandwidth(way, windows)
         found.append(timed)
         if timed.seconds:
-            seen.bandwidth[source, to] = config.window * way.size / statistics.median(timed.seconds)
-    seen.checked = sum(timed.checked for timed in found)
-    if wrong := sum(timed.wrong for timed in found):
-        seen.wrong[env.rank, peer] += wrong
-    return seen
+            bandwidth = config.window * way.size / statistics.median(timed.seconds)
+    return Link(latency, bandwidth, sum(timed.checked for timed in found), sum(timed.wrong for timed in found))
 
 
 def _labels(ranks: Sequence[int], hosts: Sequence[str], nodes: Sequence[int]) -> list[str]:
@@ -389,27 +422,23 @@ def _blocks(values: Values, block: int, worst: np.ufunc) -> list[list[float | No
     return [[None if math.isnan(cell) else cell for cell in row] for row in cells.tolist()]
 
 
-def _square(ranks: Sequence[int], found: Mapping[Pair, float]) -> list[list[float | None]]:
-    return [[found.get((a, b)) for b in ranks] for a in ranks]
-
-
 def _earlier(
-    before: Mapping[str, Any] | None, labels: Sequence[str], sizes: tuple[int, int]
-) -> tuple[dict[Pair, Usual], str]:
+    before: Mapping[str, Any] | None, labels: Sequence[str], nodes: Sequence[int], sizes: tuple[int, int]
+) -> tuple[Measured, str]:
+    latency, bandwidth = np.full((2, len(labels), len(labels)), np.nan)
+    found = Measured(nodes, latency, bandwidth)  # with the rows of this run
     if before is None:
-        return {}, ""
+        return found, ""
     if (before["latency_size"], before["size"]) != sizes:
         theirs = f"{format_size(before['latency_size'])} and {format_size(before['size'])}"
-        return {}, f"the baseline's matrix has other sizes ({theirs}): not compared"
+        return found, f"the baseline's matrix has other sizes ({theirs}): not compared"
     row = {label: index for index, label in enumerate(labels)}
-    theirs = before["hosts"]
-    measured = Measured(range(len(theirs)), before["latency"], before["bandwidth"])
-    found = {}
-    for (a, b), (latency, bandwidth) in measured.pairs().items():
-        if theirs[a] in row and theirs[b] in row:
-            one, other = sorted((row[theirs[a]], row[theirs[b]]))
-            found[one, other] = Usual(latency, bandwidth)
-    return found, "" if found else "the baseline measured none of these links: not compared"
+    known = [(row[label], index) for index, label in enumerate(before["hosts"]) if label in row]
+    if known:
+        here, there = (np.ix_(side, side) for side in zip(*known, strict=True))
+        latency[here], bandwidth[here] = (np.asarray(before[of], float)[there] for of in ("latency", "bandwidth"))
+    none = np.isnan(found.pairs()[0]).all()
+    return found, "the baseline measured none of these links: not compared" if none else ""
 
 
 def faults(matrix: Matrix, all_hosts: Iterable[str]) -> list[str]:
@@ -436,7 +465,7 @@ def heat_map(labels: Sequence[str], shares: Values, slow: Collection[Pair], of: 
     If there is room, cells are percentages, with a `!` for slow pairs. Otherwise a cell is one digit, tens of percent,
     and only the worst rows and columns are shown. slow: pairs of rows (a, b) with a < b. of: what 100 % is.
     """
-    size = len(labels)
+    size, shares = len(labels), np.asarray(shares, float)
     number = len(str(size - 1))
     names = [f"{index:>{number}} {_shortened(label)}" for index, label in enumerate(labels)]
     indent = max(map(len, names))
@@ -456,10 +485,9 @@ def heat_map(labels: Sequence[str], shares: Values, slow: Collection[Pair], of: 
         lines.append(f"columns: the worst {len(columns)} of {size}")
     lines += [f"{names[a].ljust(indent)} {''.join(_digit(shares[a][b]) for b in columns)}" for a in rows]
     if rest := worst[ROWS:]:
-        among = [share for a in rest for b in rest if (share := shares[a][b]) is not None]
-        lines.append(
-            f"{len(rest)} more rows" + (f": nothing below {min(among) * 100:.0f} % among them" if among else "")
-        )
+        least = np.fmin.reduce(shares[np.ix_(rest, rest)], axis=None)
+        among = "" if math.isnan(least) else f": nothing below {least * 100:.0f} % among them"
+        lines.append(f"{len(rest)} more rows{among}")
     return lines
 
 
@@ -467,19 +495,19 @@ def _shortened(label: str) -> str:
     return label if len(label) <= LABEL else "~" + label[1 - LABEL :]
 
 
-def _percent(share: float | None, slow: bool) -> str:
-    if share is None:
+def _percent(share: float, slow: bool) -> str:
+    if math.isnan(share):
         return f"{'-':>{CELL - 1}} "
     return f"{min(round(share * 100), 999):>{CELL - 1}}{'!' if slow else ' '}"
 
 
-def _digit(share: float | None) -> str:
-    return "-" if share is None else str(min(int(share * 10), 9))
+def _digit(share: float) -> str:
+    return "-" if math.isnan(share) else str(min(int(share * 10), 9))
 
 
-def _mean(shares: Values, row: int) -> float:
-    values = [value for other in range(len(shares)) for value in (shares[row][other], shares[other][row])]
-    known = [value for value in values if value is not None]
+def _mean(shares: Array, row: int) -> float:
+    values = np.concatenate([shares[row], shares[:, row]])
+    known = values[~np.isnan(values)].tolist()
     return math.fsum(known) / len(known) if known else math.inf
 
 
@@ -499,27 +527,20 @@ def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> 
     )
     found += heat_map(matrix.labels, shares(matrix), {slow.pair for slow in matrix.slow}, f"the median ({words})")
     if one := medians[False]:
-        times = {pair: latency for pair, (latency, _) in matrix.seen.pairs().items() if not matrix.seen.within(pair)}
-        worst = max(times, key=lambda pair: times[pair])
+        times = matrix.seen.between()
+        a, b = divmod(int(np.nanargmax(times)), len(times))
         found.append(
             f"latency between nodes: median {bench.microseconds(one.latency)} us, most "
-            f"{bench.microseconds(times[worst])} us ({pair_in_words(worst, matrix)})"
+            f"{bench.microseconds(times[a, b])} us ({pair_in_words((a, b), matrix)})"
         )
     if matrix.note:
         found.append(matrix.note)
     return [*found, *_verdict(matrix, config, how_to_exclude)]
 
 
-def shares(matrix: Matrix) -> list[list[float | None]]:
-    """Returns each bandwidth divided by the median of its kind; None: not measured, or there is no median."""
-    medians = {within: usual(matrix.seen, within) for within in (False, True)}
-    rows: list[list[float | None]] = []
-    for a, row in enumerate(matrix.seen.bandwidth):
-        rows.append([])
-        for b, value in enumerate(row):
-            median = medians[matrix.seen.within((a, b))]
-            rows[-1].append(None if value is None or median is None else value / median.bandwidth)
-    return rows
+def shares(matrix: Matrix) -> Array:
+    """Returns each bandwidth divided by the median of its kind; NaN: not measured, or there is no median."""
+    return np.asarray(matrix.seen.bandwidth, float) / _medians(matrix.seen)[1]
 
 
 def pair_in_words(pair: Pair, matrix: Matrix) -> str:
@@ -528,7 +549,7 @@ def pair_in_words(pair: Pair, matrix: Matrix) -> str:
 
 def _verdict(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> list[str]:
     if not matrix.slow:
-        if len(matrix.seen.pairs()) == 1 and not config.baseline:
+        if np.count_nonzero(~np.isnan(matrix.seen.pairs()[0])) == 1 and not config.baseline:
             return ["one pair: nothing to compare it with, but the baseline of an earlier run"]
         return [
             f"no slow pair (below {config.slow * 100:g} % of the median, or over {config.slow_latency:g} x its latency)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from launcher import progress, run_dir
 from launcher.formatting import format_size, long_size
-from launcher.worker import devices
+from launcher.worker import devices, process_group
 from launcher.worker.stop import how_to_exclude
 from workloads import bench, exchanges, keys, matrix, results, roof
 from workloads.exchanges import AT_ONCE, EXCHANGES, Case
@@ -212,24 +212,50 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
             done += 1
             if env.rank == 0:
                 progress(done, total, pattern=pattern, size=found.row["size"])
-    links = None
+    told: Told | None = None
     if keys.MATRIX in chosen:
         if missing := this.missing(keys.MATRIX, max(this.counts())):
             _stop(f"matrix is left out at {missing}", written, write)
         else:
             links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
-            if env.rank == 0:
+            if links is not None:
                 written.matrix = links.as_dict()
                 if folder:
                     links.write(folder)
                 for line in matrix.lines(links, config, how_to_exclude):
                     say(line)
-            faults += matrix.faults(links, this.hosts)
-            if env.rank == 0:
+                told = Told.of(links, this.hosts, config)
                 progress(total, total, pattern=keys.MATRIX)
+            told = process_group.broadcast(told)
+            faults += told.faults
     results.conclude(written, faults)
-    _judge(written, links, baseline, config, write)
-    return _metrics(written.rows, links)
+    _judge(written, told, baseline, config, write)
+    return _metrics(written.rows, told)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What all ranks know of the matrix, which rank 0 has."""
+
+    faults: Sequence[str]  # texts about wrong elements
+    slower: Sequence[str]  # why the run fails
+    metrics: Mapping[str, float | int | str]
+    checked: int  # number of received elements that were compared
+
+    @classmethod
+    def of(cls, links: matrix.Matrix, hosts: Sequence[str], config: P2P) -> Told:
+        slower = []
+        if since := [slow for slow in links.slow if slow.against == "baseline"]:
+            slower.append(
+                f"{len(since)} links are slower than baseline={config.baseline} allows (tolerance={config.tolerance:g})"
+            )
+        if config.fail_on_slow and links.slow:
+            worst = matrix.pair_in_words(links.slow[0].pair, links)
+            slower.append(f"workload.fail_on_slow: {len(links.slow)} slow links, {worst} the worst")
+        metrics: dict[str, float | int | str] = {"matrix/slow": len({slow.pair for slow in links.slow})}
+        if links.exclude:
+            metrics["matrix/exclude"] = links.exclude
+        return cls(matrix.faults(links, hosts), slower, metrics, links.checked)
 
 
 def _stop(reason: str, written: results.Results, write: Callable[[str], object]) -> None:
@@ -241,37 +267,27 @@ def _stop(reason: str, written: results.Results, write: Callable[[str], object])
 
 def _judge(
     written: results.Results,
-    links: matrix.Matrix | None,
+    told: Told | None,
     baseline: results.Results | None,
     config: P2P,
     write: Callable[[str], object],
 ) -> None:
     slower = []
-    if baseline is not None:
-        if written.rows:
-            slower.append(results.against(written.rows, baseline, config.tolerance, write, str(config.baseline)))
-        if since := [slow for slow in (links.slow if links else ()) if slow.against == "baseline"]:
-            slower.append(
-                f"{len(since)} links are slower than baseline={config.baseline} allows (tolerance={config.tolerance:g})"
-            )
-    if config.fail_on_slow and links and links.slow:
-        worst = matrix.pair_in_words(links.slow[0].pair, links)
-        slower.append(f"workload.fail_on_slow: {len(links.slow)} slow links, {worst} the worst")
+    if baseline is not None and written.rows:
+        slower.append(results.against(written.rows, baseline, config.tolerance, write, str(config.baseline)))
+    slower += told.slower if told else ()
     if reasons := [each for each in slower if each]:
         raise WorkloadError("; ".join(reasons))
 
 
-def _metrics(rows: Sequence[results.Row], links: matrix.Matrix | None) -> dict[str, float | int | str]:
+def _metrics(rows: Sequence[results.Row], told: Told | None) -> dict[str, float | int | str]:
     found: dict[str, float | int | str] = {}
     for row in sorted(rows, key=lambda row: int(row["size"])):
         pattern = row["pattern"]
         found.setdefault(f"{pattern}/us", round((row["latency"] or row["seconds"]["median"]) * 1e6, 1))
         best = max(float(found.get(f"{pattern}/mb_per_s", 0)), row["bandwidth"] / 1e6)
         found[f"{pattern}/mb_per_s"] = round(best, 1)
-    checked = sum(row["checked"] for row in rows) + (links.checked if links else 0)
-    if links:
-        found["matrix/slow"] = len({slow.pair for slow in links.slow})
-        if links.exclude:
-            found["matrix/exclude"] = links.exclude
-    kinds = len({row["pattern"] for row in rows}) + bool(links)
+    checked = sum(row["checked"] for row in rows) + (told.checked if told else 0)
+    found |= told.metrics if told else {}
+    kinds = len({row["pattern"] for row in rows}) + bool(told)
     return {**found, "patterns": kinds, "checked": checked}

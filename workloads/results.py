@@ -16,7 +16,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,10 +150,7 @@ def read(path: Path) -> Results:
             raise ValueError(f"{file} is not of format {FORMAT}, which this version reads: measure again")
         if values["matrix"] and values["matrix"].get("block", 1) > 1:
             file = file.with_name(MATRIX)
-            whole = np.load(file)
-            whole = whole.astype(object)
-            whole[whole != whole] = None  # NaN: not measured
-            latency, bandwidth = whole.tolist()
+            latency, bandwidth = np.load(file)  # NaN: not measured
             values["matrix"] |= {"latency": latency, "bandwidth": bandwidth, "block": 1}
         return Results(
             values["workload"], values["conditions"], values["roof"], None, list(values["rows"]), values["matrix"],
@@ -268,7 +265,7 @@ def _sizes_in_words(rows: Sequence[Row]) -> str:
 def read_baseline(path: str | None, env: Env) -> Results | None:
     """Returns, on all ranks, the results in a file or run directory, which rank 0 reads; None: there is no baseline.
 
-    Raises WorkloadError: they cannot be read. All ranks must call it.
+    Only rank 0 gets the matrix, which is large. Raises WorkloadError: they cannot be read. All ranks must call it.
     """
     if path is None:
         return None
@@ -279,7 +276,9 @@ def read_baseline(path: str | None, env: Env) -> Results | None:
         except ValueError as error:
             raise ValueError(f"baseline={path}: {error}") from None
 
-    return gather(together(read_first, env, ValueError), env)[0]
+    found = together(read_first, env, ValueError)
+    told = gather(found and replace(found, matrix=None), env)[0]
+    return found or told
 
 
 # -- What both benchmarks do at their end

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ LIMITS = Limits(bandwidth=0.7, latency=3)
 
 @given(st.integers(0, 40))
 def test_everybody_meets_everybody_once_and_nobody_is_in_two_places(players: int) -> None:
-    rounds = tournament(players)
+    rounds = list(tournament(players))
     assert len(rounds) == (0 if players < 2 else players - 1 + players % 2)
     assert sorted(pair for met in rounds for pair in met) == list(combinations(range(players), 2))
     for met in rounds:
@@ -49,7 +51,7 @@ def test_ranks_meet_in_rounds_that_never_share_a_node(sizes: list[int]) -> None:
         busy = [node for a, b in met for node in {node_of[a], node_of[b]}]
         assert len(set(busy)) == len(busy)
     if set(sizes) == {1}:
-        assert len(rounds) == len(tournament(len(sizes)))
+        assert len(rounds) == len(list(tournament(len(sizes))))
 
 
 # Verdicts
@@ -131,7 +133,10 @@ def test_pairs_within_a_node_are_compared_with_their_like() -> None:
 def test_an_earlier_run_is_a_measure_too() -> None:
     seen = measured(4, {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5})  # all are slow: the median cannot tell
     assert slow_pairs(seen, LIMITS) == []
-    before = {(0, 1): Usual(1e-6, 10e9), (2, 3): Usual(1e-6, 6e9)}
+    before = measured(4, {(2, 3): 0.6})
+    before.bandwidth[0][2] = before.bandwidth[2][0] = None  # type: ignore[index]  # it has not measured this link
+    for pair in ((0, 3), (1, 2), (1, 3)):
+        before.bandwidth[max(pair)][min(pair)] = 5e9  # type: ignore[index]
     (found,) = slow_since(seen, before, Limits(0.8, 3))
     assert (found.pair, found.ratio, found.against) == ((0, 1), 0.5, "baseline")
 
@@ -139,7 +144,21 @@ def test_an_earlier_run_is_a_measure_too() -> None:
 def test_pairs_that_were_not_measured_are_not_slow() -> None:
     nothing: list[list[float | None]] = [[None] * 3 for _ in range(3)]
     seen = Measured([0, 1, 2], nothing, nothing)
-    assert (seen.pairs(), usual(seen), slow_pairs(seen, LIMITS)) == ({}, None, [])
+    assert np.isnan(seen.pairs()).all() and (usual(seen), slow_pairs(seen, LIMITS)) == (None, [])
+
+
+def test_the_links_of_4096_nodes_take_little_memory() -> None:
+    nodes, bad = 4096, 1000
+    latency, bandwidth = np.full((nodes, nodes), 1e-6), np.full((nodes, nodes), 10e9)
+    bandwidth[bad] = bandwidth[:, bad] = 5e9
+    seen = Measured(range(nodes), latency, bandwidth)
+    tracemalloc.start()
+    try:
+        slow = slow_pairs(seen, LIMITS)
+        assert (len(slow), suspects(seen, slow)) == (nodes - 1, [bad])
+        assert tracemalloc.get_traced_memory()[1] < 1e9
+    finally:
+        tracemalloc.stop()
 
 
 # The heat map
