@@ -21,10 +21,9 @@ from launcher.environment import programs
 from launcher.environment.repository import Tree, check, tree, within
 from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
-from launcher.plan.build import PlanFacts
+from launcher.plan.build import PlanFacts, resolved_value
 from launcher.plan.plan import JobPlan, SnapshotCode
 from launcher.runs.directory import Run
-from launcher.units import parse_size
 
 FOLDER = "code"  # name of the snapshot in the directory of a run or sweep
 LIBRARY = "lib-"  # prefix of the folder (lib-VERSION, next to it) of our packages, for a Python that lacks them
@@ -39,7 +38,7 @@ def planned(config: Config, site: PlanFacts, found: Tree | None, before: JobPlan
         assert before is not None and before.code.snapshot is not None and before.code.repository is not None
         root, code, known = before.code.repository, before.code.snapshot, before.code.path
     else:
-        check(found, parse_size(config.env.snapshot_limit))
+        check(found, resolved_value(config.env, "snapshot_limit", "env."))
         _require_workload(config, site, found)
         root, code, known = str(found.root), str(folder), ()
     # `python -m launcher` puts the working folder first.

@@ -122,6 +122,8 @@ def test_one_that_is_too_large_names_the_largest_files(repository: Path, tmp_pat
     (repository / "weights.pt").write_bytes(bytes(3 << 20))
     with pytest.raises(ConfigError, match=r"(?s)env.snapshot_limit=2M.*largest:\n +3M  weights.pt\n.*\.gitignore"):
         planned(repository, tmp_path / "runs", env=Env(snapshot=True, snapshot_limit="2M"))
+    with pytest.raises(ConfigError, match=r"^env.snapshot_limit: '2X' is not a size"):
+        planned(repository, tmp_path / "runs", env=Env(snapshot=True, snapshot_limit="2X"))
 
 
 def test_a_folder_without_git_is_told_what_to_do(tmp_path: Path) -> None:
