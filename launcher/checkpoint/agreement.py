@@ -121,7 +121,7 @@ class Peers:
     def on_first(self, function: Callable[[], T]) -> T:
         """Calls the function on rank 0; returns its result, or raises its error as a CheckpointError, on all ranks."""
         outcome = _told(_attempt(function)) if self.rank == 0 else (None, None)
-        value, error = process_group.broadcast(outcome, self.group) if self.many else outcome
+        value, error = process_group.broadcast(outcome, self.group, self._timeout) if self.many else outcome
         if error is not None:
             raise error if isinstance(error, CheckpointError) else CheckpointError(error)
         return cast(T, value)

@@ -18,14 +18,14 @@ import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from launcher import errors
-from launcher.integrations import checkpoint_dir, leaves, missing, numbers
+from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
 from launcher.integrations.memory import FilesOf, TrainerMemory, copied, generators, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.worker import heartbeat, process_group, stop
@@ -46,25 +46,29 @@ __all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
 
 COPY = "copy.ckpt"  # a copy in memory
 OURS = "launcher-step-"  # prefix of this callback's checkpoints
+LAST_FILES = "meta.pt", "latest"  # which Lightning writes after the shards of FSDP, and DeepSpeed after its own
+TAG = b"checkpoint"  # what DeepSpeed then writes
 
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the newest checkpoint, by this callback or a ModelCheckpoint, for `fit(ckpt_path=...)`.
 
     None: there is none, or `folder` (a ModelCheckpoint's `dirpath`; None: `checkpoint_dir()`) is None outside of a run.
-    If ranks were started again in this attempt, it may be a copy in memory (checkpoint.memory). So all ranks must call
-    it. They have a process group afterwards, which Lightning uses.
+    All ranks must call it: rank 0 chooses. If ranks were started again in this attempt, it may be a copy in memory
+    (checkpoint.memory), and they have a process group afterwards, which Lightning uses. Raises CannotRead.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
     folder = Path(checkpoint_dir() if folder is None else folder)
-    found = folder.glob("*.ckpt")
-    whole = [path for path in found if not path.name.startswith(".") and (path.is_dir() or zipfile.is_zipfile(path))]
-    newest = max(whole, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    found = newest(folder, r"[^.].*\.ckpt", LAST_FILES, _is_whole)
     files: FilesOf = lambda kept: {COPY: partial(torch.save, kept.state)}  # noqa: E731
-    if (memory := copied(folder, lambda: None if newest is None else step_of(newest), files)) is not None:
+    if (memory := copied(folder, lambda: None if found is None else step_of(found), files)) is not None:
         return str(memory / COPY)
-    return None if newest is None else str(newest)
+    return None if found is None else str(found)
+
+
+def _is_whole(last: BinaryIO) -> bool:
+    return last.read(len(TAG)) == TAG or zipfile.is_zipfile(last)
 
 
 def step_of(checkpoint: Path) -> int:

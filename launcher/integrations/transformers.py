@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from launcher import errors
 from launcher.checkpoint.memory import Kept
 from launcher.files.run_files import python_number
-from launcher.integrations import checkpoint_dir, leaves, missing, numbers
+from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
 from launcher.integrations.memory import TrainerMemory, copied, generators, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.torch_compat import DTensor
@@ -51,24 +50,23 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """Returns the path of the Trainer's newest complete checkpoint, for `train(resume_from_checkpoint=...)`.
 
     None: there is none, or `folder` (the Trainer's output_dir; None: `checkpoint_dir()`) is None outside of a run.
-    If ranks were started again in this attempt, it may be a copy in memory (checkpoint.memory). So all ranks must call
-    it. They have a process group afterwards, which the Trainer uses.
+    All ranks must call it: rank 0 chooses. If ranks were started again in this attempt, it may be a copy in memory
+    (checkpoint.memory), and they have a process group afterwards, which the Trainer uses. Raises CannotRead.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
     folder = Path(checkpoint_dir() if folder is None else folder)
-    found = folder.glob("checkpoint-*")
-    steps = {int(name[1]): path for path in found if (name := re.fullmatch(r"checkpoint-(\d+)", path.name))}
-    newest = next((step for step in sorted(steps, reverse=True) if _complete(steps[step])), None)
-    if (memory := copied(folder, lambda: newest, files_of, own_file_of)) is not None:
+    found = newest(folder, r"checkpoint-\d+", [STATE], _is_whole)
+    on_disk = None if found is None else int(found.name.rpartition("-")[2])
+    if (memory := copied(folder, lambda: on_disk, files_of, own_file_of)) is not None:
         return str(memory)
-    return None if newest is None else str(steps[newest])
+    return None if found is None else str(found)
 
 
-def _complete(checkpoint: Path) -> bool:
+def _is_whole(state: BinaryIO) -> bool:
     try:
-        json.loads((checkpoint / STATE).read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # an attempt was killed while it saved
+        json.load(state)
+    except ValueError:  # an attempt was killed while it saved
         return False
     return True
 

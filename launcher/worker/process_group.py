@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import pickle
@@ -445,6 +446,7 @@ LENGTH = 8  # bytes of the length at the start of a message
 FEW = 64  # most ranks whose values are sent one after the other
 
 T = TypeVar("T")
+_broadcasts = itertools.count()  # numbers those by the store; all ranks make them in the same order
 
 
 class NotFromARank(RuntimeError):
@@ -471,8 +473,14 @@ def all_gather(value: T, group: dist.ProcessGroup | None = None, *, on_first: bo
     return [_open((head + _bytes(more))[:size]) for head, more, size in parts]
 
 
-def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
-    """Returns rank 0's value on every rank, a small one in one message; raises NotFromARank for a wrong MAC."""
+def broadcast(value: T | None, group: dist.ProcessGroup | None = None, timeout: float = 1800) -> T:
+    """Returns rank 0's value on every rank, a small one in one message; raises NotFromARank for a wrong MAC.
+
+    Before there is a process group, which the program may make as it likes, it goes through the store of the round's
+    agents; rank 0 then waits for nobody, and others for `timeout` seconds.
+    """
+    if not dist.is_initialized():
+        return _broadcast_by_store(value, timeout)
     device = _device_of(group)
     sealed = _seal(value) if dist.get_rank() == 0 else b""
     head = _tensor(len(sealed).to_bytes(LENGTH, "big") + sealed[: SMALL - LENGTH], SMALL, device)
@@ -484,6 +492,15 @@ def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
         dist.broadcast(rest, src=0, group=group)
         data += _bytes(rest)
     return cast(T, _open(data[LENGTH : LENGTH + size]))
+
+
+def _broadcast_by_store(value: T | None, timeout: float) -> T:
+    host = socket.gethostname()
+    place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
+    store, key = _store(place, host, timeout), f"broadcast/{next(_broadcasts)}"
+    if place.rank == 0:
+        store.set(key, _seal(value).hex())
+    return _open(bytes.fromhex(store.get(key).decode()))
 
 
 def _heads(value: object, group: dist.ProcessGroup | None) -> tuple[list[bytes], Tensor, list[int]]:

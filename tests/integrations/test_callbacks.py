@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from launcher import integrations
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.worker import process_group, stop
@@ -23,31 +25,66 @@ from tests.launch import ROOT
 FRAMEWORKS = ("lightning", "transformers")
 
 
+@pytest.fixture
+def no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrations, "CHECKPOINT", replace(integrations.CHECKPOINT, read_timeout=0))
+
+
+@pytest.mark.usefixtures("no_second_try")
 def test_the_newest_checkpoint_that_is_whole_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from launcher.integrations.transformers import last_checkpoint
 
     assert last_checkpoint(tmp_path) is None
-    for step, state in ((20, "{}"), (100, "{}"), (120, '{"cut'), (140, None)):
-        folder = tmp_path / f"checkpoint-{step}"
+    for moment, (step, state) in enumerate(((120, "{}"), (20, "{}"), (100, "{}"), (110, '{"cut'), (140, None))):
+        folder = tmp_path / f"checkpoint-{step}"  # the training has gone back after step 120
         folder.mkdir()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
+            os.utime(folder / "trainer_state.json", (moment, moment))
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
     assert last_checkpoint() is None
     monkeypatch.setenv("LAUNCHER_CHECKPOINT_DIR", str(tmp_path))
     assert last_checkpoint() == str(tmp_path / "checkpoint-100")
 
 
+@pytest.mark.usefixtures("no_second_try")
 def test_of_lightnings_checkpoints_the_last_saved_counts(tmp_path: Path) -> None:
     from launcher.integrations.lightning import last_checkpoint
 
     assert last_checkpoint(tmp_path) is None
     for moment, name in enumerate(("epoch=3.ckpt", "launcher-step-000000007.ckpt", ".launcher-step-000000009.ckpt")):
-        with zipfile.ZipFile(tmp_path / name, "w") as file:
-            file.writestr("data", "x" * 1000)
-        os.utime(tmp_path / name, (moment, moment))
-    (tmp_path / "last.ckpt").write_bytes((tmp_path / "epoch=3.ckpt").read_bytes()[:500])  # cut short
+        archive(tmp_path / name, moment)
+    whole = (tmp_path / "epoch=3.ckpt").read_bytes()
+    for name, size in (("last.ckpt", 500), ("short.ckpt", 12), ("empty.ckpt", 0)):  # cut short
+        (tmp_path / name).write_bytes(whole[:size])
     assert last_checkpoint(tmp_path) == str(tmp_path / "launcher-step-000000007.ckpt")
+
+
+@pytest.mark.usefixtures("no_second_try")
+def test_of_lightnings_checkpoints_that_are_folders_only_whole_ones_count(tmp_path: Path) -> None:
+    from launcher.integrations.lightning import last_checkpoint
+
+    for name, last in (("of-fsdp.ckpt", "meta.pt"), ("of-deepspeed.ckpt", "latest")):
+        folder = tmp_path / name
+        (folder / "checkpoint").mkdir(parents=True)
+        (folder / ".metadata").write_text("shards")
+        assert last_checkpoint(tmp_path) != str(folder)  # it is being saved, or removed
+        if last == "meta.pt":
+            archive(folder / last, 5)
+            cut = (folder / last).read_bytes()[:500]
+        else:
+            (folder / last).write_text("checkpoint")
+        assert last_checkpoint(tmp_path) == str(folder)
+    (tmp_path / "of-deepspeed.ckpt/latest").unlink()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "of-fsdp.ckpt")
+    (tmp_path / "of-fsdp.ckpt/meta.pt").write_bytes(cut)
+    assert last_checkpoint(tmp_path) is None
+
+
+def archive(path: Path, moment: int) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", "x" * 1000)
+    os.utime(path, (moment, moment))
 
 
 # In a process of its own: the frameworks leave a process group and variables behind.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from launcher import Env
+from launcher import Env, integrations
+from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.copies import HEADER, OWN, PEER, REPLICA, SINGLE, Pair
+from launcher.checkpoint.format import CannotRead
 from launcher.checkpoint.memory import MemoryCheckpoints
 from launcher.integrations.memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
@@ -343,3 +347,31 @@ def test_a_trainer_gets_no_files_of_a_copy_that_is_no_newer_than_the_disk(first:
     run_ranks(trainer_life, first, 4, 2)
     then = replace(first, round=1, last=0, save_at=5)
     assert [each.metrics["found"] for each in run_ranks(trainer_life, then, 4, 2)] == [False] * 4
+
+
+def views(folder: Path, env: Env) -> dict[str, Any]:
+    """What ranks take for the newest checkpoint if they see different ones, and if rank 0 cannot read."""
+    os.environ |= {"RANK": str(env.rank), "WORLD_SIZE": str(env.world_size)}
+    plan = SimpleNamespace(checkpoint=replace(CHECKPOINT, read_timeout=0))
+    integrations.current_attempt = lambda: SimpleNamespace(run=SimpleNamespace(plan=lambda: plan))  # type: ignore[assignment]
+    checkpoints._entries = lambda _: {"a" if env.rank == 0 else "b": False}
+    found: dict[str, Any] = {"newest": integrations.newest(folder, ".", ["last"], lambda _: True)}
+
+    def unreadable(_: Path) -> dict[str, bool]:
+        if env.rank == 0:
+            raise OSError(errno.EIO, "no answer")
+        return {"b": False}
+
+    checkpoints._entries = unreadable
+    try:
+        integrations.newest(folder, ".", ["last"], lambda _: True)
+    except CannotRead as error:
+        found["error"] = str(error)
+    return found
+
+
+def test_rank_0_chooses_the_checkpoint_of_a_trainer(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "b").touch()
+    for each in run_ranks(views, tmp_path, 3):
+        assert each.metrics == {"newest": tmp_path / "a", "error": f"{tmp_path} could not be read: no answer"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -102,3 +103,17 @@ def test_the_timeout_of_the_run_is_that_of_its_config(
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     monkeypatch.setattr(type(run.plan()), "debugs", property(lambda _: bool(breakpoints)))
     assert settings().timeout == (FOREVER if breakpoints else 77.0)
+
+
+def test_before_there_is_a_process_group_the_answer_of_rank_0_goes_through_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(process_group, "_store", lambda *_: store)
+    monkeypatch.setenv("LAUNCHER_SECRET", "the secret of a test's ranks")
+    process_group._secret.cache_clear()
+    for rank, given in enumerate((["first", Path("a")], ["second", None])):
+        monkeypatch.setattr(process_group, "_broadcasts", itertools.count())  # each rank has its own
+        monkeypatch.setattr(process_group.topology, "derive", lambda *_, rank=rank: place(rank, ["n1", "n2"]))
+        assert [process_group.broadcast(given[each] if rank == 0 else None) for each in (0, 1)] == ["first", Path("a")]
+    process_group._secret.cache_clear()
