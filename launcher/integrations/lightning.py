@@ -16,6 +16,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from launcher import errors
-from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
+from launcher.integrations import checkpoint_dir, completed, leaves, missing, newest, numbers
 from launcher.integrations.memory import FilesOf, TrainerMemory, copied, generators, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.worker import heartbeat, process_group, stop
@@ -102,7 +103,7 @@ class LauncherCallback(Callback):
         """
         Args:
             folder: directory for this callback's checkpoints, and of its copies in memory; None: `checkpoint_dir()`.
-            keep: how many of this callback's newest checkpoints to keep.
+            keep: how many of this callback's checkpoints to keep: those that were saved last.
         """
         self._inside = current_attempt() is not None
         self._folder, self._keep = Path(checkpoint_dir() if folder is None else folder), keep
@@ -186,11 +187,22 @@ class LauncherCallback(Callback):
             trainer.save_checkpoint(hidden)  # has a barrier at its end
         self._generators = []
         if trainer.is_global_zero:
-            _remove(path)
+            _hide(path)
             hidden.replace(path)
-            for each in sorted(self._folder.glob(f"{OURS}*.ckpt"))[: -self._keep]:
-                _remove(each)
+            with suppress(OSError):  # the next save tries again
+                self._remove_old(path)
         stop.listen().save_took(time.monotonic() - began)
+
+    def _remove_old(self, saved: Path) -> None:
+        ours = sorted(self._folder.glob(f"{OURS}*.ckpt"), key=lambda path: completed(path, LAST_FILES)[0])
+        for path in ours[: -self._keep]:
+            if path != saved:
+                _hide(path)
+        for path in self._folder.glob(f".{OURS}*"):  # also what saves and removals that were killed have left
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def state_dict(self) -> dict[str, Any]:
         return {"generators": self._generators} if self._generators else {}
@@ -297,8 +309,7 @@ def set_generators(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _hide(path: Path) -> None:
+    # Nobody finds half a checkpoint if its removal is killed
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name(f".{path.name}-{os.urandom(4).hex()}"))

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -79,6 +80,55 @@ def test_of_lightnings_checkpoints_that_are_folders_only_whole_ones_count(tmp_pa
     assert last_checkpoint(tmp_path) == str(tmp_path / "of-fsdp.ckpt")
     (tmp_path / "of-fsdp.ckpt/meta.pt").write_bytes(cut)
     assert last_checkpoint(tmp_path) is None
+
+
+def folder_of_fsdp(path: Path, moment: int) -> None:
+    path.mkdir()
+    (path / "__0_0.distcp").write_text("a shard")
+    archive(path / "meta.pt", moment)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_the_checkpoints_that_were_saved_last_are_kept(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training has gone back: the checkpoint of a stop is not the one with the highest step."""
+    from launcher.integrations.lightning import LauncherCallback, last_checkpoint
+
+    write = archive if kind == "file" else folder_of_fsdp
+    monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(save_took=lambda _: None))
+    moments = iter(range(9))
+    trainer = SimpleNamespace(is_global_zero=True, save_checkpoint=lambda path: write(path, next(moments)))
+    callback = LauncherCallback(tmp_path)
+    for step in (7000, 8000, 9000):
+        callback._save(trainer, step)
+    write(tmp_path / ".launcher-step-000009500.ckpt", 9)  # left by a save that was killed
+    write(tmp_path / "epoch=3.ckpt", 0)
+    for step, kept in ((4000, (9000, 4000)), (4000, (9000, 4000)), (4500, (4000, 4500))):
+        callback._save(trainer, step)
+        ours = {f"launcher-step-{each:09d}.ckpt" for each in kept}
+        assert {path.name for path in tmp_path.iterdir()} == {*ours, "epoch=3.ckpt"}
+        assert last_checkpoint(tmp_path) == str(tmp_path / f"launcher-step-{step:09d}.ckpt")
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_that_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launcher.integrations import lightning
+
+    def killed(path: Path) -> None:
+        (path / "__0_0.distcp").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    moments = iter(range(9))
+    trainer = SimpleNamespace(is_global_zero=True, save_checkpoint=lambda path: folder_of_fsdp(path, next(moments)))
+    monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(save_took=lambda _: None))
+    callback = lightning.LauncherCallback(tmp_path, keep=1)
+    callback._save(trainer, 100)
+    with pytest.raises(KeyboardInterrupt):
+        callback._save(trainer, 200)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["launcher-step-000000200.ckpt"]
 
 
 def archive(path: Path, moment: int) -> None:
