@@ -403,17 +403,22 @@ class Job:
             command, Ok(None) if isinstance(recorded, shared_files.Wrong) else recorded, all_nodes=self._job.all_nodes,
             may_resume=lambda: self._may_resume(command),
         )  # fmt: skip
+        lost, secrets_for_later = None, False
+        try:
+            require()
+        except LeaseLost as error:
+            lost = error
+        except RunError:  # that is not known now
+            secrets_for_later = True
+        if lost is not None and lost.taken:  # srun ends with 0 when Slurm takes its node away: the run is not done
+            code, stop = RESUME, Stop(reason=StopReason.LEASE_LOST, host=self._host, error=str(lost))
         if stop is not None:
             self._event(stop)
         self._event(Ended(code=code))
-        requested, secrets_for_later = self._stops.requested, False
-        try:
-            require()
-        except LeaseLost as error:  # another job decides what becomes of the run, and needs the secrets
-            print(f"launcher: {error}", file=sys.stderr)
+        if lost is not None:  # another job decides what becomes of the run, and needs the secrets
+            print(f"launcher: {lost}", file=sys.stderr)
             return code
-        except RunError:  # that is not known now
-            secrets_for_later = True
+        requested = self._stops.requested
         if code == RESUME:
             code, goes_on = self._continue()
             secrets_for_later |= goes_on

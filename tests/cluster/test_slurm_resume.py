@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +107,37 @@ def test_a_second_job_of_a_run_ends_while_the_first_one_lives(launcher: Launcher
     assert len(run.attempts()) == 1
     assert launcher.status()["state"] == "running"
     launcher("cancel", "twice")
+
+
+@pytest.mark.slow
+def test_a_start_that_outlives_the_loss_of_its_node_leaves_the_run_to_the_next_one(
+    launcher: Launcher, slurm: Any
+) -> None:  # fmt: skip
+    """Its node's slurmd is gone, but its processes live; Slurm starts the job again elsewhere, with the same id."""
+    launcher.submit(*STEPS, "nodes=1", "run_id=cut-off", "wait=false", **ENDLESS)
+    reached(launcher, 0)
+    run, job = launcher.last(), launcher.status()["job"]
+    node = slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    find = ["pgrep", "--oldest", "--full", f"^srun .*{run.path}"]
+    srun = int(subprocess.run(find, capture_output=True, text=True, check=True).stdout)
+    os.kill(srun, signal.SIGSTOP)  # it does not hear of the loss
+    slurm.daemons.stop(node)
+    for state in ("drain", "down"):
+        slurm.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=lost")
+    reached(launcher, 1)
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        return [event for event in run.attempts()[0].events() if event["event"] == kind]
+
+    launcher.until(lambda: events("stop"), "the end of its ranks", timeout=60)
+    os.kill(srun, signal.SIGCONT)
+    launcher.until(lambda: events("ended"), "the end of the first start", timeout=60)
+    assert [event["code"] for event in events("ended")] == [75]
+    assert {event["reason"] for event in events("stop")} == {"lease_lost"}
+    assert events("continues") + events("stays") == []
+    reached(launcher, 1, step=int(launcher.status()["step"]) + 100)
+    assert "Restarts=1 " in slurm.run("scontrol", "show", "job", job)
+    launcher("cancel", "cut-off")
 
 
 @pytest.mark.slow
