@@ -21,9 +21,11 @@ import os
 import re
 import shutil
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from launcher.cli.commands import PRUNABLE
@@ -38,7 +40,7 @@ from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup
 from launcher.runs.directory import TOKEN, Run, token_of
-from launcher.runs.history import read_history
+from launcher.runs.history import RunHistory, read_history
 from launcher.runs.lease import SUBMITTING, try_acquire
 from launcher.runs.lookup import RECORDS, find_either
 from launcher.runs.sweep_directory import Sweep, sweep_of
@@ -99,7 +101,8 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
         if each.plan.independent and (sweep := Sweep(Path(each.plan.workload.params["kwargs"]["sweep"]))).recorded():
             pilots.setdefault(sweep.path, []).append(each.run.path)
             continue
-        found.append(Old(each.run.path, frozenset({each.state.value}), each.history.moved or None))
+        old = or_damaged(each.run, partial(_of_run, each))
+        found.append(old if isinstance(old, Old) else Old(each.run.path, frozenset(), None, error=old.message))
     for sweep in sweeps:
         made = or_damaged(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
         if isinstance(made, DamagedRun):
@@ -172,9 +175,19 @@ def needs(users: Iterable[User], folders: Collection[Path]) -> dict[Path, list[s
     return found
 
 
+def _of_run(seen: RunStatus) -> Old:
+    return Old(seen.run.path, frozenset({seen.state.value}), _last_active(seen.run, seen.history) or None)
+
+
+def _last_active(run: Run, history: RunHistory) -> float:
+    # A heartbeat counts: the scheduler that is asked here may not be the one of the job
+    age = run.lease_age()
+    return history.moved if age is None else max(history.moved, time.time() - age)
+
+
 def _of_sweep(sweep: Sweep, live: JobMonitor) -> tuple[Old, list[User]]:
     seen = point_statuses(sweep, live)
-    active = [read_history(each.point.run).moved for each in seen if each.point.run.recorded()]
+    active = [_last_active(each.point.run, read_history(each.point.run)) for each in seen if each.point.run.recorded()]
     unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
     old = Old(sweep.path, frozenset(counts(seen)), max(active, default=0.0) or None)
     return old, [(run.id, named_by(run.plan())) for run in unfinished]
@@ -246,11 +259,7 @@ def _refreshed(old: Old, live: JobMonitor) -> Old:
     # `needed_by` keeps its ids, and gains those of runs that wait for it now
     path = old.path
     try:
-        if Sweep(path).recorded():
-            now = _of_sweep(Sweep(path), live)[0]
-        else:
-            seen = status_of(Run(path), live)
-            now = Old(path, frozenset({seen.state.value}), seen.history.moved or None)
+        now = _of_sweep(Sweep(path), live)[0] if Sweep(path).recorded() else _of_run(status_of(Run(path), live))
         return replace(
             now, pilots=old.pilots, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)]))
         )

@@ -33,6 +33,7 @@ from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Started, last
 from launcher.runs.health import remarks, stragglers
+from launcher.runs.lease import SILENCE
 from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.query_cache import interval
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]  # the keys KEYS and INTERNAL; of a sweep, `points` too
 MOST_BREAKPOINTS = 4  # ranks at breakpoints that are named
 LONGEST = 160  # characters of the last line of output
-SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
 MIN_POLL_INTERVAL = 1.0  # seconds between two reads of the records; the scheduler is queried less often
 UNCHANGED = 10  # reads without a change after which the interval grows
 MILESTONE = 10  # percent of the steps after which a line is printed, without a terminal

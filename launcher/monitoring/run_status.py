@@ -14,6 +14,7 @@
 | the same, and its agents wrote an exit code | job over, or no such job | as if the attempt had ended with that code |
 | the same, without an exit code | job failed or cancelled | cancelled if the run or the job was, else failed |
 | | job done or gone, or no such job | cancelled if the user did so, stopped after a stop request, else lost |
+| | no such job, and the run's lease has a heartbeat | unknown: the job may be on another cluster |
 | no attempt yet | job pending | queued |
 | | job failed or cancelled | cancelled if the run or the job was, else failed |
 | | job done or gone, or no such job | cancelled if the user cancelled the run, else lost |
@@ -68,7 +69,7 @@ from launcher.runs.claims import Boards, Claims, EntryKind, State
 from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, StopRequested, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
-from launcher.runs.lease import only_submitter
+from launcher.runs.lease import SILENCE, only_submitter
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
@@ -109,7 +110,8 @@ class RunState(Enum):  # in the order of a run's life
 
 
 class JobStatus(Struct):
-    state: JobState | None = None  # None: there is no job, or its state is not known
+    # None: there is no job, or its state is not known; UNKNOWN with a problem: it is on another machine or cluster
+    state: JobState | None = None
     raw_state: str = ""  # as the scheduler prints it (`PENDING`); empty: not known
     reason: str = ""  # as the scheduler prints it (`Resources`); empty: not known
     problem: str = ""  # why the state is not known; empty: it is known, or there is no job
@@ -263,6 +265,9 @@ class JobMonitor:
                 job = self.ended(plan, str(history.job_id)) or job
             except QueryError as error:
                 return JobStatus(problem=str(error))
+        if job is None and history.code is None and (age := run.lease_age()) is not None and age < SILENCE:
+            unknown = f"{plan.cluster.scheduler} does not know job {history.job_id}, whose heartbeat goes on"
+            return JobStatus(JobState.UNKNOWN, problem=f"{unknown}: was it submitted to another cluster?")
         return JobStatus() if job is None else JobStatus(job.state, job.raw_state, job.reason, signal=job.signal)
 
     @staticmethod
@@ -468,6 +473,9 @@ class JobMonitor:
         known = _submitted(run, plan, scheduler) if history.job_id is None else history
         if known is None or known.job_id is None:
             return
+        job = self.job(run, plan, known)
+        if job.state is JobState.UNKNOWN and job.problem:
+            raise QueryError(job.problem)
         try:
             for each in (known.job_id, *known.waiting):
                 scheduler.cancel(each)
@@ -516,7 +524,7 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
     job = live.job(run, plan, history)
     state = run_state(history, job.state, answered=not job.problem)
     left, before, age = live.details(plan, history)
-    silent = plan.cluster.scheduler if plan.queued and job.problem else ""
+    silent = plan.cluster.scheduler if plan.queued and job.problem and job.state is None else ""
     return RunStatus(
         run, plan, history, state, history.last(Progress), job, left, silent, before if silent else "", age
     )

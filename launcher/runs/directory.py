@@ -311,9 +311,9 @@ class Run(Struct):
         return [Attempt(self, number) for number in sorted(int(name) for name in found if name.isdecimal())]
 
     def lease_age(self) -> float | None:
-        """Returns the seconds since the last heartbeat of the lease; None: no lease, or it cannot be read now."""
-        found = retry_read((self.path / "lease").stat, self.path, retry_seconds=0)
-        return time.time() - found.value.st_mtime if isinstance(found, Ok) and found.value is not None else None
+        """Returns the seconds since the last heartbeat of the lease; None: there is none; raises UnavailableError."""
+        found = unwrap(retry_read((self.path / "lease").stat, self.path))
+        return None if found is None else time.time() - found.st_mtime
 
     def outputs(self) -> list[Path]:
         """Returns the jobs' output files, oldest first; a point's links into its sweep's `arrays` are resolved."""

@@ -280,6 +280,7 @@ class Lease:
 HEARTBEAT = 15.0  # seconds between two heartbeats of the job that holds a lease
 POLL = 2.0  # seconds between two checks by a job that waits for a lease
 TIMEOUT = 90.0  # seconds without a heartbeat until a lease is taken over; NFS shows times up to 60 s late
+SILENCE = 300.0  # the same, as commands measure it: the clocks of their machine and the file server may differ
 
 
 class LeaseLost(RunError):

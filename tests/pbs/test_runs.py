@@ -260,7 +260,10 @@ def test_a_killed_run_of_a_server_without_history_is_lost(stand_in: PbsCluster, 
     stand_in.set(history=False)
     stand_in_launcher.submit(*SLEEPS)
     until_asleep(stand_in_launcher)
-    subprocess.run(["qdel", "-W", "force", str(stand_in_launcher.status()["job"])], check=True)
+    row = stand_in_launcher.status()
+    subprocess.run(["qdel", "-W", "force", str(row["job"])], check=True)
+    stand_in_launcher.until(lambda: stand_in_launcher.status()["state"] == "unknown", "PBS has forgotten it")
+    os.utime(Path(str(row["directory"]), "lease"), (0, 0))  # its last heartbeat was long ago
     stand_in_launcher.until(lambda: stand_in_launcher.status()["state"] in ("lost", "failed", "stopped"), "it is over")
     assert [stand_in_launcher.status()[key] for key in ("state", "code")] == ["lost", None]
 

@@ -188,6 +188,22 @@ def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: 
     assert run.path.exists()
 
 
+@pytest.mark.parametrize("job", [run_status.JobStatus(), run_status.JobStatus(JobState.DONE)])
+def test_a_run_with_a_heartbeat_stays_whatever_the_scheduler_that_is_asked_knows_of_its_job(
+    make: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: run_status.JobStatus
+) -> None:
+    """On another cluster it has none, or an older one of the same number. The run reports no steps."""
+    run = make("a", None)
+    (found,) = cleanup.survey(tmp_path, JobMonitor())
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: job)
+    (run.path / "lease").touch()
+    (again,) = cleanup.survey(tmp_path, JobMonitor())
+    before = time.time() - 30 * DAY
+    assert [cleanup.reason_to_keep(each, before, ["lost"]) for each in (found, again)] == [None, "it is younger"]
+    assert cleanup.remove(found, tmp_path, before, ["lost"], JobMonitor()) == "it is younger"
+    assert run.path.exists()
+
+
 def test_the_pilots_of_a_sweep_go_with_it_and_not_before(
     make: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

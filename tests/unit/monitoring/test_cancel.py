@@ -1,20 +1,53 @@
-"""What `JobMonitor.cancel` does with a run whose submission is not recorded."""
+"""What `JobMonitor.cancel` does with a run whose submission is not recorded, or whose job may be on another cluster."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from launcher.monitoring import run_status
-from launcher.monitoring.run_status import JobMonitor
+from launcher.monitoring.run_status import JobMonitor, RunState, status_of
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitted, Submitting
 from launcher.runs.history import read_history
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import bare_plan
+from tests.unit.sweep_runs import begin
+
+ASKED = "was it submitted to another cluster"
+
+
+class Cluster:
+    """What Slurm lists and has in its accounting, and what it was asked to cancel."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, SchedulerJob] = {}
+        self.ended: dict[str, SchedulerJob] = {}
+        self.cancelled: list[str] = []
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(Slurm, "jobs", lambda _: dict(made.jobs))
+    monkeypatch.setattr(Slurm, "accounting", lambda *_: dict(made.ended))
+    monkeypatch.setattr(Slurm, "cancel", lambda _, *jobs: made.cancelled.extend(jobs))
+    monkeypatch.setattr(run_status, "forget", lambda plan: None)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run.create(tmp_path / "run")
+    made.write_record(bare_plan(run_dir=str(made.path), cluster={"scheduler": "slurm"}), {}, {"token": "token"})
+    made.journal(Submitting(token="token"))
+    return made
 
 
 @pytest.mark.parametrize(
@@ -26,14 +59,10 @@ from tests.unit.plans import bare_plan
     ],
 )
 def test_a_run_that_is_being_submitted_is_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str | None, found: str | None, ended: list[str]
-) -> None:
-    run = Run.create(tmp_path / "run")
-    run.write_record(bare_plan(run_dir=str(run.path), cluster={"scheduler": "slurm"}), {}, {"token": "token"})
-    run.journal(Submitting(token="token"))
-    asked: list[str] = []
-    monkeypatch.setattr(run_status, "queries", lambda plan: SimpleNamespace(find=lambda *_: found, cancel=asked.append))
-    monkeypatch.setattr(run_status, "forget", lambda plan: None)
+    run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, meanwhile: str | None, found: str | None,
+    ended: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Slurm, "find", lambda *_: found)
 
     @contextlib.contextmanager
     def waits(folder: Path) -> Iterator[None]:
@@ -44,5 +73,25 @@ def test_a_run_that_is_being_submitted_is_cancelled(
     monkeypatch.setattr(run_status, "only_submitter", waits)
     JobMonitor().cancel(run)
     history = read_history(run)
-    assert (asked, run.has("cancelled"), history.cancelled) == (ended, True, True)
+    assert (cluster.cancelled, run.has("cancelled"), history.cancelled) == (ended, True, True)
     assert history.may_have_job is bool(ended)
+
+
+def test_a_run_with_a_heartbeat_is_not_lost_because_this_cluster_does_not_know_its_job(
+    run: Run, cluster: Cluster
+) -> None:
+    run.journal(Submitted(job="7"))
+    begin(run, "7")
+    lease = run.path / "lease"
+    lease.touch()
+    seen = status_of(run, JobMonitor())
+    assert (seen.state, seen.unanswered) == (RunState.UNKNOWN, ""), "the scheduler has answered"
+    assert ASKED in seen.job.text
+    with pytest.raises(QueryError, match=ASKED):
+        JobMonitor().cancel(run)
+    assert (cluster.cancelled, run.has("cancelled")) == ([], False)
+    os.utime(lease, (time.time() - run_status.SILENCE - 1,) * 2)
+    assert status_of(run, JobMonitor()).state is RunState.LOST
+    lease.touch()
+    cluster.ended = {"7": SchedulerJob("7", JobState.FAILED, "NODE_FAIL")}
+    assert status_of(run, JobMonitor()).state is RunState.FAILED, "the scheduler knows how it ended"
