@@ -31,7 +31,7 @@ from pathlib import Path
 from launcher.cli.commands import PRUNABLE
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError
 from launcher.files.ownership import is_own, require_own
-from launcher.files.shared_files import exists, list_names, read_text, unwrap
+from launcher.files.shared_files import exists, explain, list_names, read_text, unwrap
 from launcher.formatting import plural, rough_size
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, each_status, or_damaged, status_of
@@ -214,7 +214,8 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], liv
     except RunError as error:
         return str(error)
     with contextlib.ExitStack() as stack:
-        for name in (SUBMITTING, ".points") if Sweep(path).recorded() else (SUBMITTING,):
+        # With an exhausted quota no file can be made; a sweep that nobody runs here needs none
+        for name in (SUBMITTING, ".points") if unwrap(exists(path / ".points")) else (SUBMITTING,):
             if not stack.enter_context(try_acquire(path / name)):
                 return "it is being submitted"
         if why := reason_to_keep(_refreshed(old, live), before, states):
@@ -437,10 +438,14 @@ def cancel(arguments: Namespace) -> int:
     for name in names:
         try:
             _cancel(name, arguments.runs_dir, live)
-        except LauncherError as error:
+        except (LauncherError, OSError) as error:
             if len(names) == 1:
                 raise
-            print(f"launcher: {name} is not cancelled: {error}", file=sys.stderr, flush=True)
+            if isinstance(error, LauncherError):
+                why = f"is not cancelled: {error}"
+            else:  # its jobs are cancelled
+                why = f"is not marked as cancelled: {explain(error) or error}"
+            print(f"launcher: {name} {why}", file=sys.stderr, flush=True)
             code = FAILED
     return code
 

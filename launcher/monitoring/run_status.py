@@ -445,8 +445,10 @@ class JobMonitor:
         plan = run.plan()
         history = self.found_by_hand(run, plan, read_history(run))
         if is_packed(run):  # its job, the pilot's, runs other points too
-            run.journal(cancelled())
-            cancel_point(run)
+            try:
+                run.journal(cancelled())
+            finally:
+                cancel_point(run)
             return
         try:
             run.journal(cancelled())
@@ -458,7 +460,8 @@ class JobMonitor:
                 raise
             except LauncherError as error:
                 run.unmark("cancelled")
-                run.journal(CancelFailed(error=str(error)))
+                with contextlib.suppress(OSError):
+                    run.journal(CancelFailed(error=str(error)))
                 raise
 
     def _end(self, run: Run, plan: JobPlan, history: RunHistory, kill: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,26 +49,46 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
     """Cancels points (None: all); returns the states before of those that were not over; QueryError names the others.
 
     kill: whether points that run on this machine without a scheduler are killed instead of asked to stop.
+    Raises OSError: not all can be marked, for example on a full disk. Their jobs are cancelled nonetheless.
     """
     before, points = sweep.cancelled(), None if points is None else set(points)
+    unmarked: list[OSError] = []
     if points is None:
-        sweep.mark_cancelled(True)  # first, because the process that starts points on this machine reads it
+        with _collected(unmarked):
+            sweep.mark_cancelled(True)  # first, because the process that starts points on this machine reads it
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(only_submitter(sweep.path))
             if (packing := sweep.manifest().packing) is None:
-                found = _cancel(sweep, points, kill)
+                found = _cancel(sweep, points, kill, unmarked)
             else:
-                found = _cancel_in_pilots(sweep, points, packing)
+                found = _cancel_in_pilots(sweep, points, packing, unmarked)
         except LauncherError:
             if points is None:
                 sweep.mark_cancelled(before)
             raise
         jobs = [each.seen for each in found if each.seen] if packing is None else []
         if packing is not None and points is None:
-            jobs = _cancel_pilots(sweep, kill)
+            jobs = _cancel_pilots(sweep, kill, unmarked)
     release_followers([each.point.run.path for each in found] + ([sweep.path] if points is None else []), jobs)
+    if unmarked:
+        raise unmarked[0]
     return {each.point.index: each.state for each in found}
+
+
+@contextlib.contextmanager
+def _collected(errors: list[OSError]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, LauncherError):
+            raise
+        errors.append(error)
+
+
+def _cancel_run(monitor: JobMonitor, run: Run, kill: bool, unmarked: list[OSError]) -> None:
+    with _collected(unmarked):
+        monitor.cancel(run, kill=kill)
 
 
 def release_followers(homes: Iterable[Path], cancelled: Iterable[RunStatus]) -> None:
@@ -112,23 +132,27 @@ def _release(run: Run, plan: JobPlan, job: str) -> None:
             raise QueryError(f"jobs of its points {ranges(sorted(left))} stay held: {reason}")
 
 
-def _cancel_in_pilots(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> list[PointStatus]:
+def _cancel_in_pilots(
+    sweep: Sweep, points: Collection[int] | None, packing: Packing, unmarked: list[OSError]
+) -> list[PointStatus]:
     """Cancels points of a packed sweep (None: all, once it is marked), but no pilot; needs the submitter's lock."""
     monitor = JobMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
     board = monitor.boards.of(sweep, packing)
     for each in seen:
         if points is not None or board.log(each.point.index).begun:  # for others, the sweep's mark is enough
-            each.point.run.journal(cancelled(), sync=False)
-            cancel_point(each.point.run)
+            with _collected(unmarked):
+                each.point.run.journal(cancelled(), sync=False)
+            with _collected(unmarked):
+                cancel_point(each.point.run)
     return seen
 
 
-def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
+def _cancel_pilots(sweep: Sweep, kill: bool, unmarked: list[OSError]) -> list[RunStatus]:
     monitor, requests = JobMonitor(), _Requests()
     live = live_pilots(sweep, monitor)
     for number, pilot in enumerate(live):
-        requests.send(pilot.plan, [number], partial(monitor.cancel, pilot.run, kill=kill))
+        requests.send(pilot.plan, [number], partial(_cancel_run, monitor, pilot.run, kill, unmarked))
     if requests.failed:
         names = ", ".join(live[number].run.id for number in requests.failed)
         reasons = "; ".join(dict.fromkeys(str(error) for error in requests.failed.values()))
@@ -138,7 +162,7 @@ def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
     return live
 
 
-def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> list[PointStatus]:
+def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool, unmarked: list[OSError]) -> list[PointStatus]:
     live = JobMonitor()
     _recover_unconfirmed(sweep)
     statuses = point_statuses(sweep, live, cancelled=False)  # each point is marked as cancelled below
@@ -148,8 +172,10 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> list[Po
     # A point without a run directory cannot be marked; for it the mark of the sweep is enough.
     runs = {index: each.point.run for index, each in chosen.items() if each.point.run.recorded()}
     for run in runs.values():  # before their jobs end, because otherwise another attempt would be submitted
-        run.journal(cancelled(), sync=False)
-        run.mark("cancelled")
+        with _collected(unmarked):
+            run.journal(cancelled(), sync=False)
+        with _collected(unmarked):
+            run.mark("cancelled")
     arrays, alone = live_arrays(statuses, sweep.submissions())
     jobs: dict[int, str] = {each.point.index: each.seen.history.job_id or "" for each in statuses if each.seen}
     requests = _Requests()
@@ -168,11 +194,13 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> list[Po
         for each in alone:
             if each.point.index in chosen and started == (each.state in STARTED):
                 assert each.seen is not None, "it may have a job of its own"
-                requests.send(each.seen.plan, [each.point.index], partial(live.cancel, each.point.run, kill=kill))
+                request = partial(_cancel_run, live, each.point.run, kill, unmarked)
+                requests.send(each.seen.plan, [each.point.index], request)
     for index, error in requests.failed.items():
         if index in runs and not isinstance(error, AnswerLost) and runs[index].has("cancelled"):
             runs[index].unmark("cancelled")
-            runs[index].journal(CancelFailed(error=str(error)), sync=False)
+            with contextlib.suppress(OSError):
+                runs[index].journal(CancelFailed(error=str(error)), sync=False)
     for index in runs.keys() - requests.failed.keys():
         if (point := chosen[index].seen) is not None:
             secret.forget(str(runs[index].path), point.plan.secrets_dir)

@@ -180,6 +180,25 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
     assert half.path.exists()
 
 
+def test_a_sweep_is_removed_though_no_file_can_be_made(
+    tmp_path: Path, make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path, 1, name="a", plan=HERE)
+    end(sweep.run(0))
+    (sweep.path / SUBMITTING).touch()  # by its submission
+    opened = os.open
+
+    def full(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags & os.O_CREAT and not os.path.exists(path):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), path)
+        return opened(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", full)
+    (found,) = cleanup.survey(tmp_path, JobMonitor())
+    assert cleanup.remove(found, tmp_path, time.time() + 1, ["done"], JobMonitor()) is None
+    assert not sweep.path.exists()
+
+
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
     found = cleanup.survey(tmp_path, JobMonitor())[0]

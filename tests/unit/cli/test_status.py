@@ -464,6 +464,19 @@ def test_each_run_is_cancelled_though_another_one_cannot_be(
     assert printed.err.count("launcher: a is not cancelled: scancel: error: Unable") == 1
 
 
+def test_each_run_is_cancelled_though_another_one_cannot_be_marked(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    runs = [make(tmp_path, name, job) for name, job in (("a", "1"), ("b", "2"))]
+    says({"1": RUNNING, "2": RUNNING})
+    monkeypatch.setattr(Slurm, "cancel", lambda _, *jobs: told.extend(jobs))
+    (runs[0].path / "cancelled").symlink_to(tmp_path / "full" / "a")  # for the mark there is no room
+    assert commands.main(["cancel", "a", "b", "--runs-dir", str(tmp_path)]) == 1
+    assert (told, runs[1].has("cancelled")) == (["1", "2"], True)
+    assert f"launcher: a is not marked as cancelled: {runs[0].path}/cancelled: No such file" in capsys.readouterr().err
+
+
 def test_a_run_that_is_asked_to_end_does_not_count_as_running(
     tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RunError
+from launcher.files import run_files
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, EntryKind, Manager
@@ -201,6 +204,48 @@ def test_a_packed_sweep_is_cancelled_though_its_scheduler_does_not_answer(
     assert sweep.cancelled()
     control.cancel(sweep)
     assert site.told == [(f"10{number}",) for number in range(5)]
+
+
+@pytest.fixture
+def no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can be made or written."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(Path, "touch", full)
+    monkeypatch.setattr(run_files, "write_all", full)
+
+
+def test_jobs_are_cancelled_although_no_point_can_be_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    sweep = make_sweep(tmp_path, 8, first=5)
+    for index in range(5):
+        sweep.run(index).journal(kinds.Submitted(job=f"30{index}"))
+    jobs = {**elements("100", 1, 2), **{f"30{index}": JobState.PENDING for index in range(5)}}
+    site = Site(monkeypatch, Slurm, jobs)
+    (sweep.path / ".submitting").touch()
+    request.getfixturevalue("no_quota")
+    with pytest.raises(OSError, match="quota"):
+        control.cancel(sweep)
+    assert sorted(site.told) == [("100",), *((f"30{index}",) for index in range(5))]
+
+
+def test_the_pilots_of_a_sweep_are_cancelled_although_no_point_can_be_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    sweep = packed_sweep(tmp_path, 3)
+    Claims(sweep.path, 0).add(1, 0, EntryKind.CLAIMED, Manager(0, 0, 0, 0))
+    pilot = Run.create(sweep.pilot(0).path)
+    pilot.write_record(dataclasses.replace(plan_of(), run_dir=str(pilot.path)), {}, {"token": "t"})
+    pilot.journal(kinds.Submitted(job="100"))
+    site = Site(monkeypatch, Slurm, {"100": JobState.RUNNING})
+    (sweep.path / ".submitting").touch()
+    request.getfixturevalue("no_quota")
+    with pytest.raises(OSError, match="quota"):
+        control.cancel(sweep)
+    assert site.told == [("100",)]
 
 
 def test_nothing_is_left_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
