@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.cli.commands import PRUNABLE
-from launcher.errors import FAILED, ConfigError, LauncherError, RunError
+from launcher.errors import FAILED, ConfigError, LauncherError, RunError, UnavailableError
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, explain, list_names, read_text, unwrap
 from launcher.formatting import plural, rough_size
@@ -360,7 +360,9 @@ def folder_of(origin: JobOrigin) -> Path | None:
 
 
 def _is_gone(folder: Path) -> bool:
-    return not any(unwrap(exists(folder / name)) for name in RECORDS.values())
+    # Without its runs_dir: the file system may be one of another cluster
+    runs_dir = folder.parents[1] if folder.name.isdecimal() else folder.parent  # a point's sweep may be gone, too
+    return unwrap(exists(runs_dir)) and not any(unwrap(exists(folder / name)) for name in RECORDS.values())
 
 
 class Orphans:
@@ -386,10 +388,11 @@ class Orphans:
             for each in newest:
                 origin = origins.get(each)
                 folder = None if origin is None else folder_of(origin)
-                if origin is not None and folder is not None and _is_gone(folder):
-                    found.append(Orphan(name, origin.id, jobs[each].raw_state, folder))
-                else:
-                    self._others.add((name, each))
+                with contextlib.suppress(UnavailableError):  # the next call may know
+                    if origin is not None and folder is not None and _is_gone(folder):
+                        found.append(Orphan(name, origin.id, jobs[each].raw_state, folder))
+                    else:
+                        self._others.add((name, each))
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from launcher.cli.cleanup import (
     look_for,
     unaccounted,
 )
+from launcher.errors import UnavailableError
 from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Submitted
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import parse_origins
+from tests.unit.faults import FileServer
 from tests.unit.plans import plan_of
 
 
@@ -121,6 +124,24 @@ def test_a_job_is_orphaned_when_its_run_is_gone_and_is_asked_about_once(queue: Q
     assert len(orphans.look(["1"])) == 1
     queue.problem = "squeue failed"
     assert orphans.look(["1"]) == []
+
+
+def test_a_job_is_no_orphan_because_its_folder_cannot_be_seen_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    """It may be on a file system of another cluster, or of a file server that does not answer."""
+    paths = {"1": "scratch/train", "2": "stale/train", "3": "gone", "4": "gone-sweep/3", "5": "scratch/lr/3"}
+    queue = Queue(**{f"j{number}": tmp_path / path for number, path in paths.items()})
+    monkeypatch.setattr(cleanup, "schedulers", lambda others=(): {"slurm": queue})
+    server.fail(tmp_path / "stale", number=errno.ESTALE)
+    orphans = Orphans(JobMonitor())
+    assert [each.job for each in orphans.look([])] == ["3", "4"]
+    assert look_for("1") == tmp_path / "scratch/train"
+    with pytest.raises(UnavailableError, match="stale"):
+        look_for("2")
+    server.recover()
+    (tmp_path / "stale").mkdir()
+    assert [each.job for each in orphans.look([])] == ["2", "3", "4"]
 
 
 def test_the_run_of_a_job_by_its_record(tmp_path: Path) -> None:
