@@ -19,6 +19,7 @@
 | | job failed or cancelled | cancelled if the run or the job was, else failed |
 | | job done or gone, or no such job | cancelled if the user cancelled the run, else lost |
 | | no reply, or an unknown state | unknown |
+| any of these | has another run's job of this number | as if there were no reply |
 | the user is to submit it (submit=false) | has no such job | unsubmitted |
 | a submission was started, and no job id is recorded | (not queried) | unconfirmed |
 | a submission has led to no job, and the user cancelled the run | (not queried) | cancelled |
@@ -66,7 +67,7 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.runs import claims
 from launcher.runs.claims import Boards, Claims, EntryKind, State
-from launcher.runs.directory import Run, chain_tokens
+from launcher.runs.directory import TOKEN, Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, StopRequested, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.lease import SILENCE, only_submitter
@@ -110,8 +111,7 @@ class RunState(Enum):  # in the order of a run's life
 
 
 class JobStatus(Struct):
-    # None: there is no job, or its state is not known; UNKNOWN with a problem: it is on another machine or cluster
-    state: JobState | None = None
+    state: JobState | None = None  # None: there is no job, or its state is not known
     raw_state: str = ""  # as the scheduler prints it (`PENDING`); empty: not known
     reason: str = ""  # as the scheduler prints it (`Resources`); empty: not known
     problem: str = ""  # why the state is not known; empty: it is known, or there is no job
@@ -121,6 +121,11 @@ class JobStatus(Struct):
     def text(self) -> str:
         """State and reason for display (`PENDING (Resources)`), or why the state is not known; empty: no job."""
         return self.problem or state_text(self.raw_state, self.reason)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is on another machine or cluster, so that nothing can be done with it here."""
+        return self.state is JobState.UNKNOWN and bool(self.problem)
 
 
 class RunStatus(Struct):
@@ -260,6 +265,9 @@ class JobMonitor:
                 return JobStatus(problem=wanted)
         if snapshot.problem:
             return JobStatus(problem=snapshot.problem)
+        if _is_of_another(job, history):
+            problem = f"job {history.job_id} of {plan.cluster.scheduler} is another run's"
+            return JobStatus(JobState.UNKNOWN, problem=f"{problem}: was this run's submitted to another cluster?")
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
             try:
                 job = self.ended(plan, str(history.job_id)) or job
@@ -324,6 +332,8 @@ class JobMonitor:
             return None, "", None
         job = snapshot.jobs.get(queries(plan).key(history.job_id))
         age = None if snapshot.began is None else max(0.0, time.time() - snapshot.began)
+        if _is_of_another(job, history):
+            job = None
         left = None if job is None or job.time_left is None or age is None else max(0, int(job.time_left - age))
         return left, state_text(job.raw_state, job.reason) if job else "", age
 
@@ -476,8 +486,7 @@ class JobMonitor:
         known = _submitted(run, plan, scheduler) if history.job_id is None else history
         if known is None or known.job_id is None:
             return
-        job = self.job(run, plan, known)
-        if job.state is JobState.UNKNOWN and job.problem:
+        if (job := self.job(run, plan, known)).elsewhere:
             raise QueryError(job.problem)
         try:
             for each in (known.job_id, *known.waiting):
@@ -497,6 +506,13 @@ def _submitted(run: Run, plan: JobPlan, scheduler: Queries) -> RunHistory | None
         if history.job_id is not None:  # the journal must not end with the submission
             run.journal(cancelled())
         return dataclasses.replace(history, job_id=job_id)
+
+
+def _is_of_another(job: SchedulerJob | None, history: RunHistory) -> bool:
+    # Job numbers repeat, for example on another cluster. Users may change comments: one without a token says nothing
+    token = "" if job is None else job.comment or ""
+    own = any(f"{token}-".startswith(f"{each}-") for each in history.tokens)
+    return token.startswith(TOKEN) and bool(history.tokens) and not own
 
 
 def _end_unknown(history: RunHistory) -> bool:
@@ -527,7 +543,7 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
     job = live.job(run, plan, history)
     state = run_state(history, job.state, answered=not job.problem)
     left, before, age = live.details(plan, history)
-    silent = plan.cluster.scheduler if plan.queued and job.problem and job.state is None else ""
+    silent = plan.cluster.scheduler if plan.queued and job.problem and not job.elsewhere else ""
     return RunStatus(
         run, plan, history, state, history.last(Progress), job, left, silent, before if silent else "", age
     )

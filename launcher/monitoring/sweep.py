@@ -133,7 +133,7 @@ class LiveArray:
 def live_arrays(
     seen: Sequence[PointStatus], submissions: Sequence[Submission]
 ) -> tuple[list[LiveArray], list[PointStatus]]:
-    """Returns the job arrays that are not over, and the points that are not over and belong to no array."""
+    """Returns the job arrays here that are not over, and the points that are not over and belong to none of them."""
     by_job = {
         element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
     }
@@ -143,7 +143,7 @@ def live_arrays(
         if not each.live or each.seen is None:
             continue
         submission = by_job.get(each.seen.history.job_id or "")
-        if submission is None or not each.seen.plan.queued:
+        if submission is None or not each.seen.plan.queued or each.seen.job.elsewhere:
             alone.append(each)
         else:
             members.setdefault(submission.token, []).append(each)

@@ -76,6 +76,7 @@ class RunHistory(Struct):
     pruned: kinds.Pruned | None = None  # by the search of its sweep; None: it was not, or was started again
     may_have_job: bool = True  # whether a job was submitted, or its submission was interrupted
     by_hand: kinds.Submitting | None = None  # the job that the user is to submit (submit=false), until its id is known
+    tokens: frozenset[str] = frozenset()  # of all submissions; that of one of several jobs begins with such a token
 
     def last(self, kind: type[kinds.E_]) -> kinds.E_ | None:
         return kinds.last(self.events, kind)
@@ -152,7 +153,7 @@ def history_of(
         pruned = None
     return RunHistory(
         jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code, pruned,
-        may_have_job(journal), by_hand,
+        may_have_job(journal), by_hand, frozenset(each.token for each in kinds.every(journal, kinds.Submitting)),
     )  # fmt: skip
 
 

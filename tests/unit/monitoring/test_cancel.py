@@ -12,9 +12,11 @@ import pytest
 
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunState, status_of
+from launcher.runs import event_file
 from launcher.runs.directory import Run
-from launcher.runs.events import Submitted, Submitting
+from launcher.runs.events import Ended, Submitted, Submitting
 from launcher.runs.history import read_history
+from launcher.runs.lease import SILENCE
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import bare_plan
@@ -90,8 +92,40 @@ def test_a_run_with_a_heartbeat_is_not_lost_because_this_cluster_does_not_know_i
     with pytest.raises(QueryError, match=ASKED):
         JobMonitor().cancel(run)
     assert (cluster.cancelled, run.has("cancelled")) == ([], False)
-    os.utime(lease, (time.time() - run_status.SILENCE - 1,) * 2)
+    os.utime(lease, (time.time() - SILENCE - 1,) * 2)
     assert status_of(run, JobMonitor()).state is RunState.LOST
     lease.touch()
     cluster.ended = {"7": SchedulerJob("7", JobState.FAILED, "NODE_FAIL")}
     assert status_of(run, JobMonitor()).state is RunState.FAILED, "the scheduler knows how it ended"
+
+
+@pytest.mark.parametrize(
+    ("comment", "own"),
+    [
+        ("launcher-1", True), ("launcher-1-r1", True), ("launcher-1-m2", True), ("launcher-1-0", True), ("", True),
+        ("a note of mine", True), (None, True), ("launcher-2", False), ("launcher-10", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_job_with_the_token_of_another_run_is_not_the_runs(
+    run: Run, cluster: Cluster, comment: str | None, own: bool, failed: bool
+) -> None:
+    """Job numbers repeat. A comment without a token may be one that the user has written."""
+    run.path.joinpath("journal.jsonl").unlink()
+    run.journal(Submitting(token="launcher-1"))
+    run.journal(Submitted(job="7"))
+    begin(run, "7")
+    if failed:
+        event_file.append(run.attempts()[0].events_file("script"), Ended(code=1))
+    cluster.jobs = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", comment=comment, time_left=60)}
+    seen = status_of(run, JobMonitor())
+    if own:
+        assert (seen.state, seen.left is None) == (RunState.RUNNING, False)
+        JobMonitor().cancel(run)
+        assert cluster.cancelled == ["7"]
+        return
+    assert seen.state is (RunState.FAILED if failed else RunState.UNKNOWN)
+    assert (seen.left, seen.unanswered) == (None, "")
+    with pytest.raises(QueryError, match="job 7 of slurm is another run's: was this run's"):
+        JobMonitor().cancel(run)
+    assert (cluster.cancelled, run.has("cancelled")) == ([], False)

@@ -206,6 +206,21 @@ def test_a_packed_sweep_is_cancelled_though_its_scheduler_does_not_answer(
     assert site.told == [(f"10{number}",) for number in range(5)]
 
 
+def test_an_array_of_another_sweep_with_the_same_number_is_not_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path, 2)
+    submit_array(sweep, [1], "200", token="launcher-1-1")
+    site = Site(monkeypatch, Slurm, {})
+    tokens = {"100_0": "launcher-2-0", "100_1": "launcher-2-0", "200_0": "launcher-1-1"}
+    jobs = {job: SchedulerJob(job, JobState.PENDING, "PENDING", comment=token) for job, token in tokens.items()}
+    monkeypatch.setattr(Slurm, "jobs", lambda _: jobs)
+    with pytest.raises(QueryError, match=r"points 0 of lr-1: job 100_0 of slurm is another run's.*; cancelled: 1$"):
+        control.cancel(sweep)
+    assert site.told == [("200",)]
+    assert marked(sweep, 2) == [1]
+
+
 @pytest.fixture
 def no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     """No file can be made or written."""
