@@ -327,6 +327,15 @@ def quarantined(folder: Path) -> dict[Path, int]:
     return {folder / entry: int(match[1]) for entry, match in found if match}
 
 
+def was_removed(path: Path) -> bool:
+    """Returns whether a checkpoint is certainly gone, as after its training has saved others, and not quarantined."""
+    try:
+        there = [step_of(each.name) for each in candidates(path.parent)] + [*quarantined(path.parent).values()]
+    except CannotRead:
+        return False
+    return step_of(path.name) not in there
+
+
 def quarantine_reasons(path: Path) -> list[str]:
     """Returns the lines about what is wrong with a quarantined checkpoint; empty if they cannot be read."""
     try:

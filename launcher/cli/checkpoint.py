@@ -159,6 +159,9 @@ def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
         except checkpoints.CheckpointError as error:
             problems[path] = [str(error)]
             sizes[path] = "unknown" if isinstance(error, checkpoints.CannotRead) else "wrong"
+        if problems[path] and path not in aside and checkpoints.was_removed(path):
+            del problems[path]
+            manifests.pop(path, None)
     for path in aside:
         problems[path] = checkpoints.quarantine_reasons(path) or problems[path]
     good = newest_first(manifest for path, manifest in manifests.items() if path not in aside and not problems[path])
@@ -224,6 +227,8 @@ def _verify(place: NamedCheckpoints) -> int:
             verdict, problems = "damaged", [str(error)]
         except checkpoints.CannotRead as error:
             verdict, problems = "cannot be read now", [str(error)]
+        if problems and checkpoints.was_removed(path):
+            verdict, problems = "removed meanwhile", []
         print(f"step {checkpoints.step_of(path.name)}: {verdict}")
         for problem in problems:
             print(f"  {problem}")

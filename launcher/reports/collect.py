@@ -119,7 +119,8 @@ def _checkpoints(folder: Path, problems: list[str]) -> tuple[checkpoints.Manifes
             try:
                 found.append(checkpoints.read(path))
             except checkpoints.CheckpointError as error:
-                problems.append(str(error))
+                if not checkpoints.was_removed(path):
+                    problems.append(str(error))
     except checkpoints.CannotRead as error:
         problems.append(str(error))
     return tuple(sorted(found, key=lambda manifest: manifest.step))
