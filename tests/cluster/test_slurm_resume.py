@@ -118,9 +118,10 @@ def test_a_start_that_outlives_the_loss_of_its_node_leaves_the_run_to_the_next_o
     reached(launcher, 0)
     run, job = launcher.last(), launcher.status()["job"]
     node = slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
-    find = ["pgrep", "--oldest", "--full", f"^srun .*{run.path}"]
-    srun = int(subprocess.run(find, capture_output=True, text=True, check=True).stdout)
-    os.kill(srun, signal.SIGSTOP)  # it does not hear of the loss
+    find = ["pgrep", "--full", f"^srun .*{run.path}"]
+    sruns = sorted(map(int, subprocess.run(find, capture_output=True, text=True, check=True).stdout.split()))
+    for srun in sruns:
+        os.kill(srun, signal.SIGSTOP)  # it does not hear of the loss
     slurm.daemons.stop(node)
     for state in ("drain", "down"):
         slurm.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=lost")
@@ -130,7 +131,8 @@ def test_a_start_that_outlives_the_loss_of_its_node_leaves_the_run_to_the_next_o
         return [event for event in run.attempts()[0].events() if event["event"] == kind]
 
     launcher.until(lambda: events("stop"), "the end of its ranks", timeout=60)
-    os.kill(srun, signal.SIGCONT)
+    for srun in reversed(sruns):  # the first one's child would end the step with this id, which is the next start's
+        os.kill(srun, signal.SIGKILL)
     launcher.until(lambda: events("ended"), "the end of the first start", timeout=60)
     assert [event["code"] for event in events("ended")] == [75]
     assert {event["reason"] for event in events("stop")} == {"lease_lost"}
