@@ -169,7 +169,7 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
             raise ConfigError(f"{word!r} is not KEY=VALUE")
         if (key := key_of(word)) in FIXED:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
-    overrides = merged_overrides(record["overrides"], opened(changes))
+    overrides = merged_overrides(opened(record["overrides"]), opened(changes))
     with _submitted_in(run):
         words = [*overrides, *place_overrides(run)]
         composed, prepared = _prepared(composed_config(words), words, run_id=run.id, new_snapshot=new_snapshot)

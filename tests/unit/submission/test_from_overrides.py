@@ -53,3 +53,10 @@ def test_another_attempt_begins_where_the_first_one_was_submitted_and_the_caller
     with pytest.raises(RunError, match=f"run-1 was submitted in {there}, where its job starts: it cannot be entered"):
         resume.ready_attempt(run, ["nodes=2"])
     assert Path.cwd() == here
+
+
+def test_a_run_of_a_former_version_is_resumed_with_variables_as_they_were_typed(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "runs" / "run-1")
+    words = ["workload=p2p", "++cluster.environment.A=true"]
+    run.write_record(bare_plan(workdir=str(tmp_path)), {}, {"overrides": words})
+    assert resume.ready_attempt(run, []).prepared.plan.cluster.environment["A"] == "true"
