@@ -117,23 +117,6 @@ class Slow:
     against: str  # source of the expected value: median or baseline
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits beyond which a pair is slow."""
-
-    bandwidth: float  # the pair is slow below this share of the expected bandwidth
-    latency: float  # the pair is slow above this multiple of the expected latency
-
-    def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
-        """Returns a slow pair's lower ratio of speed to the usual speed, and its measure; None: it is not slow."""
-        slow = []
-        if bandwidth < self.bandwidth * usual.bandwidth:
-            slow.append((bandwidth / usual.bandwidth, "bandwidth"))
-        if latency > self.latency * usual.latency:
-            slow.append((usual.latency / latency, "latency"))
-        return min(slow, default=None)
-
-
 def usual(measured: Measured, within: bool = False) -> Usual | None:
     """Returns the medians over the pairs between nodes, or over the pairs `within` nodes; None: there are no pairs.
 
@@ -161,23 +144,21 @@ def _medians(measured: Measured) -> tuple[Array, Array]:
     return np.where(within, inner.latency, outer.latency), np.where(within, inner.bandwidth, outer.bandwidth)
 
 
-def slow_pairs(measured: Measured, limits: Limits) -> list[Slow]:
-    """Returns the pairs that are slow compared with the median of their kind, the slowest first."""
-    return _slow(measured, limits, _medians(measured), "median")
+def slow_pairs(measured: Measured, least: float, most: float, before: Measured | None = None) -> list[Slow]:
+    """Returns the pairs that are slow compared with an earlier run or the median of their kind, the slowest first.
 
-
-def slow_since(measured: Measured, before: Measured, limits: Limits) -> list[Slow]:
-    """Returns the pairs that are slow compared with an earlier run, the slowest first."""
-    return _slow(measured, limits, before.pairs(), "baseline")
-
-
-def _slow(measured: Measured, limits: Limits, expected: tuple[Array, Array], against: str) -> list[Slow]:
-    times, speeds = measured.pairs()
-    slow, found = (speeds < limits.bandwidth * expected[1]) | (times > limits.latency * expected[0]), []
-    for pair in zip(*(each.tolist() for each in np.nonzero(slow)), strict=True):
-        latency, bandwidth = float(times[pair]), float(speeds[pair])
-        if worst := limits.worst(latency, bandwidth, Usual(float(expected[0][pair]), float(expected[1][pair]))):
-            found.append(Slow(pair, latency, bandwidth, worst[1], worst[0], against))
+    A pair is slow below `least` times the expected bandwidth, or above `most` times the expected latency.
+    """
+    (times, speeds), against = measured.pairs(), "median" if before is None else "baseline"
+    latency, bandwidth = _medians(measured) if before is None else before.pairs()
+    below, above, found = speeds < least * bandwidth, times > most * latency, []
+    for pair in zip(*(each.tolist() for each in np.nonzero(below | above)), strict=True):
+        ratios = {
+            "bandwidth": float(speeds[pair] / bandwidth[pair]) if below[pair] else math.inf,
+            "latency": float(latency[pair] / times[pair]) if above[pair] else math.inf,
+        }
+        measure = min(ratios, key=ratios.__getitem__)
+        found.append(Slow(pair, float(times[pair]), float(speeds[pair]), measure, ratios[measure], against))
     return sorted(found, key=lambda slow: (slow.ratio, slow.pair))
 
 
@@ -332,8 +313,6 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
     small, large = (max(1, size // values.dtype.itemsize) for size in (min(sizes), max(sizes)))
     in_bytes = (small * values.dtype.itemsize, large * values.dtype.itemsize)
     earlier = _earlier(before, labels, places, in_bytes) if env.rank == 0 else None
-    limits = Limits(config.slow, config.slow_latency)
-    since = Limits(1 - config.tolerance, config.slow_latency)
 
     count, row = len(ranks), {rank: index for index, rank in enumerate(ranks)}
     mine = np.full((2, count), np.nan)  # latency and bandwidth from this rank to each
@@ -356,7 +335,8 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
         found, again = _collected(mine, ranks, env), None
         if found is not None and earlier is not None:
             seen = Measured(places, np.fmin(found[0], found[0].T), found[1])
-            slow = [*slow_since(seen, earlier[0], since), *slow_pairs(seen, limits)]
+            most = config.slow_latency
+            slow = [*slow_pairs(seen, 1 - config.tolerance, most, earlier[0]), *slow_pairs(seen, config.slow, most)]
             again = np.array([a * count + b for a, b in (each.pair for each in slow)], np.int64)
         again = process_group.broadcast(again)
         if not again.size:

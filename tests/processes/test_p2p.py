@@ -228,7 +228,7 @@ def matrix_of(hosts: list[str], bad: dict[int, float], **changes: Any) -> Matrix
     rows = [[None if a == b else 1e9 * min(bad.get(a, 1), bad.get(b, 1)) for b in range(size)] for a in range(size)]
     times = [[None if a == b else 1e-4 for b in range(size)] for a in range(size)]
     seen = matrix.Measured(list(range(size)), times, rows)
-    slow = matrix.slow_pairs(seen, matrix.Limits(0.7, 3))
+    slow = matrix.slow_pairs(seen, 0.7, 3)
     return Matrix(
         list(range(size)), hosts, hosts, seen, (1024, 2**20), slow, matrix.suspects(seen, slow), 3, 1, {}, **changes
     )
@@ -254,7 +254,7 @@ def test_the_verdict_ends_with_what_to_do(bad: dict[int, float], how: str, last:
 def test_one_slow_link_is_no_nodes_fault() -> None:
     found = matrix_of([f"node{node}" for node in range(6)], {})
     found.seen.bandwidth[1][4] = 1e8  # type: ignore[index]
-    slow = matrix.slow_pairs(found.seen, matrix.Limits(0.7, 3))
+    slow = matrix.slow_pairs(found.seen, 0.7, 3)
     lines = matrix.lines(Matrix(**{**vars(found), "slow": slow}), p2p_config(), "exclude {}".format)
     assert lines[-2:] == [
         "slow: node1 - node4: 0.10 GB/s, 10 % of the median (100.0 us)",

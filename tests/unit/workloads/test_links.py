@@ -13,19 +13,17 @@ from hypothesis import strategies as st
 
 from workloads.matrix import (
     ROWS,
-    Limits,
     Measured,
     Usual,
     heat_map,
     rounds_of,
     slow_pairs,
-    slow_since,
     suspects,
     tournament,
     usual,
 )
 
-LIMITS = Limits(bandwidth=0.7, latency=3)
+LIMITS = 0.7, 3  # least bandwidth and most latency of a pair, as parts of what is expected
 
 
 # Who meets whom
@@ -98,7 +96,7 @@ def test_slow_pairs_and_the_nodes_that_explain_them(
     nodes: int, bad: dict[int | tuple[int, int], float], slow: int, blamed: list[int], spread: float
 ) -> None:
     seen = measured(nodes, bad, spread=spread)
-    found = slow_pairs(seen, LIMITS)
+    found = slow_pairs(seen, *LIMITS)
     assert len(found) == slow
     assert sorted(suspects(seen, found)) == sorted(blamed)
     assert [each.ratio for each in found] == sorted(each.ratio for each in found)
@@ -108,7 +106,7 @@ def test_slow_pairs_and_the_nodes_that_explain_them(
 def test_one_direction_is_enough_to_be_slow() -> None:
     seen = measured(4, {})
     seen.bandwidth[1][2] = 1e9  # type: ignore[index]
-    (found,) = slow_pairs(seen, LIMITS)
+    (found,) = slow_pairs(seen, *LIMITS)
     assert (found.pair, found.bandwidth, found.ratio) == ((1, 2), 1e9, 0.1)
 
 
@@ -116,7 +114,7 @@ def test_latency_alone_makes_a_pair_slow() -> None:
     seen = measured(4, {})
     for a, b in ((0, 3), (3, 0)):
         seen.latency[a][b] = 5e-6  # type: ignore[index]
-    (found,) = slow_pairs(seen, LIMITS)
+    (found,) = slow_pairs(seen, *LIMITS)
     assert (found.pair, found.measure, round(found.ratio, 6)) == ((0, 3), "latency", 0.2)
 
 
@@ -124,27 +122,27 @@ def test_pairs_within_a_node_are_compared_with_their_like() -> None:
     seen = measured(3, {(2, 3): 0.3}, per_node=2)
     assert usual(seen) == Usual(1e-6, 10e9)
     assert usual(seen, within=True) == Usual(0.25e-6, 40e9)
-    assert [each.pair for each in slow_pairs(seen, LIMITS)] == [(2, 3)]  # 12 GB/s: more than between nodes
-    assert suspects(seen, slow_pairs(seen, LIMITS)) == []
+    assert [each.pair for each in slow_pairs(seen, *LIMITS)] == [(2, 3)]  # 12 GB/s: more than between nodes
+    assert suspects(seen, slow_pairs(seen, *LIMITS)) == []
     whole = measured(3, {1: 0.3}, per_node=2)
-    assert suspects(whole, slow_pairs(whole, LIMITS)) == [1]
+    assert suspects(whole, slow_pairs(whole, *LIMITS)) == [1]
 
 
 def test_an_earlier_run_is_a_measure_too() -> None:
     seen = measured(4, {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5})  # all are slow: the median cannot tell
-    assert slow_pairs(seen, LIMITS) == []
+    assert slow_pairs(seen, *LIMITS) == []
     before = measured(4, {(2, 3): 0.6})
     before.bandwidth[0][2] = before.bandwidth[2][0] = None  # type: ignore[index]  # it has not measured this link
     for pair in ((0, 3), (1, 2), (1, 3)):
         before.bandwidth[max(pair)][min(pair)] = 5e9  # type: ignore[index]
-    (found,) = slow_since(seen, before, Limits(0.8, 3))
+    (found,) = slow_pairs(seen, 0.8, 3, before)
     assert (found.pair, found.ratio, found.against) == ((0, 1), 0.5, "baseline")
 
 
 def test_pairs_that_were_not_measured_are_not_slow() -> None:
     nothing: list[list[float | None]] = [[None] * 3 for _ in range(3)]
     seen = Measured([0, 1, 2], nothing, nothing)
-    assert np.isnan(seen.pairs()).all() and (usual(seen), slow_pairs(seen, LIMITS)) == (None, [])
+    assert np.isnan(seen.pairs()).all() and (usual(seen), slow_pairs(seen, *LIMITS)) == (None, [])
 
 
 def test_the_links_of_4096_nodes_take_little_memory() -> None:
@@ -154,7 +152,7 @@ def test_the_links_of_4096_nodes_take_little_memory() -> None:
     seen = Measured(range(nodes), latency, bandwidth)
     tracemalloc.start()
     try:
-        slow = slow_pairs(seen, LIMITS)
+        slow = slow_pairs(seen, *LIMITS)
         assert (len(slow), suspects(seen, slow)) == (nodes - 1, [bad])
         assert tracemalloc.get_traced_memory()[1] < 1e9
     finally:
