@@ -445,7 +445,7 @@ def use_folder(folder: Path) -> None:
     if not run_dir or not lease:
         return
     watch, told = HolderWatch(), False
-    while (user := _user_of(folder)) is not None and user[0] != run_dir:
+    while (user := _user_of(folder)) is not None and not _is_run(user[0], run_dir):
         now, path = time.monotonic(), Path(user[1])
         found = retry_read(partial(look, path), path)
         if (seen := unwrap(found)) is None:
@@ -467,7 +467,7 @@ def use_folder(folder: Path) -> None:
 def other_user(folder: Path, run_dir: Path) -> str | None:
     """Returns the directory of another run that uses a folder, and seems to be running; None: none, or not known."""
     with contextlib.suppress(RunError, OSError):
-        if (user := _user_of(folder)) is not None and user[0] != str(run_dir):
+        if (user := _user_of(folder)) is not None and not _is_run(user[0], str(run_dir)):
             return user[0] if time.time() - os.stat(user[1]).st_mtime < TIMEOUT else None
     return None
 
@@ -477,6 +477,11 @@ def require_folder(folder: Path) -> None:
     run_dir = os.environ.get("LAUNCHER_RUN_DIR")
     if run_dir and (user := _user_of(folder)) is not None and user[0] != run_dir:
         raise LeaseLost(f"{folder} is used by the run in {user[0]} now: this run writes nothing more there")
+
+
+def _is_run(user: str, run_dir: str) -> bool:
+    # Or the same directory by another path: commands resolve the links in the path of a run that they resume
+    return user == run_dir or bool(unwrap(retry_read(lambda: os.path.samefile(user, run_dir), user)))
 
 
 def _user_of(folder: Path) -> tuple[str, str] | None:

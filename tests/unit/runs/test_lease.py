@@ -385,6 +385,17 @@ def test_a_run_that_is_alive_keeps_its_folder(cluster: Cluster, tmp_path: Path) 
     leases.require_folder(tmp_path)
 
 
+def test_a_run_that_is_resumed_by_another_path_keeps_its_folder(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("a", "7")
+    leases.use_folder(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    cluster.beating = [cluster.run("link", "9")]
+    assert leases.other_user(tmp_path, tmp_path / "link") is None
+    leases.use_folder(tmp_path)
+    leases.require_folder(tmp_path)
+    assert cluster.slept == []
+
+
 @pytest.mark.parametrize("over", [True, False])
 def test_the_folder_of_a_run_that_is_over_or_dead_is_taken_over(cluster: Cluster, tmp_path: Path, over: bool) -> None:
     lease = cluster.run("a", "7")
