@@ -414,10 +414,8 @@ def lost() -> LeaseLost | None:
     """Returns the error of `require` if another attempt is seen to hold the lease; None: none is, or it is unknown."""
     try:
         require(retry_seconds=0)
-    except LeaseLost as error:  # there is none for a moment while a job that waits makes sure that its holder is dead
-        return error if error.taken else None
-    except RunError:
-        return None
+    except RunError as error:  # there is none for a moment while a job that waits makes sure that its holder is dead
+        return error if isinstance(error, LeaseLost) and error.taken else None
     return None
 
 
@@ -444,7 +442,7 @@ def use_folder(folder: Path) -> None:
     run_dir, lease = os.environ.get("LAUNCHER_RUN_DIR"), os.environ.get("LAUNCHER_LEASE")
     if not run_dir or not lease:
         return
-    watch, told = HolderWatch(), False
+    watch = HolderWatch()
     while (user := _user_of(folder)) is not None and not _is_run(user[0], run_dir):
         now, path = time.monotonic(), Path(user[1])
         found = retry_read(partial(look, path), path)
@@ -456,9 +454,8 @@ def use_folder(folder: Path) -> None:
             raise LeaseTaken(f"{folder} is used by the run in {user[0]}, which is running (job {job})")
         if is_dead(ours=False, alive=None, unchanged=watch.unchanged, timeout=TIMEOUT):
             break
-        if not told:
+        if not watch.unchanged:  # at the first look
             print(f"launcher: looks for up to {TIMEOUT:g} s whether {user[0]}, which used {folder}, runs", flush=True)
-        told = True
         time.sleep(POLL)
     if user != (run_dir, lease):
         run_files.write(folder / RUN_FILE, f"{run_dir}\n{lease}\n")
