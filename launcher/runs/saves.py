@@ -24,6 +24,7 @@ from itertools import chain
 
 from launcher.files.shared_files import is_transient
 from launcher.plan.plan import JobPlan
+from launcher.runs.lease import RUN_FILE
 
 SCAN_TIMEOUT = 60.0  # seconds for one scan
 EVERY = 100  # folders and entries of them that a scan looks at before it looks at the time
@@ -56,9 +57,10 @@ def files(plan: JobPlan, seconds: float = math.inf) -> Iterator[tuple[str, os.st
 
     Raises OSError: something cannot be read now, or was not reached in so many seconds.
     """
-    limit = _Limit(seconds)
-    for found in _files(plan, limit):
-        yield found
+    limit, mark = _Limit(seconds), os.path.join(plan.checkpoint.dir, RUN_FILE)  # a mark is no progress
+    for path, status in _files(plan, limit):
+        if path != mark:
+            yield path, status
         limit.check()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.plan.plan import JobPlan
-from launcher.runs import saves
+from launcher.runs import lease, saves
 from tests.unit.faults import FileServer
 from tests.unit.operations import operations
 from tests.unit.plans import bare_plan
@@ -37,6 +37,18 @@ def test_a_scan_that_was_not_finished_says_nothing(tmp_path: Path, seconds: floa
         saves.newest(plan, math.inf, seconds)
     assert saves.newest(plan) == 2004
     assert saves.newest(plan, 1999, seconds) == 2000  # this much is known
+
+
+def test_the_mark_of_a_run_in_its_checkpoint_folder_is_nothing_that_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = saved(tmp_path, 0)
+    (tmp_path / "checkpoints").mkdir()
+    for name, value in (("RUN_DIR", tmp_path / "run"), ("LEASE", tmp_path / "run" / "lease")):
+        monkeypatch.setenv(f"LAUNCHER_{name}", str(value))
+    lease.use_folder(tmp_path / "checkpoints")
+    assert list((tmp_path / "checkpoints").iterdir())
+    assert saves.newest(plan) == -1
 
 
 @pytest.mark.parametrize("where", ["checkpoints/{}/", "work/{}.txt", "work/out/{}/"])
