@@ -198,7 +198,7 @@ def opened(words: Iterable[str]) -> list[str]:
 def _as_text(word: str) -> str:
     key, _, value = word.partition("=")
     parts = [each.strip() for each in value.split(",")]  # values of a multirun
-    if key.startswith("~") or set(value) & set("'\"()[]{}") or not any(map(_is_changed, parts)) or not _is_text(key):
+    if key.startswith("~") or set(value) & set("'\"()[]{}\\") or not any(map(_is_changed, parts)) or not _is_text(key):
         return word
     return f"{key}={','.join(quoted(each) if _is_changed(each) else each for each in parts)}"
 

@@ -71,6 +71,7 @@ def test_a_text_is_what_was_typed(key: str, typed: str) -> None:
         "workload.lr=1e-3", "seed=1_000", "time=1_0", "mem=1e3", "checkpoint.memory=1_000", "preflight=true",
         "cluster.account=null", "cluster.account=${seed}", "cluster.account=choice(1.10,1.20,1.30)",
         "cluster.account=[1.10]", "+cluster.environment.A=null", "~cluster.environment.A=true", "hydra.x=1e3",
+        r"cluster.account=a\,1.10",
     ],
 )  # fmt: skip
 def test_what_is_no_text_stays_as_it_is(word: str) -> None:
