@@ -57,7 +57,10 @@ def newest(folder: Path, names: str, last_files: Sequence[str], is_whole: Callab
         # The newest first: only of incomplete ones that are newer than all others it takes a while to be sure
         for path in sorted(found, key=lambda path: (found[path][0], len(path.name), path.name), reverse=True):
             with suppress(Damaged), RetryingFile(Path(os.path.realpath(found[path][1])), keys.read_timeout) as file:
-                if is_whole(io.BufferedReader(file)):
+                whole = is_whole(io.BufferedReader(file))
+                if file.failure is not None:  # zipfile takes what it cannot read for the end of the file
+                    raise file.failure
+                if whole:
                     return path
         return None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -116,3 +118,23 @@ def test_what_cannot_be_read_is_not_taken_for_missing(
     with pytest.raises(CannotRead) as raised:
         found(tmp_path / "checkpoints")
     assert raised.value.exit_code == 75 and os.strerror(number) in str(raised.value)
+
+
+class Readable(io.FileIO):
+    """A file of which only the beginning can be read."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self.tell():
+            raise OSError(errno.EIO, "no answer")
+        return super().readinto(buffer)
+
+
+def test_what_zipfile_cannot_read_is_not_taken_for_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for moment, name in enumerate(("c-8", "c-9")):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            file.writestr("data", "x" * 1_000_000)
+        os.utime(tmp_path / name, (moment, moment))
+    real = checkpoints._open
+    monkeypatch.setattr(checkpoints, "_open", lambda path: Readable(path) if path.name == "c-9" else real(path))
+    with pytest.raises(CannotRead, match="no answer"):
+        newest(tmp_path, NAMES, LAST_FILES, lambda file: file.read(2) == b"PK" and zipfile.is_zipfile(file))
