@@ -1,4 +1,4 @@
-"""What keeps processes apart: locks of the kernel, leases, the lease of a run, and the lock of its submitter.
+"""What keeps processes apart: locks of the kernel, leases, those of runs and of their folders, locks of submitters.
 
 `flock` is missing on some shared file systems, and others silently restrict it to one node, so only commands use it.
 """

@@ -141,7 +141,7 @@ def prepare(
     render.rendered(plan, token=token)
     notes += render.notes(plan, token=token)
     if (other := other_user(Path(plan.checkpoint.dir), Path(plan.run_dir))) is not None:
-        notes += (f"checkpoint.dir={plan.checkpoint.dir}: {other} saves there, and this run is refused while it runs",)
+        notes += (f"checkpoint.dir={plan.checkpoint.dir}: {other} saves there and keeps this run out until it is over",)
     secrets = secrets_of(config)
     secret.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
     return Prepared(plan, token, notes, secrets)

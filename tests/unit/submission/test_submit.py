@@ -295,6 +295,6 @@ def test_a_submission_says_that_another_run_saves_in_its_folder(
         keys = {"cluster": {"check": False}, "checkpoint": Checkpoint(dir=str(tmp_path))}
         return "\n".join(prepare(make_config(runs_dir=str(tmp_path / "runs"), run_id="a", **keys)).notes)
 
-    assert f"{over.parent} saves there, and this run is refused while it runs" in notes()
+    assert f"{over.parent} saves there and keeps this run out until it is over" in notes()
     over.unlink()
     assert "saves there" not in notes()
