@@ -80,7 +80,7 @@ class CheckpointFolder:
         try:
             retry(make, self.path, self._timeout, only=TRANSIENT)
             self.require_private(self.path)
-            lease.use_folder(self.path)
+            retry(lambda: lease.use_folder(self.path), self.path, self._timeout, only=TRANSIENT)
         except lease.LeaseTaken as error:
             raise CheckpointError(
                 f"checkpoint.dir={error}, and two runs would remove each other's checkpoints: set another "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import pickle
 import shutil
 import zlib
@@ -22,6 +23,7 @@ from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged
 from launcher.checkpoint.loading import read_contents
+from launcher.runs import lease
 from launcher.runs.directory import Events
 from tests.fakes.checkpoint_files import changed
 from tests.unit.faults import FileServer
@@ -227,3 +229,14 @@ def test_a_folder_of_which_the_user_is_unknown_is_not_prepared(tmp_path: Path, m
     server.fail(tmp_path / "a")
     with pytest.raises(CannotRead):
         folder.prepare()
+    server.recover()
+    (tmp_path / "a" / "lease").unlink()
+    for number, error in ((errno.EIO, CannotRead), (errno.EDQUOT, CheckpointError)):
+        server.fail(f"{lease.RUN_FILE}.", number=number)  # the file cannot be written
+        with pytest.raises(error) as raised:
+            folder.prepare()
+        assert type(raised.value) is error
+    server.fail(f"{lease.RUN_FILE}.", times=1)
+    patient = CheckpointFolder(tmp_path, 0, Retention(), 10)
+    patient.prepare()
+    assert (tmp_path / lease.RUN_FILE).read_text().startswith(f"{tmp_path / 'b'}\n")
