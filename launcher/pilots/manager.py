@@ -335,6 +335,9 @@ class SlotManager:
             with contextlib.suppress(OSError):
                 self._claims.beat(self._mine)
                 self._beaten = time.monotonic()
+            for each in self._running.values():  # else another run could take its checkpoint folder (runs/lease.py)
+                with contextlib.suppress(OSError):
+                    os.utime(each.attempt.run.path / point_fork.LEASE)
         if not late:
             return
         self._beaten = now

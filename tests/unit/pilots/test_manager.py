@@ -58,6 +58,31 @@ def test_a_point_that_fails_is_retried_and_one_that_would_fail_again_is_not(
     assert states(sweep, 2)[1] is State.FAILED
 
 
+def test_points_that_run_show_it_to_runs_that_wait_for_their_checkpoint_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = packed_sweep(tmp_path, 1)
+    lease = sweep.run(0).path / "lease"
+
+    def before(_: int) -> None:
+        lease.write_text("7 0 node0\n")
+        os.utime(lease, (0, 0))
+        mine._next_beat = 0.0
+
+    points = Points({0: None}, before)
+    managed, turns = slot_manager(sweep, points, monkeypatch), iter(range(100))
+    mine, wait = managed.manager, managed.manager._wait
+
+    def one_turn() -> None:
+        if mine._running and (lease.stat().st_mtime or next(turns, None) is None):
+            os.kill(next(iter(mine._running)), signal.SIGKILL)
+        wait()
+
+    monkeypatch.setattr(mine, "_wait", one_turn)
+    managed.run()
+    assert lease.stat().st_mtime > 0
+
+
 def test_a_stopped_manager_releases_its_points_and_its_pilot_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
