@@ -75,7 +75,7 @@ class StopReason(Code):
     KILLED = "killed"  # all agents were killed before one could write a reason
     NODE_RETURNED = "node_returned"  # a lost node came back. Ends the round, not the attempt: the next round has it
     UNREADABLE = "unreadable"  # a file that the attempt needs cannot be read now
-    EXIT_UNREAD = "exit_unread"  # the job script cannot read the exit codes of its agents
+    EXIT_UNREAD = "exit_unread"  # the driver cannot read the exit code of its agents, or they recorded none
     LEASE_LOST = "lease_lost"  # another attempt holds the run's lease, and decides what becomes of the run
     UNKNOWN = "unknown"
 

@@ -61,6 +61,7 @@ def end_of(
     | condition | exit code |
     |---|---|
     | the agents' exit code cannot be read now, and the command failed | 75 |
+    | they recorded none, and the command ended with 0, as srun does when Slurm takes a node away | 75 |
     | the agents recorded an exit code (0 does not count if the run needs all its nodes) | that one |
     | the command was killed by a signal, and the run can be resumed | 75 |
     | otherwise | the command's |
@@ -70,6 +71,8 @@ def end_of(
     """
     if isinstance(recorded, Unavailable):
         return (RESUME, Stop(reason=StopReason.EXIT_UNREAD)) if command else (DONE, None)
+    if recorded.value is None and command == DONE:
+        return RESUME, Stop(reason=StopReason.EXIT_UNREAD)
     word = (recorded.value or "").strip()
     if word.isdecimal():
         return command if all_nodes and int(word) == DONE else int(word), None
@@ -398,11 +401,6 @@ class Job:
     # -- the end
 
     def _end(self, command: int) -> int:
-        recorded = read_text(self._attempt / "exit_code")
-        code, stop = end_of(
-            command, Ok(None) if isinstance(recorded, shared_files.Wrong) else recorded, all_nodes=self._job.all_nodes,
-            may_resume=lambda: self._may_resume(command),
-        )  # fmt: skip
         lost, secrets_for_later = None, False
         try:
             require()
@@ -410,7 +408,9 @@ class Job:
             lost = error
         except RunError:  # that is not known now
             secrets_for_later = True
-        if lost is not None and lost.taken:  # srun ends with 0 when Slurm takes its node away: the run is not done
+        if lost is None or not lost.taken:
+            code, stop = self._end_of(command)
+        else:
             code, stop = RESUME, Stop(reason=StopReason.LEASE_LOST, host=self._host, error=str(lost))
         if stop is not None:
             self._event(stop)
@@ -430,6 +430,16 @@ class Job:
             over = self._run_dir / "over"  # for the jobs that follow
             shared_files.retry_read(over.touch, over)
         return _exit_code(self._job, code)
+
+    def _end_of(self, command: int) -> tuple[int, Stop | None]:
+        for _ in shared_files.backoff(shared_files.IN_A_JOB if command == DONE else 0.0):
+            recorded = read_text(self._attempt / "exit_code")
+            if recorded != Ok(None):  # else an NFS client may show it late
+                break
+        return end_of(
+            command, Ok(None) if isinstance(recorded, shared_files.Wrong) else recorded, all_nodes=self._job.all_nodes,
+            may_resume=lambda: self._may_resume(command),
+        )  # fmt: skip
 
     def _may_resume(self, command: int) -> bool:
         # SIGTERM for the agents alone is a preemption, or the loss of a node, while they start: there need be no

@@ -15,7 +15,7 @@ from launcher.runs.directory import Run
 from launcher.submission import render
 from tests.launch import ROOT
 from tests.processes import old_lease
-from tests.unit.sandbox import DRIVER, Outcome, Sandbox
+from tests.unit.sandbox import DRIVER, SUCCEEDS, Outcome, Sandbox
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def held(sandbox: Sandbox) -> Path:
 
 
 def test_the_lease_says_who_has_it_and_is_given_back(sandbox: Sandbox) -> None:
-    (sandbox.folder / "bin/srun").write_text('#!/bin/bash\ncp "$LAUNCHER_LEASE" "$SANDBOX/lease"\n')
+    (sandbox.folder / "bin/srun").write_text(f'#!/bin/bash\ncp "$LAUNCHER_LEASE" "$SANDBOX/lease"\n{SUCCEEDS}\n')
     assert sandbox.execute(sandbox.plan()).code == 0
     assert (sandbox.folder / "lease").read_text().split()[:2] == ["7", "0"]
     assert not list(sandbox.run_dir.glob("*lease*"))

@@ -23,11 +23,14 @@ from tests.unit.plans import bare_plan
 DRIVER = f"""#!/bin/bash
 [ "$1" != -I ] || exec {shlex.quote(sys.executable)} "$@"  # the driver is the real one
 """
+# What the first agent writes at success
+SUCCEEDS = 'echo 0 >"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"'
 STAND_IN = f"""{DRIVER}printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
 env -0 >"$SANDBOX/environment"
 pwd >"$SANDBOX/cwd"
 umask >"$SANDBOX/umask"
 [ -z "$STAND_IN_TELLS" ] || kill -TERM "$PPID"
+[ "${{STAND_IN_EXIT:-0}}" != 0 ] || {SUCCEEDS}
 exit "${{STAND_IN_EXIT:-0}}"
 """
 

@@ -98,7 +98,7 @@ def test_of_many_agents_ten_are_named() -> None:
         ({"reason": StopReason.NOT_IN_TIME}, "the ranks on node1 did not exit in time"),
         ({"reason": StopReason.KILLED, "exit_code": 137}, "all agents were killed (exit code 137)"),
         ({"reason": StopReason.CANCELLED}, "it was cancelled before it started"),
-        ({"reason": StopReason.EXIT_UNREAD}, "the exit codes of its agents cannot be read"),
+        ({"reason": StopReason.EXIT_UNREAD}, "no exit code of its agents can be read"),
         ({"reason": StopReason.UNREADABLE, "error": "EIO"}, "EIO"),
         ({"reason": StopReason.UNREADABLE}, "a file that it needs cannot be read"),
         ({"error": "a reason of a newer version"}, "a reason of a newer version"),

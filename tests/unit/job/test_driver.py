@@ -23,7 +23,7 @@ from launcher.runs.job_file import NAME, LeaseTimes, exports, parse_exports, upt
 from launcher.submission import render
 from tests.unit.clock import Clock
 from tests.unit.faults import FOR_EVER, FileServer
-from tests.unit.sandbox import Outcome, Sandbox
+from tests.unit.sandbox import SUCCEEDS, Outcome, Sandbox
 
 DONE = '{"time": 1.0, "event": "ended", "code": 0}\n'
 NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
@@ -109,7 +109,9 @@ HIDDEN = Unavailable("cannot be read", errno.EIO)
 @pytest.mark.parametrize(
     ("command", "recorded", "all_nodes", "may_resume", "end"),
     [
-        (0, Ok(None), True, False, (0, None)),
+        (0, Ok(None), True, False, (75, UNREAD)),  # srun, when Slurm takes a node away
+        (0, Ok("0\n"), True, False, (0, None)),
+        (0, Ok(""), True, False, (0, None)),  # a full disk
         (1, Ok(None), True, True, (1, None)),
         (137, Ok(None), True, True, (75, KILLED)),
         (137, Ok(None), True, False, (137, None)),
@@ -266,7 +268,8 @@ def test_the_exit_code_of_the_agents_is_waited_for(
 def test_requeue_may_go_on_in_this_job(sandbox: Sandbox) -> None:
     """The second attempt has the environment of the first, and the lease anew."""
     (sandbox.folder / "bin/srun").write_text(
-        '#!/bin/bash\nenv -0 >"$SANDBOX/environment-$LAUNCHER_ATTEMPT"\n[ "$LAUNCHER_ATTEMPT" = 1 ] || exit 75\n'
+        '#!/bin/bash\nenv -0 >"$SANDBOX/environment-$LAUNCHER_ATTEMPT"\n'
+        f'[ "$LAUNCHER_ATTEMPT" = 1 ] || exit 75\n{SUCCEEDS}\n'
     )
     sandbox.python.write_text("#!/bin/bash\nexit 10\n")  # launcher.job.requeue
     outcome = drive(sandbox, code_root="/code", cluster={"environment": {"GONE": None}})
@@ -306,7 +309,7 @@ def test_a_job_that_has_lost_the_run_leaves_it_to_the_other_one(
 ) -> None:
     (sandbox.folder / "others").write_text(holder)
     replace = 'rm "$LAUNCHER_LEASE"; [ ! -s "$SANDBOX/others" ] || cp "$SANDBOX/others" "$LAUNCHER_LEASE"'
-    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{replace}\nexit {code}\n")
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{replace}\n{SUCCEEDS if code == 0 else ''}\nexit {code}\n")
     sandbox.python.write_text('#!/bin/bash\ntouch "$SANDBOX/asked"\n')  # launcher.job.requeue
     outcome, end = drive(sandbox, secrets=secrets, resume={"how": "chain"}), 75 if holder else code
     assert (outcome.code, ended(outcome)) == (end, [end])
@@ -350,7 +353,7 @@ def test_a_stop_during_set_up_starts_no_agents(sandbox: Sandbox) -> None:
 def test_each_attempt_in_a_job_has_the_whole_time(sandbox: Sandbox) -> None:
     (sandbox.folder / "bin/srun").write_text(
         '#!/bin/bash\necho "$LAUNCHER_TIME_LEFT" >"$SANDBOX/left-$LAUNCHER_ATTEMPT"\n'
-        '[ "$LAUNCHER_ATTEMPT" = 1 ] || exit 75\n'
+        f'[ "$LAUNCHER_ATTEMPT" = 1 ] || exit 75\n{SUCCEEDS}\n'
     )
     sandbox.python.write_text("#!/bin/bash\nexit 10\n")
     os.environ["LAUNCHER_BEGUN"] = str(uptime() - 1000)

@@ -102,7 +102,7 @@ def test_what_the_script_makes_is_private_and_what_the_ranks_make_is_the_users_c
     assert outcome.umask == "0027"
     attempt = sandbox.run_dir / "attempts/0"
     modes = {path.name: path.stat().st_mode & 0o777 for path in (attempt, *attempt.rglob("*"))}
-    assert modes == {"0": 0o700, "events": 0o700, "script.jsonl": 0o600}
+    assert modes == {"0": 0o700, "events": 0o700, "script.jsonl": 0o600, "exit_code": 0o640}
 
 
 def test_set_up_lines_are_shell_and_run_before_the_ranks(sandbox: Sandbox) -> None:
