@@ -14,6 +14,7 @@ import pytest
 from launcher.environment import programs
 from launcher.errors import ConfigError
 from launcher.plan import build as tracking_keys
+from launcher.redaction import HIDDEN, public
 from launcher.runs.directory import Run
 from launcher.runs.lease import LeaseLost
 from launcher.worker import tracking
@@ -100,6 +101,17 @@ def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
     assert [told[f"workload.args{number}"] for number in range(4)] == [
         "(not shown)", "(not shown)", "['--lr', 1, {'token': '(not shown)'}]", "['https://(not shown)@host']",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "hidden"),
+    [
+        (["--api-key", "hush"], True), (["--hub-key=hush"], True), (["-token", "hush"], True), (["token=hush"], True),
+        (["--max_tokens", "256"], False), (["--max-new-tokens=256"], False), (["--num-tokens", "4"], False),
+    ],
+)  # fmt: skip
+def test_an_argument_is_a_secret_by_the_rules_for_variables(words: list[str], hidden: bool) -> None:
+    assert public("args", words) == (HIDDEN if hidden else words)
 
 
 # -- the thread
