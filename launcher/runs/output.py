@@ -17,7 +17,7 @@ from pathlib import Path
 from launcher import bounds
 from launcher.errors import UnavailableError
 from launcher.files import run_files
-from launcher.files.shared_files import is_transient, retry_read, unwrap
+from launcher.files.shared_files import explain, is_transient, retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first
@@ -309,7 +309,7 @@ class Stream:
             if not is_transient(error):
                 raise
             if last:
-                raise UnavailableError(str(error)) from None
+                raise UnavailableError(explain(error) or str(error)) from None
             return
         for part in parts:
             if part.attempt is not None and part.attempt not in self._headed:
