@@ -48,6 +48,12 @@ def wait_until_readable(read: Callable[[], T]) -> T:
             time.sleep(UNREADABLE_INTERVAL)
 
 
+def timed(read: Callable[[], T]) -> tuple[T, float]:
+    """Returns the result of `read`, and the seconds that it took."""
+    began = time.monotonic()
+    return read(), time.monotonic() - began
+
+
 def on_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 

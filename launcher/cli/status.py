@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.cleanup import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.cli.progress import on_terminal, progress_of, still, wait_until_readable
+from launcher.cli.progress import on_terminal, progress_of, still, timed, wait_until_readable
 from launcher.cli.remote import RemoteRows
 from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
 from launcher.errors import ConfigError, RunError
@@ -538,14 +538,13 @@ def watch(rows: Rows) -> int:
 def _views(rows: Rows) -> Iterator[View]:
     unchanged, before = 0, None
     while True:
-        began = time.monotonic()
-        view = wait_until_readable(rows.look)
+        view, took = wait_until_readable(lambda: timed(rows.look))
         yield view
         if view.over:
             return
         now = [(row["run"], row["state"], row["attempt"], row["step"], row.get("points")) for row in view.rows]
         unchanged, before = (unchanged + 1 if now == before else 0), now
-        time.sleep(interval(max(0, unchanged - UNCHANGED), time.monotonic() - began, MIN_POLL_INTERVAL))
+        time.sleep(interval(max(0, unchanged - UNCHANGED), took, MIN_POLL_INTERVAL))
 
 
 def _plain(rows: Rows) -> None:

@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown, wait_until_readable
+from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown, timed, wait_until_readable
 from launcher.cli.text import cause_of_point, flat, metric_text, no_pilot, outcome, program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import ranges
@@ -173,14 +173,9 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
 def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> RunStatus:
     live, rate = JobMonitor(share=True), Rate()
     polls, why = 0, ""
-
-    def look() -> tuple[RunStatus, float]:
-        began = time.monotonic()
-        return status_of(run, live), time.monotonic() - began
-
     with shown(every=None) as show:  # no progress lines where there is no terminal
         while True:
-            seen, took = wait_until_readable(look)
+            seen, took = wait_until_readable(lambda: timed(lambda: status_of(run, live)))
             if seen.state is RunState.QUEUED and seen.job.reason and seen.job.text != why:
                 why = seen.job.text  # the job may never start, so its pending reason is shown
                 print(f"queued: {why}", file=sys.stderr, flush=True)
@@ -197,8 +192,7 @@ def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> Run
             if seen.state.over:
                 return seen
             # A job may be queued for hours, and a look at thousands of nodes takes seconds, so the interval grows.
-            pause = interval(polls, took, 1.0, max(QUIET_INTERVAL, SHARE * took))
-            time.sleep(LOCAL_INTERVAL if foreground else pause)
+            time.sleep(LOCAL_INTERVAL if foreground else interval(polls, took, 1.0, max(QUIET_INTERVAL, SHARE * took)))
             polls += 1
 
 
@@ -265,15 +259,10 @@ def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointSt
     before: dict[int, PointStatus] = {}
     numbers: dict[str, int] = {}
     polls, changed, starters = 0, time.monotonic(), 0
-
-    def look() -> tuple[list[PointStatus], float]:
-        began = time.monotonic()
-        return point_statuses(sweep, live, points), time.monotonic() - began
-
     rate = Rate(float("inf"))  # over all the time: points may take hours, and end several at once
     with shown() as show:
         while True:
-            seen, took = wait_until_readable(look)
+            seen, took = wait_until_readable(lambda: timed(lambda: point_statuses(sweep, live, points)))
             if not before:  # no line is printed for points that were over at the start
                 before = {each.point.index: each for each in seen if each.over}
             for line in ended_line(before, seen, keys, manifest.objective):

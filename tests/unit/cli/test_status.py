@@ -817,6 +817,23 @@ def test_a_watch_waits_for_a_file_server(
         status.watch(Rows([], tmp_path, False))
 
 
+def test_after_a_file_server_was_silent_a_watch_goes_on_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    row = {**dict.fromkeys(status.KEYS), "run": "a", "state": "running", "over": False}
+    answers = [UnavailableError("gone"), UnavailableError("gone"), status.View([row], [], 0), status.View([], [], 0)]
+
+    def look(_: object) -> status.View:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(Rows, "look", look)
+    assert status.watch(Rows([], tmp_path, False)) == 0
+    assert clock.slept == [standing.UNREADABLE_INTERVAL] * 2 + [status.MIN_POLL_INTERVAL]
+
+
 def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import wait
+from launcher.cli import progress, wait
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.run_status import JobMonitor, RunStatus
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
@@ -127,7 +127,7 @@ def test_a_search_that_nobody_goes_on_with_is_not_done(
 
 
 def test_looks_at_a_run_take_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, clock, looks = make_sweep(tmp_path, 1).run(0), Clock(monkeypatch, wait), []
+    run, clock, looks = make_sweep(tmp_path, 1).run(0), Clock(monkeypatch, wait, progress), []
     events, read = begin(run), wait.status_of
 
     def look(run: Run, live: JobMonitor) -> RunStatus:
