@@ -508,7 +508,7 @@ def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
     for attempt in seen.run.attempts():
         end = ends.get(attempt.number)
-        events = attempt.latest_events() if end is None else end.events
+        events = seen.history.events_of(attempt) if end is None else end.events
         elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
         progress, ended = last(events, Progress), last(events, Ended)
         words = f"{ended.code}" if ended else "-"

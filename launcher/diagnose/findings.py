@@ -21,7 +21,7 @@ from launcher.plan.plan import JobPlan, keys_of
 from launcher.runs import saves
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
-from launcher.runs.output import rank_files, rank_logs, tail
+from launcher.runs.output import rank_files, rank_logs, start_of, tail
 from launcher.schedulers import registry
 
 LAST_LINES = 10  # last lines of the failed rank's log that are shown
@@ -49,8 +49,7 @@ def verdicts(seen: RunStatus) -> list[EndedAttempt]:
     """Returns each attempt of a run that has ended, with its verdict, without a query to the scheduler."""
     found = []
     for attempt, after in ended(seen):
-        of_last = attempt.number == seen.history.attempt  # they were read with the run's state
-        events = seen.history.events if of_last else attempt.latest_events()
+        events = seen.history.events_of(attempt)
         evidence = known.evidence_of_attempt(seen, attempt, after, None, events)
         found.append(EndedAttempt(attempt, known.classify(evidence), evidence.codes, events))
     return found
@@ -63,7 +62,7 @@ def find(
 
     name, program: the run and the launcher's command, as they were typed.
     """
-    events = attempt.latest_events() if attempt else []
+    events = seen.history.events_of(attempt) if attempt else []
     started = first(events, Started)
     pasts = known.job_executions(seen, (started.job if started else None) if attempt else seen.history.job_id)
     if attempt is None:
@@ -71,7 +70,7 @@ def find(
     else:
         past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
         pasts = [past] if past else []
-        evidence = known.evidence_of_attempt(seen, attempt, following, past)
+        evidence = known.evidence_of_attempt(seen, attempt, following, past, events)
     verdict, event = known.classify(evidence), evidence.fault
     fault = event if isinstance(event, Fault) else Fault(host=event.host if event else "")
     rank, trace = fault.rank, (fault.traceback or "").strip()
@@ -91,7 +90,7 @@ def find(
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
-        saved=attempt is not None and has_saved(seen.plan, first(seen.run.attempts()[0].latest_events(), Started)),
+        saved=attempt is not None and has_saved(seen.plan, start_of(seen.run.attempts()[0])),
         fault=fault, log=files.get("its errors", ""), signal=evidence.job.signal, rerun=rerun(seen.run),
     )  # fmt: skip
     return {

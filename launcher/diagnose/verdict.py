@@ -328,7 +328,7 @@ def evidence_of_attempt(
         if not evidence.unexplained:
             evidence = _with_texts(seen, attempt, None, evidence)
     else:
-        events = attempt.latest_events() if events is None else events
+        events = seen.history.events_of(attempt) if events is None else events
         ended = kinds.last(events, kinds.Ended)
         code = attempt.exit_code() if ended is None else ended.code  # else what its agents recorded
         if code is None:

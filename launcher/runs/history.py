@@ -16,7 +16,7 @@ from launcher.formatting import ranges
 from launcher.processes import Process
 from launcher.runs import event_file
 from launcher.runs import events as kinds
-from launcher.runs.directory import Run
+from launcher.runs.directory import Attempt, Run
 from launcher.runs.sweep_directory import RECORD, Sweep, element_id, sweep_of
 from launcher.structs import Struct
 
@@ -80,6 +80,10 @@ class RunHistory(Struct):
 
     def last(self, kind: type[kinds.E_]) -> kinds.E_ | None:
         return kinds.last(self.events, kind)
+
+    def events_of(self, attempt: Attempt) -> Sequence[Mapping[str, Any]]:
+        """Returns the latest events of an attempt of the run; those of the last one are not read again."""
+        return self.events if attempt.number == self.attempt else attempt.latest_events()
 
     @property
     def moved(self) -> float:

@@ -24,6 +24,7 @@ from launcher.cli import progress as standing
 from launcher.cli.explain import explain, of_why
 from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.config.schema import Debug
+from launcher.diagnose import findings
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
@@ -716,18 +717,32 @@ def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(Slurm().jobs()) == ["16"]
 
 
+@pytest.mark.parametrize("of_last", [RUNNING, (JobState.PENDING, "PENDING"), None])
 def test_the_events_of_each_attempt_are_read_once(
-    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    says: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    of_last: tuple[JobState, str] | None,
 ) -> None:
     run = make(tmp_path, "a", "1")
-    says({})
+    says({"1": of_last} if of_last else {})
     for number in range(3):
-        end(run, 75, number=number, job="1")
-    (seen,) = Rows(["a"], tmp_path, False).look().seen  # with the events of the last one
+        if number == 2 and of_last == RUNNING:
+            begin(run, "1", number=number)
+        else:
+            end(run, 75, number=number, job="1")
     read, events = [], Attempt.latest_events
     monkeypatch.setattr(Attempt, "latest_events", lambda self: read.append(self.number) or events(self))
+    view = Rows(["a"], tmp_path, False).look()
+    assert read == ([2] if of_last else [2, 2])  # once more if the job is gone: what has it left?
+    (seen,) = view.seen  # with the events of the last one
+    read.clear()
     assert [line[0] for line in status._attempts(seen)] == ["ATTEMPT", "0", "1", "2"]
     assert read == [0, 1]
+    if seen.state.over:
+        read.clear()
+        findings.find(seen, run.attempts()[-1], None, name="a", program="launcher")
+        assert read == []
 
 
 def test_of_many_runs_few_plans_and_histories_are_in_memory_at_once(
