@@ -61,7 +61,8 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> NamedCheckpoin
         wanted = int(step) if step.isdecimal() else checkpoints.step_of(step)
         if wanted is None:
             raise ConfigError(f"{step!r} is not a step: give its number, as checkpoint list shows it")
-    if "/" in name and (path := Path(name).expanduser().resolve()).is_dir() and not (path / "record.json").exists():
+    named = os.path.expanduser(name)
+    if "/" in name and (path := Path(named).resolve()).is_dir() and not (path / "record.json").exists():
         own = checkpoints.step_of(path.name)
         if own is None and not (path / checkpoints.MANIFEST).exists():
             return NamedCheckpoints(path.name, path, wanted)

@@ -203,7 +203,7 @@ def entry_file(workload: Program | Function, place: ModulePath) -> tuple[str, st
         module, _ = _split(str(workload.target))
         return f"workload.target={workload.target}", _file(_found(module, place, "workload.target"))
     if workload.script is not None:
-        return f"workload.script={workload.script}", str(place.workdir / Path(workload.script).expanduser())
+        return f"workload.script={workload.script}", str(place.workdir / os.path.expanduser(workload.script))
     key = f"workload.module={workload.module}"
     return key, None if workload.python else _file(_program(str(workload.module), place))
 
@@ -221,7 +221,7 @@ def _program(module: str, place: ModulePath) -> ModuleSpec | None:
 
 def _check_script(program: Program, place: ModulePath) -> None:
     key = f"workload.script={program.script}"
-    path = place.workdir / Path(str(program.script)).expanduser()
+    path = place.workdir / os.path.expanduser(str(program.script))
     if path.is_dir():
         raise ConfigError(f"{key} is a folder: name the file in it (or, for a package, workload.module)")
     if not path.exists():
@@ -269,7 +269,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _require_interpreter(program: Program) -> None:
-    path = Path(str(program.python)).expanduser()
+    path = Path(os.path.expanduser(str(program.python)))
     if program.fork:
         raise ConfigError("workload.fork=true runs in the launcher's own Python: leave workload.python out")
     if not path.is_absolute():

@@ -233,7 +233,7 @@ def _with_baseline(config: Config) -> Config:
     if not hasattr(workload, "baseline"):
         why = f"workload={workload.name} is not compared with another run, but by `{program()} report`"
         raise ConfigError(f"baseline={config.baseline}: {why}: leave it out")
-    path = Path(config.baseline).expanduser().absolute()
+    path = Path(os.path.expanduser(config.baseline)).absolute()
     if not path.is_file():
         try:
             path = find(config.baseline, Path(config.runs_dir).expanduser().absolute()).path

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, commands
+from launcher.errors import RunError
 from launcher.reports import collect
 
 
@@ -40,3 +41,8 @@ def test_a_checkpoint_that_its_training_removes_meanwhile_is_not_damaged(
     problems: list[str] = []
     assert collect._checkpoints(folder, problems) == ()
     assert len(problems) == (0 if removed else 1)
+
+
+def test_a_folder_below_the_home_of_an_unknown_user_is_not_there() -> None:
+    with pytest.raises(RunError, match="~nobodyx/checkpoints does not exist"):
+        commands.main(["checkpoint", "list", "~nobodyx/checkpoints"])

@@ -97,6 +97,7 @@ def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[s
         ({"script": "train.py", "module": "pkg"}, "not both"),
         ({"script": "trian.py"}, "there is no file trian.py in {dir}. Did you mean train.py?"),
         ({"script": "code/train.py"}, "there is no folder {dir}/code (paths are relative to {dir})"),
+        ({"script": "~nobodyx/train.py"}, "there is no folder {dir}/~nobodyx "),
         ({"script": "pkg"}, "workload.script=pkg is a folder"),
         (
             {"script": "broken.py"},
@@ -109,6 +110,7 @@ def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[s
         ({"script": "run.sh", "fork": True}, "workload.fork is for Python files"),
         ({"script": "run.sh", "python": "/usr/bin/python3"}, "workload.python is for Python files"),
         ({"script": "train.py", "python": "python3"}, "give the whole path of the interpreter"),
+        ({"script": "train.py", "python": "~nobodyx/bin/python"}, "give the whole path of the interpreter"),
         ({"script": "train.py", "python": "/etc/passwd"}, "cannot be executed"),
         ({"script": "train.py", "python": "/usr/bin/python3", "fork": True}, "leave workload.python out"),
         ({"module": "pkg.mood"}, "there is no module pkg.mood in pkg ({dir}/pkg). Did you mean pkg.mod"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Checkpoint, Limits, Resume, ResumeHow
+from launcher.config.schema import P2P, Checkpoint, Limits, Resume, ResumeHow
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.processes import Process
@@ -298,3 +298,9 @@ def test_a_submission_says_that_another_run_saves_in_its_folder(
     assert f"{over.parent} saves there and keeps this run out until it is over" in notes()
     over.unlink()
     assert "saves there" not in notes()
+
+
+def test_a_baseline_below_the_home_of_an_unknown_user_is_not_there(tmp_path: Path) -> None:
+    config = make_config(workload=P2P("p2p", "workloads.p2p:main"), baseline="~nobodyx/run", runs_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"baseline=~nobodyx/run: .*/~nobodyx/run does not exist"):
+        prepare(config)
