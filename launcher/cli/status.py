@@ -310,7 +310,8 @@ class Rows:
         noted = live_index.possibly_live(self._folder)
         here = (self._folder / sweep.id).resolve() == sweep.path
         settled = here and noted is not None and sweep.id not in noted
-        number, over = live_index.read_counts(self._folder, sweep.id) if settled else None, True
+        number = live_index.read_counts(self._folder, sweep.id) if settled else None
+        over = number is not None  # they are written of a sweep that is over
         if number is None:
             number = counts(point_statuses(sweep, self._live))
             over = not _unfinished(sweep, number)
