@@ -213,7 +213,7 @@ def follow_sweep(sweep: Sweep, points: Collection[int] | None = None, foreground
     if record.exists() and (stopped := wait_until_readable(record.journal).stopped):
         print(f"{sweep.id}: the search has ended: {stopped}", file=sys.stderr)
         code = FAILED
-    elif points is None and wait_until_readable(lambda: chooses_more(sweep)):
+    elif points is None and all(each.over for each in seen) and wait_until_readable(lambda: chooses_more(sweep)):
         print(no_pilot(sweep), file=sys.stderr)
         code = FAILED
     if on_terminal(sys.stdout):  # elsewhere the last progress line is the same

@@ -22,7 +22,7 @@ from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control
 from tests.unit.clock import Clock
-from tests.unit.sweep_runs import begin, end, make_search, make_sweep
+from tests.unit.sweep_runs import begin, choose, end, make_search, make_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +124,17 @@ def test_a_search_that_nobody_goes_on_with_is_not_done(
     assert ("no pilot runs, and more points may be chosen" in error) == (code == FAILED)
     assert words in error
     assert wait.follow_sweep(sweep, points={1}) == DONE
+
+
+def test_a_search_whose_points_wait_without_a_pilot_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_search(tmp_path, 2, points=4)
+    choose(sweep, 2)  # its pilot is gone
+    assert wait.follow_sweep(sweep) == FAILED
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("no pilot runs") == 1
+    assert "sweep rerun search-1" in printed.out
 
 
 def test_looks_at_a_run_take_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
