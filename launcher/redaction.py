@@ -42,10 +42,11 @@ def without_secrets(environ: Mapping[str, str], patterns: Iterable[str]) -> dict
 def public(name: str, value: Any) -> Any:
     """Returns the value of a key or variable as others may see it: a secret is replaced, a URL loses its password.
 
-    So is a list with a secret's name in it, such as the arguments `--token hf_...` and `--api-key=...`.
+    So is a list or text with a secret's name in it, such as `--token hf_...`, `--api-key=...` or `{token: hf_...}`.
     """
     items = value if isinstance(value, list) else []
     names = [each for item in items if isinstance(item, str) for each in (item, item.partition("=")[0])]
+    names += re.findall(r"(?<![\w-])(?:-+[\w-]+|[\w-]+(?=\s*:))", value) if isinstance(value, str) else []
     if value is not None and any(is_secret(each.lstrip("-").replace("-", "_")) for each in (name, *names)):
         return HIDDEN
     if isinstance(value, str):

@@ -225,6 +225,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
         "workload": {"args": ["--token", secret], "urls": [url, "https://host/y"]},
     }
     given = [f"+cluster.environment.HF_TOKEN={secret}", f"tracking.uri={url}", "nodes=2"]
+    given += [f"workload.args=['--hub_key','{secret}']", f"workload.flags={{hub_key: {secret}}}"]
     run = make_run(tmp_path, config=config, overrides=given)
     html = page.render(sections.comparison_page([data_of(run)]))
     assert secret not in html

@@ -114,6 +114,18 @@ def test_an_argument_is_a_secret_by_the_rules_for_variables(words: list[str], hi
     assert public("args", words) == (HIDDEN if hidden else words)
 
 
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("--api-key hush", True), ("--lr 1 --hub_key=hush", True), ("['--hub_key','hush']", True),
+        ("[--tokenizer,gpt2,--token,hush]", True), ("{hub_key: hush}", True), ("--max_tokens 256", False),
+        ("s3://data/a_key", False), ("/data/tokens.bin", False), ("what a token is", False), ("lr-token", False),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_one_text_are_as_secret_as_those_of_a_list(text: str, hidden: bool) -> None:
+    assert public("args", text) == (HIDDEN if hidden else text)
+
+
 # -- the thread
 
 
