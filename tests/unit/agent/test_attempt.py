@@ -28,6 +28,7 @@ from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous
 from launcher.runs import directory
 from launcher.runs.event_file import read
 from launcher.runs.events import Accused, Fault, every
+from launcher.worker import rank_report
 from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
 
@@ -118,6 +119,7 @@ class FakeSignals(Signals):
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setenv(rank_report.REACHED, "-1")  # the agent sets it in its own environment, which is this process's
     script = Script()
     plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), workdir=str(tmp_path))
     attempt = directory.Attempt(directory.Run(tmp_path), 0)
