@@ -18,12 +18,11 @@ from tests.unit.plans import plan_of
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10).filter(
     lambda text: not CONTROL.search(text)
 )
-plain = (
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | words
-)
+texts = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | words
+plain = texts | st.booleans()
 common = {
     "setup": st.lists(st.lists(words, max_size=3).map("\n".join), max_size=3),
-    "environment": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), plain, max_size=3),
+    "environment": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), texts, max_size=3),
 }
 clusters = st.one_of(
     st.fixed_dictionaries(
