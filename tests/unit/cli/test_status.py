@@ -811,23 +811,28 @@ def test_a_cluster_that_does_not_answer_is_told_once_and_is_not_over(
     assert capsys.readouterr().out.splitlines() == [silent[0]["hpc"], "hpc answers again"]
 
 
-def test_a_watch_waits_for_a_file_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(tmp_path))
-    answers: list[Exception | status.View] = [UnavailableError("gone"), stale, status.View([], [], 0)]
+def answer(monkeypatch: pytest.MonkeyPatch, *answers: Exception | status.View) -> None:
+    """The next looks at the rows raise or return these."""
+    left = list(answers)
 
     def look(_: object) -> status.View:
-        found = answers.pop(0)
+        found = left.pop(0)
         if isinstance(found, Exception):
             raise found
         return found
 
     monkeypatch.setattr(Rows, "look", look)
+
+
+def test_a_watch_waits_for_a_file_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(tmp_path))
+    answer(monkeypatch, UnavailableError("gone"), stale, status.View([], [], 0))
     monkeypatch.setattr(standing.time, "sleep", lambda seconds: None)
     assert status.watch(Rows([], tmp_path, False)) == 0
     assert capsys.readouterr().err == f"launcher: waiting: gone\nlauncher: waiting: {stale}\n"
-    answers = [OSError(errno.EIO, os.strerror(errno.EIO))]  # the terminal was closed
+    answer(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)))  # the terminal was closed
     with pytest.raises(OSError, match="Input/output"):
         status.watch(Rows([], tmp_path, False))
 
@@ -836,15 +841,8 @@ def test_after_a_file_server_was_silent_a_watch_goes_on_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     row = {**dict.fromkeys(status.KEYS), "run": "a", "state": "running", "over": False}
-    answers = [UnavailableError("gone"), UnavailableError("gone"), status.View([row], [], 0), status.View([], [], 0)]
-
-    def look(_: object) -> status.View:
-        found = answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(Rows, "look", look)
+    gone = UnavailableError("gone")
+    answer(monkeypatch, gone, gone, status.View([row], [], 0), status.View([], [], 0))
     assert status.watch(Rows([], tmp_path, False)) == 0
     assert clock.slept == [standing.UNREADABLE_INTERVAL] * 2 + [status.MIN_POLL_INTERVAL]
 
