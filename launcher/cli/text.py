@@ -140,7 +140,11 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     from launcher.diagnose.verdict import classify, evidence_of, evidence_of_attempt
 
     again = seen.state.value == "queued" and seen.history.attempt is not None
-    evidence = evidence_of_attempt(seen, seen.run.attempts()[-1], None, None) if again else evidence_of(seen)
+    if again:
+        attempt = seen.run.attempts()[-1]
+        evidence = evidence_of_attempt(seen, attempt, None, None, seen.history.events_of(attempt))
+    else:
+        evidence = evidence_of(seen)
     found = classify(evidence)
     codes = {"kind": found.kind.value, **evidence.codes}
     return None if found.cause is None else clean(found.cause), codes

@@ -317,18 +317,17 @@ def evidence_of(seen: RunStatus) -> Evidence:
 
 def evidence_of_attempt(
     seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None,
-    events: Sequence[Mapping[str, Any]] | None = None,
+    events: Sequence[Mapping[str, Any]],
 ) -> Evidence:  # fmt: skip
     """Returns the evidence about an attempt that has ended (None: no next attempt, no record of the scheduler).
 
-    events: its `latest_events`; None: they are read.
+    events: its `latest_events`.
     """
     if following is None and seen.state.over:
         evidence = evidence_of(seen)
         if not evidence.unexplained:
             evidence = _with_texts(seen, attempt, None, evidence)
     else:
-        events = seen.history.events_of(attempt) if events is None else events
         ended = kinds.last(events, kinds.Ended)
         code = attempt.exit_code() if ended is None else ended.code  # else what its agents recorded
         if code is None:
