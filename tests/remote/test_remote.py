@@ -230,7 +230,9 @@ def test_a_question_about_the_cost_is_answered_here(laptop: Laptop, answer: str,
 
 def test_an_interrupted_submission_says_how_to_find_its_job(laptop: Laptop, node: LoginNode) -> None:
     slow, began, go = (laptop.folder / name for name in ("far", "began", "go"))
-    waits = f"touch {began}; until test -e {go}; do sleep 0.1; done; PYTHONPATH="
+    # After its request was sent: a Ctrl-C before it has submitted nothing, and is silent
+    asked = f"{sys.executable} -c 'import select; select.select([0], [], [])'"
+    waits = f"{asked}; touch {began}; until test -e {go}; do sleep 0.1; done; PYTHONPATH="
     slow.write_text(node.command.read_text().replace("PYTHONPATH=", waits))
     slow.chmod(0o700)
     laptop.profile.write_text(laptop.profile.read_text().replace(str(node.command), str(slow)))
