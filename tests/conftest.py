@@ -13,8 +13,9 @@ For authors of tests:
   `@pytest.mark.backend("local", "this machine")` or `@pytest.mark.backend("local", "allocation inside {slurm}")`, or
   call a fixture: `ran_against("pbs", "OpenPBS 23.06, 2 nodes")`.
 - With --numprocesses each process of pytest has its own clusters, so no test may use a fixed port or path.
-- Commands of `tests.launch.Launcher` run with an interpreter that forks agents from a process that has torch
-  (`tests/warm_python`); a `sitecustomize` or LD_PRELOAD in the run's environment makes them start as for users.
+- Commands of `tests.launch.Launcher` run with an interpreter that forks agents and programs from a process
+  that has torch (`tests/warm_python`); a `sitecustomize` or LD_PRELOAD in the run's environment makes them start as for
+  users.
 - If no Slurm or Grid Engine can run, these tests are skipped, and the table shows the reason. With CI=true they fail,
   so that a green CI means that they ran.
 """

@@ -19,7 +19,7 @@ from launcher.runs import events
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_runs
-from tests import forked_commands
+from tests import forked_commands, warm_python
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -92,7 +92,7 @@ class Launcher:
         if not self.prefix:
             return forked_commands.run(arguments, ROOT, variables, timeout)
         return subprocess.run(
-            [*self.prefix, PYTHON, "-m", "launcher", *arguments], cwd=ROOT, env=variables,
+            [*self.prefix, warm_python.python(), "-m", "launcher", *arguments], cwd=ROOT, env=variables,
             capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 

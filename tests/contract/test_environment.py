@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import PYTHON, Launcher
+from tests import warm_python
+from tests.launch import Launcher
 
 SCRIPT = """\
 import os, sys
@@ -31,8 +32,8 @@ def test_a_run_goes_on_with_the_code_of_its_submission_in_its_environment_with_i
 
     def run(*words: str, **environment: str) -> str:
         done = subprocess.run(
-            [PYTHON, "-m", "launcher", *words], cwd=work, env={**launcher.environ, **environment}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+            [warm_python.python(), "-m", "launcher", *words], cwd=work, env={**launcher.environ, **environment},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
         )  # fmt: skip
         return done.stdout
 

@@ -6,8 +6,9 @@ import json
 import subprocess
 from pathlib import Path
 
+from tests import warm_python
 from tests.contract.schedulers import on
-from tests.launch import PYTHON, Launcher
+from tests.launch import Launcher
 
 SCRIPT = """
 import json, sys
@@ -52,7 +53,7 @@ def test_a_script_submits_waits_cancels_and_resumes(launcher: Launcher, tmp_path
     script = tmp_path / "drive.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [PYTHON, str(script), *launcher.overrides], env=launcher.environ, stdin=subprocess.DEVNULL,
+        [warm_python.python(), str(script), *launcher.overrides], env=launcher.environ, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=280, check=False, start_new_session=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

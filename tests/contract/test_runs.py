@@ -16,8 +16,9 @@ import pytest
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitted, every
 from launcher.runs.history import journal_events, process_of
+from tests import warm_python
 from tests.contract.schedulers import detached, local, on
-from tests.launch import PYTHON, ROOT, Launcher, Result, command_lines
+from tests.launch import ROOT, Launcher, Result, command_lines
 from tests.terminal import Terminal
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -290,8 +291,8 @@ def test_a_run_of_this_machine_ends_with_its_terminal(launcher: Launcher, way: s
     script = tmp_path / "prints.py"
     script.write_text("import time\nwhile True:\n    print('at work', flush=True)\n    time.sleep(0.1)\n")
     command = [
-        PYTHON, "-m", "launcher", "workload=program", f"workload.script={script}", "run_id=a", "launch.grace=5",
-        *launcher.overrides,
+        warm_python.python(), "-m", "launcher", "workload=program", f"workload.script={script}", "run_id=a",
+        "launch.grace=5", *launcher.overrides,
     ]  # fmt: skip
     if way == "the window is closed":
         terminal = Terminal(command, launcher.environ, ROOT)

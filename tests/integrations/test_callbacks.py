@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.worker import process_group, stop
 from launcher.worker.tracking import Reporter
+from tests import warm_python
 from tests.launch import ROOT
 
 FRAMEWORKS = ("lightning", "transformers")
@@ -154,7 +154,7 @@ assert signal.getsignal(signal.SIGTERM) == before
 def test_outside_of_a_run_the_callback_changes_nothing(framework: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
     ended = subprocess.run(
-        [sys.executable, "-c", OUTSIDE, framework], cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)},
+        [warm_python.python(), "-c", OUTSIDE, framework], cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from launcher.failures.symptoms import LOST_PEER
 from launcher.worker import script
+from tests import warm_python
 from tests.launch import ROOT
 
 GLOO = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:38276."
@@ -162,7 +162,8 @@ print(json.dumps(told))
 def test_what_torch_raises_when_a_peer_is_gone(tmp_path: Path) -> None:
     (tmp_path / "loses.py").write_text(LOSES)
     done = subprocess.run(
-        [sys.executable, tmp_path / "loses.py", tmp_path], env={"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
+        [warm_python.python(), tmp_path / "loses.py", tmp_path],
+        env={"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -206,7 +207,7 @@ def test_a_module_that_computes_when_it_is_imported_does_not_hang(tmp_path: Path
     """A matrix product starts OpenMP's threads, which a fork of that process would not have, and wait for."""
     (tmp_path / "mine.py").write_text(MULTIPLIES)
     done = subprocess.run(
-        [sys.executable, "-c", STARTS, tmp_path, "60"],
+        [warm_python.python(), "-c", STARTS, tmp_path, "60"],
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "2"}, capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip

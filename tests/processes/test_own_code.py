@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+from tests import warm_python
 from tests.launch import ROOT
 
 
@@ -18,8 +18,8 @@ def test_the_ten_lines_do_nothing_where_there_is_no_launcher_run(tmp_path: Path)
         "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "examples" / "ten_lines.py", "--steps", "500"], cwd=tmp_path, env=environ,
-        capture_output=True, text=True, timeout=300, check=False,
+        [warm_python.python(), ROOT / "tests" / "examples" / "ten_lines.py", "--steps", "500"], cwd=tmp_path,
+        env=environ, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "step 500 loss " in done.stdout

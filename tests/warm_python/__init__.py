@@ -1,9 +1,12 @@
-"""Agents of tests are forks of a process that has imported torch, which is most of what a short run costs.
+"""Agents and programs of tests are forks of a process that has imported torch, which is most of what a short run costs.
 
-`python()` returns an interpreter for the launcher's commands. It is this one, but for agents: these it starts as forks
-of a process that it keeps (`server`), and stands in for them (`client`): it has the process id that the scheduler
-knows, hands on signals, and ends as they do; and they end if it is killed. What differs from an agent that nobody
-has forked starts as it does for users: another user, namespace or cgroup, a `sitecustomize`, a library of LD_PRELOAD.
+`python()` returns an interpreter for the launcher's commands and for programs. It is this one, but for what imports
+torch: that it starts as forks of a process that it keeps (`server`), and stands in for them (`client`): it has the
+process id that the scheduler knows, hands on signals, and ends as they do; and they end if it is killed. Where a rank
+of such an agent executes a user's program, it goes on as a Python with that program (`new_python`).
+
+What differs from a program that nobody has forked starts as it does for users: another user, process namespace or
+cgroup, a `sitecustomize`, a library of LD_PRELOAD, other options than -u.
 """
 
 from __future__ import annotations

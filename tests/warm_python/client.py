@@ -1,4 +1,4 @@
-"""The interpreter of tests (see the package): stands in for an agent, and becomes Python for everything else."""
+"""The interpreter of tests (see the package): stands in for what imports torch, and becomes Python for the rest."""
 
 import ctypes
 import json
@@ -13,9 +13,15 @@ import sys
 ARGUMENTS, ENVIRONMENT = 47, 49
 LENGTH = struct.Struct("!I")  # of a request
 ANSWER = struct.Struct("!i")  # the id of the fork, 0: there is none; then how it ended, as subprocess tells it
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+NAMESPACES = ("ipc", "net", "uts", "mnt")  # which a fork can enter, in this order
 LIMITS = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
 CATCHABLE = [each for each in signal.valid_signals() if each not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)]
+
+
+NEED_TORCH = (
+    b"import torch", b"from torch", b"torch.distributed", b"lightning", b"transformers", b"import launcher",
+    b"launcher.agent", b"launcher.worker", b"from workloads",
+)  # fmt: skip
 
 
 def facts():
@@ -23,9 +29,8 @@ def facts():
     with open("/proc/self/cgroup") as cgroup:
         group = cgroup.read()
     return {
-        "namespaces": [os.readlink("/proc/self/ns/" + each) for each in NAMESPACES],
+        "namespaces": [os.readlink("/proc/self/ns/" + each) for each in ("cgroup", "pid", "user")],
         "cgroup": group, "root": os.readlink("/proc/self/root"),
-        "processors": sorted(os.sched_getaffinity(0)),
         "user": [os.getresuid(), os.getresgid()],
     }  # fmt: skip
 
@@ -42,9 +47,42 @@ def answer(server, if_gone):
     return ANSWER.unpack(data)[0] if len(data) == ANSWER.size else if_gone
 
 
+def program(arguments):
+    """Returns option (-c, -m or none), code or name, and arguments of a Python's program; None: none, other options."""
+    words = list(arguments[1:])
+    if words[:1] == ["-u"]:
+        del words[0]
+    if words[:1] in (["-c"], ["-m"]) and len(words) > 1:
+        return words[0], words[1], words[2:]
+    return None if not words or words[0].startswith("-") else ("", words[0], words[1:])
+
+
+def needs_torch(python, *arguments):
+    """Whether a program imports torch, for all that its text says."""
+    option, target, words = program([python, *arguments]) or ("-c", "", [])
+    if option == "-c":
+        text = os.fsencode(" ".join([target, *words[:1]]))
+    elif option == "-m":
+        folders = [".", *os.environ.get("PYTHONPATH", "").split(":")]
+        text = os.fsencode(target) + _text(f"{folder}/{target.replace('.', '/')}.py" for folder in folders)
+    else:
+        text = _text([target] if target.endswith(".py") else [])
+    return any(word in text for word in NEED_TORCH)
+
+
+def _text(paths):
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError:
+            continue
+    return b""
+
+
 def main(python, *arguments):
     server = os.path.join(os.path.dirname(os.path.dirname(python)), "socket")
-    if arguments[:2] != ("-u", "-c") or arguments[3:4] != ("launcher.agent",) or not os.path.exists(server):
+    if not os.path.exists(server) or not needs_torch(python, *arguments):
         os.execv(os.path.realpath("/proc/self/exe"), [python, *arguments])
     waiting, child = [], 0
 
@@ -62,7 +100,8 @@ def main(python, *arguments):
     umask = os.umask(0)
     os.umask(umask)
     request = {
-        "facts": facts(), "arguments": [python, *arguments], "folder": os.getcwd(), "environment": dict(os.environ),
+        "facts": facts(), "arguments": [python, *arguments], "folder": os.getcwd(),
+        "pid": os.getpid(), "processors": sorted(os.sched_getaffinity(0)), "environment": dict(os.environ),
         "descriptors": descriptors, "umask": umask, "nice": os.nice(0), "groups": os.getgroups(),
         "limits": {each: resource.getrlimit(each) for each in LIMITS}, "ignored": ignored,
         "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, [])),

@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import gc
 import importlib
-import io
 import json
 import os
 import resource
@@ -15,10 +14,10 @@ import selectors
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
-from tests.warm_python.client import ANSWER, ARGUMENTS, CATCHABLE, ENVIRONMENT, LENGTH, area, facts
+from tests.warm_python import new_python
+from tests.warm_python.client import ANSWER, LENGTH, NAMESPACES, facts
 
 LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel",
@@ -26,13 +25,10 @@ LIBRARIES = (
 )  # fmt: skip
 MOST = 250  # descriptors of a request
 ROOM_ABOVE = 500  # descriptors from this number on are this process's own, while those of a request are put in place
-# A process with these variables would import something else, or something in another way.
-OWN = ("LD_", "MKL_", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "PYTHON")
-HARMLESS = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 
-def serve(path: str) -> str:
-    """Answers requests; in the fork of one, returns the code that it shall execute."""
+def serve(path: str) -> list[str]:
+    """Answers requests; in the fork of one, returns its arguments."""
     own = json.loads(json.dumps(facts()))
     wakes, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -102,73 +98,43 @@ def _reap(clients: dict[int, socket.socket], ready: selectors.BaseSelector) -> N
 
 
 def _is_alike(request: dict[str, Any], own: dict[str, Any]) -> bool:
-    environment = request["environment"]
-    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
-    return (
-        request["facts"] == own
-        and not any(name.startswith(OWN) and name not in HARMLESS for name in environment)
-        and not any(os.path.exists(f"{folder}/sitecustomize.py") for folder in folders)
-        and _bytes_of(environment) is not None
-    )
+    return bool(request["facts"] == own) and new_python.can_be(request["arguments"], request["environment"])
 
 
-def _bytes_of(environment: dict[str, str]) -> bytes | None:
-    # None: there is no room for it
-    data = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
-    begin, end = area(ENVIRONMENT)
-    return data if len(data) < end - begin else None
-
-
-def _show(field: int, data: bytes) -> None:
-    # in /proc/PID/environ or cmdline, of this process and its forks
-    begin, end = area(field)
-    ctypes.memmove(begin, data[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
-
-
-def _become(request: dict[str, Any], descriptors: list[int]) -> str:
-    # Makes a fork what the client would be if it had become Python; returns the code of `-c`
+def _become(request: dict[str, Any], descriptors: list[int]) -> list[str]:
+    # Makes a fork what the client would be if it had become Python; returns its arguments
     high = [fcntl.fcntl(each, fcntl.F_DUPFD, ROOM_ABOVE) for each in descriptors]
     os.closerange(0, ROOM_ABOVE)
     for each, wanted in zip(high, request["descriptors"], strict=True):
         os.dup2(each, wanted, inheritable=True)
         os.close(each)
-    environment = request["environment"]
-    arguments = request["arguments"]
-    os.environ.clear()
-    os.environ.update(environment)
-    _show(ENVIRONMENT, _bytes_of(environment) or b"")
-    _show(ARGUMENTS, b"".join(os.fsencode(each) + b"\0" for each in arguments))
+    _enter_namespaces(request["pid"])
     os.chdir(request["folder"])
     os.umask(request["umask"])
     if os.getgroups() != request["groups"]:
         os.setgroups(request["groups"])
     os.nice(request["nice"] - os.nice(0))
+    os.sched_setaffinity(0, request["processors"])
     for number, limits in request["limits"].items():
         if tuple(limits) != resource.getrlimit(int(number)):
             resource.setrlimit(int(number), limits)
-    for number in CATCHABLE:
-        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if signal.SIGINT not in request["ignored"]:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    new_python.become(request["arguments"], request["environment"], request["ignored"])
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
-    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8")
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.FileIO(number, "w", closefd=False), "utf-8", write_through=True) for number in (1, 2)
-    )
-    sys.path[0:1] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    if threads := os.environ.get("OMP_NUM_THREADS"):  # which libgomp reads when it is loaded
-        (library,) = Path(str(sys.modules["torch"].__file__)).parent.glob("lib/libgomp*")
-        ctypes.CDLL(str(library)).omp_set_num_threads(int(threads))
-    sys.executable, sys.orig_argv, sys.argv = arguments[0], arguments, ["-c", *arguments[4:]]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "launcher", "workloads")]:
-        del sys.modules[name]
-    return str(arguments[3])
+    return list(request["arguments"])
+
+
+def _enter_namespaces(pid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    files = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
+    for name, file in zip(NAMESPACES, files, strict=True):
+        if not os.path.samefile(f"/proc/{pid}/ns/{name}", f"/proc/self/ns/{name}") and libc.setns(file, 0):
+            raise OSError(ctypes.get_errno(), f"a fork cannot enter a namespace: {name}")
+    for file in files:
+        os.close(file)
 
 
 if __name__ == "__main__":
     for name in LIBRARIES:
         importlib.import_module(name)
     gc.freeze()
-    code = serve(sys.argv[1])
-    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    new_python.run(serve(sys.argv[1]))
