@@ -26,10 +26,11 @@ from pathlib import Path
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import Manifest
+from tests import warm_python
 from tests.chaos import file_server
 from tests.chaos.blows import HANG_TIMEOUT, HEARTBEAT, KEEP, Target, missing
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.launch import PYTHON, ROOT, Launcher
+from tests.launch import ROOT, Launcher
 
 RUN = "chaos"
 PATIENCE = 240.0  # timeout in seconds for new steps after a fault
@@ -102,8 +103,8 @@ class Chaos(Target):
         """
         for timeout in (self.random.uniform(0.1, 1.0), None):
             command = subprocess.Popen(
-                [PYTHON, "-m", "launcher", *words], cwd=ROOT, env=self.launcher.environ, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True,
+                [warm_python.python(), "-m", "launcher", *words], cwd=ROOT, env=self.launcher.environ,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
             try:
                 said, _ = command.communicate(timeout=timeout)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.launch import PYTHON, ROOT, Launcher
+from tests import warm_python
+from tests.launch import ROOT, Launcher
 
 pytestmark = pytest.mark.backend("allocation", "srun --pty and salloc of {slurm}, real nodes")
 FINE = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "cluster=allocation"]
@@ -27,8 +28,8 @@ def inside(
     launcher: Launcher, command: list[str], *overrides: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command, PYTHON, "-m", "launcher", *FINE, *overrides], env=launcher.environ | environment, cwd=ROOT,
-        capture_output=True, text=True, timeout=100, check=False,
+        [*command, warm_python.python(), "-m", "launcher", *FINE, *overrides], env=launcher.environ | environment,
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_a_run_saves_before_its_allocation_ends_and_can_be_resumed_in_another(la
     assert done.returncode == 75, done.stdout + done.stderr
     assert "steps stopped: its time is nearly up" in done.stderr
     assert "; the time of its allocation is nearly up" in done.stderr
-    resume = [*salloc, PYTHON, "-m", "launcher", "resume", "steps"]
+    resume = [*salloc, warm_python.python(), "-m", "launcher", "resume", "steps"]
     done = subprocess.run(
         resume, env=launcher.environ | {"STEPS": "1", "STEP_TIME": "0"}, cwd=ROOT, capture_output=True, text=True,
         timeout=100, check=False,
@@ -89,7 +90,7 @@ def test_a_run_saves_before_its_allocation_ends_and_can_be_resumed_in_another(la
 
 def test_ctrl_c_ends_the_run_and_leaves_nothing(launcher: Launcher) -> None:
     process = subprocess.Popen(
-        ["salloc", "--quiet", "--nodes=2", PYTHON, "-m", "launcher", "workload=collective",
+        ["salloc", "--quiet", "--nodes=2", warm_python.python(), "-m", "launcher", "workload=collective",
          "workload.entry=tests.chaos.faults:sleeps", "cluster=allocation"],
         env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import PYTHON, Launcher
+from tests import warm_python
+from tests.launch import Launcher
 
 # Where the folder of a task is missing Slurm starts it in /tmp.
 HIDES = """[ "$LAUNCHER_NODE" = 0 ] || {{ mount -t tmpfs none {hidden} && cd /tmp; }}; exec "$@\""""
@@ -40,7 +41,10 @@ def test_a_node_that_does_not_see_the_working_folder_is_named(tmp_path: Path) ->
     (tmp_path / "two.sh.j2").write_text(TEMPLATE.format(hides=HIDES.format(hidden=hidden)))
     launcher = Launcher(tmp_path / "runs", {})
     done = subprocess.run(
-        [PYTHON, "-m", "launcher", "run", "train.py", "nodes=2", f"cluster.template={tmp_path}/two.sh.j2", "wait=true"],
+        [
+            warm_python.python(), "-m", "launcher", "run", "train.py", "nodes=2",
+            f"cluster.template={tmp_path}/two.sh.j2", "wait=true",
+        ],
         cwd=hidden / "work", env=launcher.environ, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     words = f"its working folder {hidden}/work cannot be entered there: submit in a folder that all nodes share"

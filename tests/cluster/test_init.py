@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch import PYTHON, ROOT, Launcher
+from tests import warm_python
+from tests.launch import ROOT, Launcher
 
 SCRIPT = """
 import os
@@ -39,19 +39,19 @@ def told(command: list[str], environ: dict[str, str], tmp_path: Path) -> list[li
 @pytest.mark.parametrize(
     ("command", "source", "ranks"),
     [
-        ([PYTHON], "plain", 1),
-        ([PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "torchrun", 2),
+        ([], "plain", 1),
+        (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "torchrun", 2),
     ],
 )
 def test_without_a_scheduler(command: list[str], source: str, ranks: int, tmp_path: Path) -> None:
     environ = Launcher(tmp_path, {"TMPDIR": str(tmp_path)}).environ  # where torchrun leaves a folder of logs
-    assert told(command, environ, tmp_path) == expected(source, ranks, nodes=1)
+    assert told([warm_python.python(), *command], environ, tmp_path) == expected(source, ranks, nodes=1)
 
 
 @pytest.mark.backend("init()", "srun of {slurm}")
 def test_under_srun(slurm: Any, tmp_path: Path) -> None:
     environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
-    command = ["srun", "--nodes=2", "--ntasks-per-node=2", PYTHON]
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", warm_python.python()]
     assert told(command, environ, tmp_path) == expected("srun", 4, nodes=2)
     slurm.reset()
 
@@ -78,7 +78,7 @@ def test_ranks_know_the_node_of_each(slurm: Any, tmp_path: Path, options: list[s
     environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
     (tmp_path / "train.py").write_text(NODES)
     done = subprocess.run(
-        ["srun", "--nodes=2", *options, PYTHON, str(tmp_path / "train.py")], env=environ, cwd=tmp_path,
+        ["srun", "--nodes=2", *options, warm_python.python(), str(tmp_path / "train.py")], env=environ, cwd=tmp_path,
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert f"nodes {node_ranks} " in done.stdout, done.stdout + done.stderr
@@ -114,7 +114,7 @@ def test_in_a_batch_script_without_srun(slurm: Any, tmp_path: Path) -> None:
     """The script is on the first node alone, whatever the job's size: a world of one."""
     environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{sys.executable} {tmp_path}/train.py\n")
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{warm_python.python()} {tmp_path}/train.py\n")
     output = tmp_path / "out"
     subprocess.run(
         ["sbatch", "--wait", "--nodes=2", f"--output={output}", str(tmp_path / "job.sh")], env=environ, cwd=ROOT,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests import warm_python
 from tests.cluster.namespaces import Namespaces
-from tests.launch import PYTHON, Launcher
+from tests.launch import Launcher
 
 PATIENCE = 120.0  # seconds for anything that is to happen; nobody waits for it
 TEMPLATE = """{{% extends "local.sh.j2" %}}
@@ -67,7 +68,7 @@ class Cut:
 
 def test_what_is_cut_off_is_lost_and_comes_back(tmp_path: Path, network: Namespaces) -> None:
     """The shared folder stays: what agents cannot tell each other they find there."""
-    (tmp_path / "three.sh.j2").write_text(TEMPLATE.format(python=PYTHON, prefix=network.prefix))
+    (tmp_path / "three.sh.j2").write_text(TEMPLATE.format(python=warm_python.python(), prefix=network.prefix))
     launcher = Launcher(tmp_path / "runs", {"COUNTING_STEPS": "1000000", "COUNTING_STEP_TIME": "0.05"})
     done = launcher.submit(
         "workload=collective", "workload.entry=tests.chaos.counting:main", "nodes=3", "min_nodes=2", "wait=false",

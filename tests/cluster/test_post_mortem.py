@@ -17,7 +17,8 @@ import pytest
 
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
-from tests.launch import PYTHON, ROOT, Launcher
+from tests import warm_python
+from tests.launch import ROOT, Launcher
 
 pytestmark = pytest.mark.timeout(400)
 ENDS, FAULTS = "tests.chaos.ends", "tests.chaos.faults"
@@ -61,7 +62,7 @@ class Runs:
 
     def submit(self, late: Path) -> None:
         """Submits all runs at the same time, because each command takes seconds."""
-        started = []
+        started, python = [], warm_python.python()
         for name, (entry, *overrides) in RUNS.items():
             if name == "no-rendezvous":
                 overrides.append(f"+cluster.environment.PYTHONPATH={late}")
@@ -69,7 +70,7 @@ class Runs:
             environment = {**self.launcher.environ, **(HANGS if name == "hangs" else {})}
             started.append(
                 subprocess.Popen(
-                    [PYTHON, "-m", "launcher", *words], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
+                    [python, "-m", "launcher", *words], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
                 )
             )
             if len(started) % 4 == 0:  # or sixteen interpreters start at once

@@ -20,6 +20,7 @@ from launcher.runs.history import journal_events, read_history
 from launcher.schedulers.site import Level
 from launcher.schedulers.slurm import limits
 from launcher.schedulers.slurm.client import Slurm
+from tests import warm_python
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.unit.plans import make_cluster
 
@@ -246,9 +247,8 @@ def test_a_node_that_never_starts_is_named(launcher: Launcher, tmp_path: Path) -
 
 
 def test_a_run_goes_on_without_a_node_that_came_too_late(launcher: Launcher, tmp_path: Path) -> None:
-    python = (
-        script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node3 ] && sleep 20\nexec {PYTHON} "$@"') / "python"
-    )
+    late = f'[ "$SLURMD_NODENAME" = node3 ] && sleep 20\nexec {warm_python.python()} "$@"'
+    python = script(tmp_path / "bin/python", late) / "python"
     done = with_python(
         launcher, python, "workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=3", "min_nodes=2",
         "launch.rendezvous_timeout=6", "cluster=slurm", "wait=true",
@@ -274,8 +274,10 @@ def test_a_dozen_jobs_at_once_on_one_node_do_not_meet_each_other(launcher: Launc
     """All on one host, and with few ports to choose from."""
     started = [
         subprocess.Popen(
-            [PYTHON, "-m", "launcher", "workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=2",
-             "cluster.port_range=21000-21036", f"run_id=at-once-{number}", "cluster=local", "launch=agent"],
+            [warm_python.python(), "-m", "launcher", "workload=collective",
+             "workload.entry=tests.chaos.faults:fine", "nodes=2",
+             "cluster.port_range=21000-21036", f"run_id=at-once-{number}",
+             "cluster=local", "launch=agent"],
             env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
         )
         for number in range(12)
@@ -301,7 +303,7 @@ def test_a_lost_node_fails_the_run_and_is_told(launcher: Launcher, slurm: Any) -
 def test_arrays_and_jobs_are_submitit_jobs(launcher: Launcher, slurm: Any, tmp_path: Path) -> None:
     """In a process of its own, as any user of submitit would."""
     done = subprocess.run(
-        [PYTHON, str(ROOT / "tests/cluster/submitit_user.py"), str(tmp_path / "api")],
+        [warm_python.python(), str(ROOT / "tests/cluster/submitit_user.py"), str(tmp_path / "api")],
         env=launcher.environ, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

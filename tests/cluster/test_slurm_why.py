@@ -13,7 +13,8 @@ import pytest
 
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.limits import survey
-from tests.launch import PYTHON, ROOT, Launcher, until
+from tests import warm_python
+from tests.launch import ROOT, Launcher, until
 from tests.terminal import Terminal
 
 RUN = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=4", "cpus_per_proc=4", "time=20m")
@@ -89,7 +90,7 @@ def test_at_a_terminal_a_submission_says_when_the_job_would_start(launcher: Laun
         "sbatch", "--parsable", "--nodes=3", "--exclusive", "--time=60", "--output=/dev/null", "--wrap=sleep 600"
     )
     until(lambda: "RUNNING" in slurm.run("squeue", "--noheader", "--format=%T"), "the other job runs")
-    terminal = Terminal([PYTHON, "-m", "launcher", *RUN, *launcher.overrides], launcher.environ, ROOT)
+    terminal = Terminal([warm_python.python(), "-m", "launcher", *RUN, *launcher.overrides], launcher.environ, ROOT)
     try:
         shown = terminal.expect("sooner     now with nodes=1: ")
         # On a busy machine the scheduler has planned the job by then; else sbatch is asked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from launcher.plan.build import PlanFacts
 from launcher.runs.directory import Run
 from launcher.schedulers import registry
 from launcher.submission import render
+from tests import warm_python
 from tests.contract import functions
 from tests.launch import ROOT, until
 from tests.unit.plans import plan_of
@@ -63,7 +63,7 @@ class Place:
             )  # fmt: skip
         else:
             key = "partition" if scheduler == "slurm" else "queue"
-            site = PlanFacts(folder.name, str(folder), sys.executable, str(ROOT), str(ROOT))
+            site = PlanFacts(folder.name, str(folder), warm_python.python(), str(ROOT), str(ROOT))
             plan = plan_of(
                 site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {}), **sites},
                 nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks(), "grace": 3},

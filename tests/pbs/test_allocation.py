@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_python
 from tests.contract.test_post_mortem import examined
 from tests.contract.test_runs import PLACES, processes_of
-from tests.launch import PYTHON, ROOT, Launcher
+from tests.launch import ROOT, Launcher
 from tests.pbs.job import inside_job
 
 pytestmark = pytest.mark.backend("allocation", "a stand-in pbsdsh")
@@ -121,7 +122,7 @@ def test_a_run_that_may_lose_nodes_goes_on_without_one_that_cannot_start(in_job:
 def test_a_killed_agent_is_named_before_its_peers_complain(in_job: InJob) -> None:
     launcher = in_job()
     process = subprocess.Popen(
-        [PYTHON, "-m", "launcher", *COLLECTIVE, "workload.iterations=100000", *launcher.overrides],
+        [warm_python.python(), "-m", "launcher", *COLLECTIVE, "workload.iterations=100000", *launcher.overrides],
         env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     launcher.until(lambda: "rank 3/4" in launcher.printed(), "all ranks have started")
@@ -164,7 +165,10 @@ def test_files_of_a_run_are_private(in_job: InJob) -> None:
 def test_ctrl_c_ends_the_run_and_twice_kills_it(in_job: InJob, kind: str, times: int) -> None:
     launcher = in_job()
     process = subprocess.Popen(
-        [PYTHON, "-m", "launcher", *COLLECTIVE, f"workload.entry=tests.chaos.faults:{kind}", *launcher.overrides],
+        [
+            warm_python.python(), "-m", "launcher", *COLLECTIVE, f"workload.entry=tests.chaos.faults:{kind}",
+            *launcher.overrides,
+        ],
         env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     launcher.until(lambda: launcher.printed().count("asleep") == 4, "all ranks are asleep")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.lookup import all_runs
+from tests import warm_python
 from tests.contract.test_runs import processes_of
 from tests.launch import PYTHON, ROOT, Launcher, Result
 from tests.pbs.pbs_cluster import PbsCluster
@@ -219,7 +220,7 @@ def test_a_submitter_that_was_killed_is_repeated_without_a_second_job(
     stand_in.hang(20)
     words = [*FINE, *stand_in_launcher.overrides, "run_id=once"]
     process = subprocess.Popen(
-        [PYTHON, "-m", "launcher", *words], env=stand_in_launcher.environ, cwd=ROOT,
+        [warm_python.python(), "-m", "launcher", *words], env=stand_in_launcher.environ, cwd=ROOT,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 30

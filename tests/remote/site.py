@@ -12,14 +12,13 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import forked_commands
+from tests import forked_commands, warm_python
 from tests.launch import ROOT
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -97,7 +96,7 @@ def login_node(
     (folder / "ssh").symlink_to(keys)
     node.command.write_text(
         "#!/bin/sh\n[ $# -gt 0 ] || printf '\\036LAUNCHER\\n'\n"
-        f'PYTHONPATH={ROOT} exec {shlex.join([*prefix, sys.executable])} -P -m launcher.cli.far "$@"\n'
+        f'PYTHONPATH={ROOT} exec {shlex.join([*prefix, warm_python.python()])} -P -m launcher.cli.far "$@"\n'
     )
     node.command.chmod(0o700)
     os.makedirs("/run/sshd", exist_ok=True) if not os.geteuid() else None

@@ -20,7 +20,7 @@ CATCHABLE = [each for each in signal.valid_signals() if each not in (signal.SIGK
 
 NEED_TORCH = (
     b"import torch", b"from torch", b"torch.distributed", b"lightning", b"transformers", b"import launcher",
-    b"launcher.agent", b"launcher.worker", b"from workloads",
+    b"from launcher import", b"launcher.agent", b"launcher.worker", b"from workloads",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def _text(paths):
 
 def main(python, *arguments):
     server = os.path.join(os.path.dirname(os.path.dirname(python)), "socket")
-    if not os.path.exists(server) or not needs_torch(python, *arguments):
+    if not os.access(server, os.W_OK) or not needs_torch(python, *arguments):
         os.execv(os.path.realpath("/proc/self/exe"), [python, *arguments])
     waiting, child = [], 0
 
