@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,10 +40,14 @@ def python() -> str:
     wrapper.chmod(0o755)
     folder.chmod(0o755)
     room = "." * ROOM
-    process = subprocess.Popen(
-        [wrapper, "-m", "tests.warm_python.server", folder / "socket", room], cwd=HERE.parents[1], env={"ROOM": room},
-        stdin=subprocess.PIPE,
-    )  # fmt: skip
+    with socket.socket(socket.AF_UNIX) as listening:  # who connects before torch is imported waits for that
+        listening.bind(str(folder / "socket"))
+        (folder / "socket").chmod(0o600)
+        listening.listen(64)
+        process = subprocess.Popen(
+            [wrapper, "-m", "tests.warm_python.server", str(listening.fileno()), room], cwd=HERE.parents[1],
+            env={"ROOM": room}, stdin=subprocess.PIPE, pass_fds=[listening.fileno()],
+        )  # fmt: skip
 
     def end() -> None:
         process.kill()

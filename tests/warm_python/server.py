@@ -27,17 +27,14 @@ MOST = 250  # descriptors of a request
 ROOM_ABOVE = 500  # descriptors from this number on are this process's own, while those of a request are put in place
 
 
-def serve(path: str) -> list[str]:
+def serve(listening: socket.socket) -> list[str]:
     """Answers requests; in the fork of one, returns its arguments."""
     own = json.loads(json.dumps(facts()))
     wakes, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    listening, ready = socket.socket(socket.AF_UNIX), selectors.DefaultSelector()
-    listening.bind(path)
-    os.chmod(path, 0o600)
-    listening.listen(64)
+    ready = selectors.DefaultSelector()
     clients: dict[int, socket.socket] = {}
     for each in (listening.fileno(), wakes, 0):
         ready.register(each, selectors.EVENT_READ)
@@ -59,7 +56,7 @@ def serve(path: str) -> list[str]:
             request, descriptors = _read(client)
             pid = None
             if request is None or not _is_alike(request, own):
-                client.sendall(ANSWER.pack(0))
+                _send(client, 0)
                 client.close()
             elif (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
@@ -70,9 +67,14 @@ def serve(path: str) -> list[str]:
             for number in descriptors:
                 os.close(number)
             if pid is not None:
-                client.sendall(ANSWER.pack(pid))
+                _send(client, pid)
                 clients[pid] = client
                 ready.register(client, selectors.EVENT_READ, pid)
+
+
+def _send(client: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # it was killed
+        client.sendall(ANSWER.pack(number))
 
 
 def _read(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -92,8 +94,7 @@ def _reap(clients: dict[int, socket.socket], ready: selectors.BaseSelector) -> N
             del clients[pid]
             if client.fileno() in ready.get_map():
                 ready.unregister(client)
-            with contextlib.suppress(OSError):
-                client.sendall(ANSWER.pack(os.waitstatus_to_exitcode(status)))
+            _send(client, os.waitstatus_to_exitcode(status))
             client.close()
 
 
@@ -137,4 +138,4 @@ if __name__ == "__main__":
     for name in LIBRARIES:
         importlib.import_module(name)
     gc.freeze()
-    new_python.run(serve(sys.argv[1]))
+    new_python.run(serve(socket.socket(fileno=int(sys.argv[1]))))
