@@ -17,7 +17,7 @@ from tests.launch import ROOT, until
 TELL = """
 import os, resource, signal, sys
 print(sys.argv, os.getcwd(), os.environ.get("NAME"), oct(os.umask(0)), resource.getrlimit(resource.RLIMIT_CORE)[0])
-print(open("/proc/self/environ").read().count("NAME=value"), "torch" in sys.modules, signal.getsignal(signal.SIGHUP))
+print(open("/proc/self/environ").read().count("NAME=value"), "torch" in sys.modules, signal.getsignal(signal.SIGUSR1))
 """
 WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 
