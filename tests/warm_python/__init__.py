@@ -21,7 +21,8 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROOM = 100_000  # bytes of an agent's environment, and of its arguments
+ROOM = "." * 100_000  # the kernel takes 128 kB a string
+VARIABLES, ARGUMENTS = 12, 2  # so many times ROOM is the most for a program's environment, and for its arguments
 
 
 @cache
@@ -39,14 +40,14 @@ def python() -> str:
     wrapper.write_text(f"#!{real.resolve()} -IS\n{(HERE / 'client.py').read_text()}")
     wrapper.chmod(0o755)
     folder.chmod(0o755)
-    room = "." * ROOM
     with socket.socket(socket.AF_UNIX) as listening:  # who connects before torch is imported waits for that
         listening.bind(str(folder / "socket"))
         (folder / "socket").chmod(0o600)
         listening.listen(64)
         process = subprocess.Popen(
-            [wrapper, "-m", "tests.warm_python.server", str(listening.fileno()), room], cwd=HERE.parents[1],
-            env={"ROOM": room}, stdin=subprocess.PIPE, pass_fds=[listening.fileno()],
+            [wrapper, "-m", "tests.warm_python.server", str(listening.fileno()), *[ROOM] * ARGUMENTS],
+            cwd=HERE.parents[1], env={f"ROOM{number}": ROOM for number in range(VARIABLES)}, stdin=subprocess.PIPE,
+            pass_fds=[listening.fileno()],
         )  # fmt: skip
 
     def end() -> None:

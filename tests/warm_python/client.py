@@ -19,8 +19,8 @@ CATCHABLE = [each for each in signal.valid_signals() if each not in (signal.SIGK
 
 
 NEED_TORCH = (
-    b"import torch", b"from torch", b"torch.distributed", b"lightning", b"transformers", b"import launcher",
-    b"from launcher import", b"launcher.agent", b"launcher.worker", b"from workloads",
+    b"import torch", b"from torch", b"torch.distributed", b"lightning", b"transformers", b"multiprocessing.spawn",
+    b"import launcher", b"from launcher import", b"launcher.agent", b"launcher.worker", b"from workloads",
 )  # fmt: skip
 
 
