@@ -103,8 +103,6 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
         # Attribute of the result that gets the arguments after `--` unchanged; None: they are parsed like all others.
         self.behind: str | None = None
-        # Module whose `as_keys` replaces options of schedulers before the rest is parsed; None: there can be none.
-        self.others: str | None = None
         self.goes_with: dict[str, list[str]] = {}  # by an option's attribute: the actions that it goes with, if not all
         self._command = prog.rpartition(" ")[2]
 
@@ -123,17 +121,14 @@ class Parser(argparse.ArgumentParser):
         if self.behind is not None and "--" in words:
             at = words.index("--")
             words, behind = words[:at], words[at + 1 :]
-        if self.others is not None:
-            words = importlib.import_module(self.others).as_keys(words, self._option_string_actions)
         # Unknown options are found first, since argparse could take their values for a RUN.
         for word in takewhile(lambda word: word != "--", words):
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
-                more = f". Arguments of your own program follow `--`: {self.usage}" if self.behind else ""
-                raise ConfigError(
-                    f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}{more}"
-                )
+                raise ConfigError(self._unknown(option, known))
         arguments, unknown = self.parse_known_intermixed_args(words)
+        if unknown and self.behind and unknown[0].startswith("-"):
+            raise ConfigError(self._unknown(unknown[0], known))
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")
         if self.behind is not None:
@@ -142,6 +137,17 @@ class Parser(argparse.ArgumentParser):
             require_action(self._command, action)
             self._require_fitting(arguments)
         return arguments
+
+    def _unknown(self, option: str, known: Sequence[str]) -> str:
+        problem = f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}"
+        if self.behind is None:
+            return problem
+        from launcher.config.keys import all_keys
+
+        name = option.lstrip("-").replace("-", "_")
+        keys = [key for key in (name, f"cluster.{name}") if key in all_keys()]
+        hint = f" Keys have no dashes: {keys[0]}=VALUE." if keys else ""
+        return f"{problem}.{hint} Arguments of your own program follow `--`: {self.usage}"
 
     def _require_fitting(self, arguments: argparse.Namespace) -> None:
         for each in self._actions:
@@ -293,13 +299,10 @@ def of_run(parser: Parser) -> None:
     after the script. KEY=VALUE sets any key of a run (`help --all`), or of workload=program."""
     parser.usage = parser.prog.removesuffix("run") + RUN_USAGE
     parser.behind = "arguments"
-    parser.others = "launcher.cli.run"
     parser.epilog = (
         "The script gets all ARGUMENTs after `--` unchanged; they need no quotes but your shell's. In a sweep (-m), an "
         "argument with several values is written as a key: workload.flags.lr=0.1,0.01 adds --lr 0.1 in the first run "
-        "and --lr 0.01 in the second; workload.overrides.lr=0.1,0.01 does so for a Hydra app, as lr=0.1 and lr=0.01. "
-        "Options of sbatch are taken as keys (--nodes=2, --time 2h), short ones as the cluster's scheduler means them: "
-        "-N 2 on Slurm, -l walltime=2:00:00 on PBS."
+        "and --lr 0.01 in the second; workload.overrides.lr=0.1,0.01 does so for a Hydra app, as lr=0.1 and lr=0.01."
     )
     parser.add("script", metavar="SCRIPT", help="a Python file, or an executable file")
     parser.add(

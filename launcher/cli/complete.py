@@ -110,16 +110,8 @@ def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
     parser = parser_of(name)
     if before and (option := parser._option_string_actions.get(before[-1])) is not None and option.nargs != 0:
         return _starting(option.choices or (), word) or _values_of_argument(option, name, word)
-    foreign: Mapping[str, Any] = {}
-    if parser.others is not None and any(each.startswith("-") for each in (*before, word)):
-        from launcher.cli.run import options, split
-
-        foreign = options(before)
-        if before and before[-1] in foreign and foreign[before[-1]][1]:
-            return []
-        before = [each for each in split(before, parser._option_string_actions) if isinstance(each, str)]
     if word.startswith("-"):
-        return _starting(sorted((*parser._option_string_actions, *foreign)), word)
+        return _starting(sorted(parser._option_string_actions), word)
     positionals = [action for action in parser._actions if not action.option_strings]
     if not positionals:
         return []

@@ -277,18 +277,9 @@ class Scheduler(ABC):
 
     # -- What only some schedulers can do: the defaults are those of a scheduler that cannot
 
-    # Name of the command that submits jobs (`sbatch`), of which `run SCRIPT` takes options, `doctor` checks and
-    # `site init` asks what there is; empty: there is none, and the next five methods are not called.
+    # Name of the command that submits jobs (`sbatch`), which `doctor` checks and `site init` asks what there is;
+    # empty: there is none, and the next three methods are not called.
     command = ""
-    joins_values = True  # whether the value of a short option may follow without a blank (`-N2`)
-
-    def command_options(self) -> Mapping[str, bool | None]:
-        """Returns the options (`--nodes`, `-N`), and whether each has a value; None: it may have one after a `=`."""
-        raise NotImplementedError
-
-    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        """Returns the keys of an option: text, True, or a list if it may be repeated; raises ConfigError."""
-        raise NotImplementedError
 
     def found(self) -> str:
         """Returns text about the scheduler's commands on PATH, with the evidence for their scheduler; empty: none."""
@@ -432,8 +423,6 @@ class FolderQueue(Queue):
     folder: ClassVar[str]  # the package of these modules, also for a site's own class that is derived from this one
 
     options = in_folder("script:extra_options")
-    command_options = in_folder("script:command_options")
-    keys_of = in_folder("script:keys_of")
     directives = in_folder("script:lines")
     array_of = in_folder("client:array_of")
     history = in_folder("client:history", asks=True)

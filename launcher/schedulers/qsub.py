@@ -201,12 +201,11 @@ def fields_of(plan: JobPlan, settings: Any, token: str, array: str | None) -> di
 
 
 class OptionNames(Struct):
-    """A scheduler's options of qsub, as `cluster.directives` and `run SCRIPT` take them."""
+    """A scheduler's options of qsub, as `cluster.directives` takes them."""
 
     pattern: re.Pattern[str]  # of an option's name without the dash
     kind: str  # what this name is: a `letter` or a `name`
     instead: str  # keys of the profile that take resources
-    keys: Mapping[str, str]  # keys of the config, by the option that they are
     taken: Mapping[str, str]  # options that are the launcher's, and what to use instead
     repeatable: frozenset[str]  # options that do not replace those of the launcher
 
@@ -240,15 +239,6 @@ class OptionNames(Struct):
                 extra += [(option, str(each)) for each in listed(value)]
         replaced = directives.keys() - self.repeatable
         return [*((name, value) for name, value in ours if value is not None and name not in replaced), *extra]
-
-    def key(self, option: str, value: str | None) -> dict[str, Any] | None:
-        """Returns the keys of an option of the command line; None: it is `-l`, for resources; raises ConfigError."""
-        name = option[1:]
-        if name in self.keys and value is not None:
-            return {self.keys[name]: value}
-        if name in self.taken:
-            raise ConfigError(f"{option} is the launcher's: {self.taken[name]}")
-        return None if name == "l" and value else {f"cluster.directives.{name}": True if value is None else value}
 
 
 def listed(value: Any) -> Sequence[Any]:

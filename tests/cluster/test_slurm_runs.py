@@ -75,19 +75,6 @@ def test_submission_tells_what_to_type_next_and_leaves(launcher: Launcher) -> No
     assert (launcher.runs_dir / "latest").resolve() == run.path
 
 
-def test_options_of_sbatch_are_what_slurm_has_got(launcher: Launcher, slurm: Any) -> None:
-    done = launcher(
-        "run", str(ROOT / "tests/examples/plain.py"), "cluster=slurm", "-N", "2", "-t30", "-J", "short", "--mem=200",
-        "--nice=7", "--cpus-per-task=2", "wait=false", "--", "-N", "3",
-    )  # fmt: skip
-    assert "launcher: -N 2: nodes=2\nlauncher: -t30: time=30\n" in done.stderr
-    job_id = next(event["job"] for event in journal_events(launcher.last()) if event["event"] == "submitted")
-    shown = slurm.run("scontrol", "show", "job", job_id)
-    for words in ("JobName=short", "NumNodes=2", "TimeLimit=00:30:00", "MinMemoryNode=200M", "Nice=7", "CPUs/Task=2"):
-        assert words in shown
-    assert launcher.last().plan().workload.params["args"] == ["-N", "3"]
-
-
 def test_the_script_holds_every_key_once_and_slurm_understood_it(launcher: Launcher, slurm: Any) -> None:
     launcher.submit(
         "workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2", "procs_per_node=2",

@@ -40,17 +40,8 @@ TAKEN_WITHIN = {
           "block": "use wait"},
 }  # fmt: skip
 
-
-# qsub's options as `run SCRIPT` takes them (qsub(1B)): those that are keys, with a value, and without one. What has no
-# key is one of cluster.directives. -m and -h are options of `run` itself.
-KEYS = {"N": "name", "q": "cluster.queue", "P": "cluster.project", "A": "cluster.account"}
-WITH_VALUE = "aAcCejJklMNopPqrRSuvW"
-WITHOUT_VALUE = "fIVXz"
-OPTIONS = OptionNames(
-    re.compile(r"[A-Za-z]"), "letter", "cluster.resources or cluster.chunk", KEYS, TAKEN, frozenset("lWv")
-)
+OPTIONS = OptionNames(re.compile(r"[A-Za-z]"), "letter", "cluster.resources or cluster.chunk", TAKEN, frozenset("lWv"))
 extra_options = OPTIONS.checked
-OF_A_CHUNK = {"ngpus": "gpus_per_node", "mpiprocs": "procs_per_node", "mem": "mem"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,53 +183,3 @@ def chunks(statement: str) -> int:
     if not all(counts):
         raise ConfigError(f"select={statement!r} is not a select statement such as 2:ncpus=4:ngpus=1")
     return sum(int(match[1] or 1) for match in counts if match)
-
-
-def command_options() -> dict[str, bool | None]:
-    return {f"-{each}": each in WITH_VALUE for each in WITH_VALUE + WITHOUT_VALUE}
-
-
-def keys_of(option: str, value: str | None) -> dict[str, Any]:
-    """Returns the keys that an option of qsub stands for; see `Scheduler.keys_of`.
-
-    | option | keys |
-    |---|---|
-    | `-l walltime=3600` | time=3600s |
-    | `-l select=2:ncpus=8:ngpus=4:mem=64gb` | nodes=2 cpus_per_proc=2 gpus_per_node=4 mem=64gb |
-    | any other resource of the chunk, `:NAME=VALUE` | cluster.chunk.NAME=VALUE |
-    | `-l place=pack`; any other `-l NAME=VALUE` | cluster.place=pack; cluster.resources.NAME=VALUE |
-    """
-    if option in ("-W", "-v") and value is not None:  # may come again
-        return {f"cluster.directives.{option[1]}": value.split(",") if option == "-v" else [value]}
-    if (keys := OPTIONS.key(option, value)) is not None:
-        return keys
-    found: dict[str, Any] = {}
-    for part in (value or "").split(","):
-        name, equals, amount = part.partition("=")
-        if not equals or name in ("nodes", "ncpus", "ngpus", "mem"):
-            raise ConfigError(f"{option} {value}: write -l select=NODES:ncpus=N:ngpus=N:mem=N, or -l NAME=VALUE")
-        if name == "select":
-            found |= _of_select(amount)
-        elif name == "walltime":
-            found["time"] = f"{amount}s" if amount.isdecimal() else amount
-        else:
-            found["cluster.place" if name == "place" else f"cluster.resources.{name}"] = amount
-    return found
-
-
-def _of_select(statement: str) -> dict[str, str]:
-    number, *parts = statement.split(":")
-    if not number.isdecimal():
-        number, parts = "1", [number, *parts]
-    given = dict(part.partition("=")[::2] for part in parts)
-    if "+" in statement or not all(given.values()):
-        raise ConfigError(f"-l select={statement}: all nodes of a run are equal: write NODES:NAME=VALUE:...")
-    ranks = given.get("mpiprocs") or given.get("ngpus") or "1"
-    if (cpus := given.pop("ncpus", None)) is not None:
-        if not (cpus.isdecimal() and ranks.isdecimal() and int(ranks) and int(cpus) % int(ranks) == 0):
-            raise ConfigError(f"-l select={statement}: ncpus is not a multiple of the {ranks} ranks of a node")
-        cpus = str(int(cpus) // int(ranks))
-    if (given.get("mem") or "").isdecimal():
-        given["mem"] += "B"
-    keys = {OF_A_CHUNK.get(name, f"cluster.chunk.{name}"): each for name, each in given.items()}
-    return {"nodes": number, **keys, **({"cpus_per_proc": cpus} if cpus else {})}

@@ -38,7 +38,6 @@ class SGEScheduler(QsubScheduler):
         output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2", again=(AGAIN, 99),
     )  # fmt: skip
     interactive = "qrsh -pe NAME SLOTS bash"
-    joins_values = False
     allocation_variables = ("JOB_ID", "PE_HOSTFILE")
     kind = QsubKind.GRID_ENGINE
     of_server = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")

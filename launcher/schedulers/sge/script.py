@@ -33,18 +33,8 @@ TAKEN = {
     "terse": "the launcher finds its jobs by what qsub prints", "sync": "use wait", "verify": "use dry_run=true",
     "clear": "the site's defaults are the site's", "S": "the script is bash's", "b": "the job has a script",
 }  # fmt: skip
-# qsub's options as `run SCRIPT` takes them (qsub(1)): those that are keys, with a value, and without one. What has no
-# key is one of cluster.directives. -m and -h are options of `run` itself.
-KEYS = {
-    "N": "name", "q": "cluster.queue", "P": "cluster.project", "A": "cluster.account", "g": "cluster.group",
-}  # fmt: skip
-WITH_VALUE = (
-    "a ac ar b binding C c ckpt dc display dl e hold_jid hold_jid_ad i j js jsv l M masterq now o p pe R r S sc shell "
-    "sync t tc u v w wd"
-)
-OPTIONS = OptionNames(re.compile(r"[A-Za-z][A-Za-z_]*"), "name", "cluster.resources", KEYS, TAKEN, frozenset("l"))
+OPTIONS = OptionNames(re.compile(r"[A-Za-z][A-Za-z_]*"), "name", "cluster.resources", TAKEN, frozenset("l"))
 extra_options = OPTIONS.checked
-WITHOUT_VALUE = "V clear cwd hard nostdin notify soft terse verify"
 
 
 class Amounts(Struct):
@@ -198,22 +188,3 @@ def _line(name: str, value: str | None) -> str:
     if value and name != "pe" and not WORD.fullmatch(value):
         raise ConfigError(f"-{name} {value}: Grid Engine's lines have no blanks, quotes or backslashes in a value")
     return f"-{name} {value}" if value else f"-{name}"
-
-
-def command_options() -> dict[str, bool | None]:
-    names = {**dict.fromkeys((*KEYS, *WITH_VALUE.split()), True), **dict.fromkeys(WITHOUT_VALUE.split(), False)}
-    return {f"-{name}": with_value for name, with_value in names.items()}
-
-
-def keys_of(option: str, value: str | None) -> dict[str, Any]:
-    """Returns the keys of a qsub option (`Scheduler.keys_of`): -l h_rt is `time`, other -l are cluster.resources."""
-    if (keys := OPTIONS.key(option, value)) is not None:
-        return keys
-    found = {}
-    for part in (value or "").split(","):
-        resource, equals, amount = part.partition("=")
-        if resource == "h_rt":
-            found["time"] = f"{amount}s" if amount.isdecimal() else amount
-        else:
-            found[f"cluster.resources.{resource}"] = amount if equals else "TRUE"
-    return found

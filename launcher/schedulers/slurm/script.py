@@ -34,42 +34,6 @@ TAKEN = {
     "parsable": "the launcher finds its jobs by what sbatch prints",
 }  # fmt: skip
 
-# sbatch's options as `run SCRIPT` takes them (man sbatch): those that are keys, with a value, without one, and with a
-# value only after a `=`. What has no key is one of cluster.directives. -m and -h are options of `run` itself.
-KEYS = {
-    **{each: f"cluster.{each}" for each in OWN_KEYS},
-    "job-name": "name", "nodes": "nodes", "time": "time", "mem": "mem", "gres": "gpus_per_node",
-    "gpus-per-node": "gpus_per_node", "ntasks-per-node": "procs_per_node", "cpus-per-task": "cpus_per_proc",
-}  # fmt: skip
-WITH_VALUE = (
-    "acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment container container-id core-spec "
-    "cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot dependency distribution error export export-file extra "
-    "extra-node-info gid gpu-bind gpu-freq gpus gpus-per-socket gpus-per-task gres-flags hint input "
-    "kill-on-invalid-dep licenses mail-type mail-user mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network "
-    "nodefile nodelist ntasks ntasks-per-core ntasks-per-gpu ntasks-per-socket open-mode output power prefer priority "
-    "profile segment signal sockets-per-node switches thread-spec threads-per-core time-min tmp tres-bind "
-    "tres-per-task uid wait-all-nodes wckey wrap"
-)
-WITHOUT_VALUE = (
-    "contiguous hold ignore-pbs no-requeue overcommit oversubscribe quiet reboot requeue resv-ports spread-job stepmgr "
-    "test-only use-min-nodes verbose wait"
-)
-MAYBE_VALUE = "exclusive get-user-env nice no-kill parsable propagate"
-SHORT = {
-    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
-    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
-    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "N": "nodes", "n": "ntasks", "O": "overcommit",
-    "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time", "v": "verbose",
-    "W": "wait", "w": "nodelist", "x": "exclude",
-}  # fmt: skip
-# Options that `run SCRIPT` refuses, in addition to those of TAKEN that are not keys.
-NOT_ON_COMMAND_LINE = {
-    **dict.fromkeys(("gpus", "gpus-per-socket", "gpus-per-task"), "use --gpus-per-node, which also sets the ranks"),
-    "chdir": "the job starts in the folder in which you submit",
-    "ntasks": "use --ntasks-per-node: all nodes have equally many ranks",
-    "wrap": "name the script instead",
-}
-_GPUS = re.compile(r"(?:^|,)gpu(?::(?P<kind>[A-Za-z][^:,()]*))?(?::(?P<count>\d+))?(?=,|$)")
 
 # Keys of `cluster` that sbatch takes from the environment as well, and the variable of each (man sbatch, INPUT
 # ENVIRONMENT VARIABLES). The variable overrides the line of the script, so a job gets it only if the key has no value.
@@ -152,47 +116,6 @@ def extra_options(values: Mapping[str, Any]) -> dict[str, Any]:
         require_plain(option, value)
         result[long_name] = value
     return result
-
-
-def command_options() -> dict[str, bool | None]:
-    long: dict[str, bool | None] = {
-        **dict.fromkeys((*KEYS, *WITH_VALUE.split()), True), **dict.fromkeys(WITHOUT_VALUE.split(), False),
-        **dict.fromkeys(MAYBE_VALUE.split(), None),
-    }  # fmt: skip
-    return {**{f"--{name}": each for name, each in long.items()}, **{f"-{x}": long[name] for x, name in SHORT.items()}}
-
-
-def keys_of(option: str, value: str | None) -> dict[str, Any]:
-    """Returns the keys that an option of sbatch stands for; see `Scheduler.keys_of`.
-
-    | option | keys |
-    |---|---|
-    | `--nodes=2-4` | min_nodes=2 nodes=4 |
-    | `--mem=4096`; `--mem=0` | mem=4096M; cluster.directives.mem=0 (all of it, which no key can say) |
-    | `--gres=gpu:a100:4`, `--gpus-per-node=a100:4` | gpus_per_node=4 cluster.gpu_type=a100 |
-    | `--gres=gpu:4,tmp:1` | gpus_per_node=4 cluster.directives.gres=gpu:4,tmp:1 |
-    """
-    name = option.removeprefix("--") if option.startswith("--") else SHORT[option[1]]
-    key = KEYS.get(name)
-    if key is None and (instead := {**TAKEN, **NOT_ON_COMMAND_LINE}.get(name)):
-        raise ConfigError(f"{option} is the launcher's: {instead}")
-    directive = {f"cluster.directives.{name.replace('-', '_')}": True if value is None else value}
-    if key is None or value is None:
-        return directive
-    if name == "nodes" and (both := re.fullmatch(r"(\d+)-(\d+)", value)):
-        return {"min_nodes": both[1], "nodes": both[2]}
-    if name == "mem" and value.isdecimal():
-        return {key: f"{value}M"} if int(value) else directive
-    if name == "gpus-per-node":
-        kind, colon, count = value.rpartition(":")
-        return {key: count, "cluster.gpu_type": kind} if colon else {key: value}
-    if name == "gres":
-        gpus = _GPUS.search(value)
-        found = {} if gpus is None else {key: gpus["count"] or "1"}
-        if gpus is None or "," in value:
-            return {**found, **directive}
-        return {**found, "cluster.gpu_type": gpus["kind"]} if gpus["kind"] else found
-    return {key: value}
 
 
 # -- The srun commands of a job: the step that starts its tasks, and further steps beside it in a running job

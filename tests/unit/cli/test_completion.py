@@ -58,12 +58,6 @@ RUNS = ["latest", "bench-20261121-120000-bbbb", "mnist-20261120-120000-aaaa"]
         (["logs", "mnist-20261120-120000-aaaa", ""], []),
         (["logs", "--tail", "5", "m"], ["mnist-20261120-120000-aaaa"]),
         (["logs", "m", "--r"], ["--rank", "--runs-dir"]),
-        (["run", "--part"], ["--partition"]),
-        (["run", "t.py", "--nodes", ""], []),
-        (["run", "t.py", "--nodes", "2", "gpus"], ["gpus_per_node="]),
-        (["run", "--nodes", "2", "nodes"], []),  # a script is due
-        (["run", "t.py", "cluster=slurm", "-N", "2", "-p"], ["-p"]),
-        (["run", "t.py", "-p"], []),
         (["status", "a", "lr"], ["lr-3f9c", "lr-3f9c/"]),
         (["report", "--baseline", "b"], ["bench-20261121-120000-bbbb"]),
         (["sweep", "re"], ["results", "rerun"]),

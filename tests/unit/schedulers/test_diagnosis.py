@@ -14,7 +14,7 @@ PARTS = ("pending", "limits")
 
 
 def test_a_scheduler_that_names_its_command_has_what_belongs_to_it() -> None:
-    needed = ("command_options", "keys_of", "found", "check", "survey")
+    needed = ("found", "check", "survey")
     for each in registry.schedulers():
         own = [name for name in needed if getattr(type(each), name) is not getattr(Scheduler, name)]
         assert own == (list(needed) if each.command else []), each.name

@@ -9,4 +9,4 @@ def test_a_sites_own_class_has_the_modules_of_the_one_that_it_derives_from() -> 
     class Mine(PBSScheduler):
         name = "mine"
 
-    assert Mine().command_options() == PBSScheduler().command_options()
+    assert Mine().notices() == PBSScheduler().notices()
