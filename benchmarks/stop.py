@@ -3,9 +3,8 @@
     python -m benchmarks.stop
 
 8 ranks take steps of 10 ms: an all_reduce of 64 KiB, and a wait, as for a GPU. They do so without `Resumable.boundary`
-after each step, with it, and with only the time marks by which slow ranks are found (`StepTimer`), in turns. The
-results are medians of the ratios of neighbouring turns. Another process polls the memory that the ranks
-share with it, as their agent does.
+after each step and with it, in turns. The result is the median of the ratios of neighbouring turns. Another process
+polls the memory that the ranks share with it, as their agent does.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
 from launcher import Env, Resumable
 from launcher.agent.supervisor import AGREES, TICK
-from launcher.checkpoint.resumable import StepTimer
 from launcher.worker import heartbeat
 from launcher.worker.heartbeat import AgentSide, LeaderSide
 from launcher.worker.stop import CHECKPOINT, Settings
@@ -48,10 +46,9 @@ def watch(shared: heartbeat.Pulse) -> None:
 
 
 def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Runs steps in turns; returns the seconds of a step in each turn, by "without", "with" `boundary`, and "marks"."""
+    """Runs steps in turns; returns the seconds of a step in each turn, by "without" and "with" `boundary`."""
     heartbeat.take(shared.slot(env.rank))
     resumable = Resumable({}, env=env, run=Settings(replace(CHECKPOINT, dir=f"{folder}/it", every=10**9)))
-    pace = StepTimer(env.device, heartbeat.Pulse(1).slot(0))
     done = 0
     gradients = torch.zeros(16384, device=env.device)
 
@@ -71,16 +68,10 @@ def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats:
             done += 1
             resumable.boundary(done)
 
-    def with_marks() -> None:
-        for _ in range(steps):
-            step()
-            pace.computed()
-            pace.begin()
-
     def per_step(turn: Callable[[], None]) -> float:
         return slowest(turn) / steps
 
-    contestants = {"without": without, "with": with_them, "marks": with_marks}
+    contestants = {"without": without, "with": with_them}
     seconds = interleaved({name: partial(per_step, turn) for name, turn in contestants.items()}, repeats, warmup=2)
     resumable.close()
     return seconds
@@ -104,12 +95,6 @@ def results(world_size: int = 8, steps: int = 100, repeats: int = 31, device: st
             median_ratio(seconds, "with", "without"),
             TARGET,
             f"{times} ms a step, median of {repeats} rounds of {steps} steps",
-        ),
-        Result(
-            f"step of 10 ms with marks of its pace / without, {world_size} ranks",
-            median_ratio(seconds, "marks", "without"),
-            TARGET,
-            f"{statistics.median(seconds['marks']) * 1e3:.3f} ms a step",
         ),
     ]
 

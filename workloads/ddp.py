@@ -120,9 +120,6 @@ class Trainer:
             {"model": self.model, "optimizer": self.optimizer, "trainer": self}, identity=self.identity(),
             unlike=self.unlike(), seed=config.seed, env=env, run=self.settings,
         )  # fmt: skip
-        self.resumable.pace.watch_gradients(self.model)
-        if self.leaves is not None:
-            self.resumable.pace.units = len(self.leaves.own_leaves)
 
     def settle_buckets(self) -> None:
         """Runs two forward and backward passes, and discards their gradients.

@@ -294,7 +294,6 @@ class Trainer:
             env=env,
             run=self.settings,
         )
-        self.resumable.pace.watch_blocks(self.model, self.model.blocks)
 
     def identity(self) -> dict[str, Any]:
         """Returns facts about this training. A checkpoint with other values is refused."""

@@ -17,5 +17,5 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `coordinator`: the leader's state and decisions, and the table of messages: members of a round, verdicts
 - `policy`: decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart;
   how a round or an attempt of an agent ends, and what it reports of a failure
-- `rank_status`: what an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events
+- `rank_status`: what an agent knows of its ranks: progress, memory; what it writes of it as events
 """

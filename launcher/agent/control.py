@@ -235,7 +235,6 @@ class Control:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._limits.heartbeat / HEARTBEATS
             self.send({"type": "heartbeat", **self.status})
-            self.status.pop("pace", None)
             if self._hub is not None:
                 self._hub.broadcast(list(self._hub.channels), {"type": "heartbeat"})
                 if self.elastic:  # an agent may wait to join

@@ -6,7 +6,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 |---|---|
 | `hello` | the agent has connected: its `member` row |
 | `ready` | its ranks of the last round are gone: it can start round `round` |
-| `heartbeat` | `step`, `resumable`, `joined`, `closed`, `missing` ranks, `idle` seconds, `pace`, ranks `done` |
+| `heartbeat` | `step`, `resumable`, `joined`, `closed`, `missing` ranks, `idle` seconds, ranks `done` |
 | `failure` | its ranks failed: see `policy.RoundFailure` |
 | `stop` | it was asked to stop: `level` (`stop` or `warning`), and the event `stop` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
@@ -76,7 +76,6 @@ class Coordinator:
         self.arrivals: Arrivals | None = None  # for a round that is about to start
         self.verdict: policy.RoundVerdict | None = None  # what follows the failure of this round, if it has had one
         self.reports: dict[str, dict[int, Any]] = {}  # the values of `report` messages: by key, then by member index
-        self._paces: list[Any] = []
         self._ready: dict[int, Member] = {}  # members that wait for the next round, by index
         self._heard: dict[int, float] = {}  # when each agent has sent something
         self._now = 0.0  # when something happened last
@@ -266,11 +265,6 @@ class Coordinator:
         outbox, self._outbox = self._outbox, []
         return outbox
 
-    def take_paces(self) -> list[Any]:
-        """Returns the `pace` fields of the heartbeats since the last call: step times of the agents' ranks."""
-        paces, self._paces = self._paces, []
-        return paces
-
     def broadcast(self, message: Message) -> None:
         self._send(self.members, message)
 
@@ -292,8 +286,6 @@ class Coordinator:
                 self.arrivals.arrived[index] = agent.member
         elif kind == "heartbeat":
             self._watch.heartbeat(agent, message)
-            if message.get("pace"):
-                self._paces.append(message["pace"])
         elif kind == "failure":
             self._found(from_json(message["failure"], RoundFailure))
         elif kind == "stop" and (level := message["level"]) not in self._announced:

@@ -1,4 +1,4 @@
-"""What an agent knows of its ranks: progress, slow ones, memory; what it writes of it as events."""
+"""What an agent knows of its ranks: progress, memory; what it writes of it as events."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import errno
 import math
 import os
 import resource
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +23,9 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
-from launcher.runs import directory, event_file
+from launcher.runs import directory
 from launcher.runs.directory import Events
-from launcher.runs.events import GpusUnused, Pace, Resized, SlowRank
-from launcher.runs.health import StragglerSearch
+from launcher.runs.events import GpusUnused, Resized
 from launcher.worker import hangs
 from launcher.worker.hangs import RankActivity, Recorders, StepWatch
 from launcher.worker.heartbeat import Pulse, Sign
@@ -53,64 +49,6 @@ class Watch:
             "host_kills": hardware.host_kills(self._root) - self._host_kills,
         }
         return {name: value for name, value in values.items() if value}
-
-
-FIRST, MOST = 10.0, 60.0  # shortest and longest seconds between two Pace events of an agent
-SHARE = 0.01  # within these bounds, the interval as a share of the time since the round started
-
-
-def interval(age: float, straggler_time: float) -> float:
-    """Returns the seconds between two Pace events, by the round's age; straggler_time has to contain several."""
-    return min(max(min(FIRST, straggler_time / 4), SHARE * age), MOST, max(straggler_time, 1.0))
-
-
-class Paces:
-    """Writes the step times of one agent's ranks in one round; on the leader, reports each slow rank of all once."""
-
-    def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, events: Events, rendezvous: Rendezvous, index: int,
-        round_number: int,
-    ) -> None:  # fmt: skip
-        # index: in `rendezvous.members`
-        self._plan, self._events, self._round = plan, events, round_number
-        self._own, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
-        self._file = attempt.path / "pace" / f"member-{self._own.index}.jsonl"
-        self._began = time.monotonic()
-        self._next = 0.0
-        self._steps = [0] * self._own.ranks
-        self._seconds: list[list[float]] = [[] for _ in range(self._own.ranks)]
-        self._search = StragglerSearch(plan.train.straggler_factor, plan.train.straggler_time)
-        self._named: set[int] = set()
-
-    def look(self, paces: Sequence[tuple[float, int]], now: float) -> dict[str, Any] | None:
-        """Adds step times (`Pulse.paces`); if a Pace event is due, writes it and returns it for the leader."""
-        for place, (seconds, steps) in enumerate(paces):
-            if steps > self._steps[place]:
-                self._steps[place] = steps
-                self._seconds[place].append(seconds)
-        if now < self._next or not any(self._seconds):
-            return None
-        self._next = now + interval(now - self._began, self._plan.train.straggler_time)
-        pace = Pace(
-            time=time.time(), round=self._round, rank=self._first_rank, host=self._own.host,
-            seconds=tuple(float(f"{statistics.median(each):.4g}") if each else None for each in self._seconds),
-        )  # fmt: skip
-        self._seconds = [[] for _ in self._seconds]
-        with contextlib.suppress(OSError):  # a full disk: training does not need the file
-            self._file.parent.mkdir(mode=0o700, exist_ok=True)
-            event_file.append(self._file, pace)
-        return event_file.entry(pace)
-
-    def judge(self, paces: Sequence[dict[str, Any]]) -> None:
-        """On the leader: takes Pace events of all agents, and reports each rank that has become slow, once."""
-        for each in chain.from_iterable(map(self._search.add, paces)):
-            if each.until is None and each.rank not in self._named:
-                self._named.add(each.rank)
-                slow = SlowRank(
-                    round=self._round, rank=each.rank, host=each.host, ratio=each.ratio, since=each.since
-                )  # fmt: skip
-                self._events(slow)
-                log_line(each.words)
 
 
 # What CUDA, ROCm, XPUs and CUDA on Windows' subsystem open when a process uses a GPU
@@ -201,7 +139,6 @@ class RankStatus:
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False
         self._activity = RankActivity(own.ranks, now, min(hangs.LOOK, plan.launch.idle_timeout / 4))
-        self.paces = Paces(plan, context.attempt, context.events, rendezvous, position, round_number)
 
     def read(self) -> None:
         self.signs = self._context.pulse.signs()
@@ -209,7 +146,7 @@ class RankStatus:
         self.step = max(self.step, *(sign.step for sign in self.signs))
 
     def due(self, now: float) -> bool:
-        """Returns whether it is time for `measure`, `silence` and `pace`, which share one timer, and sets the timer."""
+        """Returns whether it is time for `measure` and `silence`, which share one timer, and sets the timer."""
         if now < self._next_look:
             return False
         launch = self._context.plan.launch
@@ -234,10 +171,6 @@ class RankStatus:
     def watch_gpus(self, now: float, *, over: bool = False) -> None:
         if self._context.gpus is not None:
             self._context.gpus.look(range(self._first_rank, self._first_rank + self._ranks), now, over=over)
-
-    def pace(self, now: float) -> dict[str, Any] | None:
-        """Returns step times to send to the leader; None: none are due, or a debugger may be holding up the ranks."""
-        return None if self._context.plan.debugs else self.paces.look(self._context.pulse.paces(), now)
 
     def silence(self, now: float) -> Message | None:
         """Returns the message `silent` once, when ranks have done no step for launch.hang_timeout; None otherwise."""

@@ -179,7 +179,7 @@ class Supervisor:
             self._leader_lost = message["reason"], now + ALONE
 
     def _report_status(self, now: float) -> None:
-        # The leader also judges step times, and passes on `attach` requests
+        # The leader also passes on `attach` requests
         status, ranks = self._control.status, self._status
         joined = ranks.joined(self._exits)
         changed = (status.get("resumable"), status.get("joined")) != (self._resumable, joined)
@@ -191,18 +191,14 @@ class Supervisor:
             self._control.heartbeat()
         if not ranks.due(now):
             return
-        if self._leads and self._control.coordinator is not None:  # for the ranks of others when its own have ended
-            ranks.paces.judge(self._control.coordinator.take_paces())
-            if request := self._context.request_handler.next_request():
-                self._control.coordinator.broadcast({"type": "question", "text": request})
+        leader = self._control.coordinator if self._leads else None
+        if leader is not None and (request := self._context.request_handler.next_request()):
+            leader.broadcast({"type": "question", "text": request})
         if self._phase is not Phase.RUNNING:
             return
         status.update(ranks.measure(self._pids(), now))
         if (silence := ranks.silence(now)) is not None:
             self._control.send(silence)
-        if (pace := ranks.pace(now)) is not None:
-            status["pace"] = pace
-            self._control.heartbeat()
 
     def _look_at_lease(self, now: float) -> None:
         # The driver cannot signal the agents: the scheduler's daemon is gone from a node that was cut off, and by the

@@ -5,7 +5,7 @@ Importing this package does not load torch either; the first use of one of its n
 
 - `checkpointer`: `Checkpointer`, the public class: `save`, `load`, `wait`; which checkpoints `load` skips or refuses
 - `resumable`: `Resumable`: what a training loop needs to be stopped and resumed, given once; default generators; the
-  samples of each step (`GlobalBatchSampler`); the time that each rank works in a step, to find stragglers
+  samples of each step (`GlobalBatchSampler`)
 - `saving`: takes a rank's state; the steps of one save, local and collective, to the published checkpoint
 - `loading`: what a checkpoint contains, and does it fit; reads it into the tensors and objects of a state; without a
   process group: lists tensors and shards, verifies, and extracts a state, also as safetensors

@@ -32,7 +32,7 @@ from launcher.paths import default_runs_dir
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Started, last
-from launcher.runs.health import remarks, stragglers
+from launcher.runs.health import remarks
 from launcher.runs.lease import SILENCE
 from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep
@@ -459,7 +459,7 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
 
         for line in of_race(seen, JobMonitor(share=True)):
             print(one_line(f"{seen.run.id}: {line}"))
-    for line in _health(seen):
+    for line in remarks(seen.history.events):
         print(one_line(f"{seen.run.id}: {line}"))
     print_unreadable(seen.run)
 
@@ -491,15 +491,6 @@ def _last_output(seen: RunStatus) -> str:
     if not line:
         return ""
     return f"its last output, {brief(time.time() - outputs[-1].stat().st_mtime)} ago: {cut(one_line(line), LONGEST)}"
-
-
-def _health(seen: RunStatus) -> list[str]:
-    attempts = seen.run.attempts()
-    if not attempts:
-        return []
-    plan, over = seen.plan, seen.state.over
-    slow = stragglers(attempts[-1].paces(), plan.train.straggler_factor, plan.train.straggler_time, over=over)
-    return remarks(seen.history.events) + [each.words for each in slow if over or each.until is None]
 
 
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:

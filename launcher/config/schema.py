@@ -23,7 +23,6 @@ class Form(Enum):
     time = "time"  # a wall time, in seconds
     memory = "memory"  # a size with a unit, in bytes
     natural = "natural"  # 1 or more
-    above_one = "above one"  # more than 1
     ports = "ports"  # LOW-HIGH, as two numbers
     steps = "steps"  # a number of steps from 0, or auto
     flat = "flat"  # a mapping from names to texts and numbers
@@ -32,7 +31,6 @@ class Form(Enum):
 Time = Annotated[str, Form.time]
 Memory = Annotated[str, Form.memory]
 Nat = Annotated[int, Form.natural]  # a natural number
-AboveOne = Annotated[float, Form.above_one]
 Steps = Annotated[str, Form.steps]
 Ports = Annotated[str, Form.ports]
 Flat = Annotated[dict[str, Any], Form.flat]
@@ -248,8 +246,6 @@ class Train:
 
     invariant: bool = False  # bitwise the same weights at any world size, by logical micro-batches
     micro_batches: Nat = 8  # with invariant: logical micro-batches of a global batch; at least the number of ranks
-    straggler_factor: AboveOne = 1.5  # report ranks that need this many times the others' time for a step
-    straggler_time: Time = "1m"  # and have done so for this time
 
 
 @dataclass

@@ -178,8 +178,6 @@ def _converted(form: Form | None, key: str, value: Any) -> Any:
             return parse_time(value) if form is Form.time else parse_memory(value)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
-    if form is Form.above_one and not 1 < value < float("inf"):
-        raise ConfigError(f"{key}={value:g}: it must be more than 1")
     if form is Form.steps:
         if value != "auto" and not value.isdecimal():
             raise ConfigError(f"{key}={value}: it must be a number of steps (0: off) or auto")
@@ -352,8 +350,8 @@ def refuse_unusable(prefix: str, section: Any) -> None:
         key, value = f"{prefix}{each.name}", getattr(section, each.name)
         if dataclasses.is_dataclass(value):
             refuse_unusable(f"{key}.", value)
-        elif isinstance(value, (int, float)) and (form := forms.get(each.name)) is not Form.above_one:
-            if not value >= (least := 1 if form is Form.natural else 0):  # nan is refused too
+        elif isinstance(value, (int, float)):
+            if not value >= (least := 1 if forms.get(each.name) is Form.natural else 0):  # nan is refused too
                 raise ConfigError(f"{key}={value:g}: it must be {least} or more")
             if isinstance(value, int) and value >= bounds.FIELD_INTEGERS:
                 raise ConfigError(f"{key}={value}: it is too large")

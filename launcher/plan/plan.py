@@ -101,8 +101,6 @@ class Resume(Struct):
 class Train(Struct):
     invariant: bool
     micro_batches: int
-    straggler_factor: float
-    straggler_time: int  # seconds
 
 
 class Debug(Struct):

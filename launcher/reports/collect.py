@@ -20,7 +20,7 @@ from launcher.redaction import HIDDEN, is_secret, public
 from launcher.runs import directory
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.health import remarks, stragglers
+from launcher.runs.health import remarks
 from launcher.runs.history import journal_events
 from launcher.runs.output import tail
 
@@ -44,8 +44,7 @@ class RunData:
     attempts: tuple[tuple[int, tuple[Entry, ...]], ...] = ()  # (number, events) of each attempt
     timeline: Timeline = field(default_factory=lambda: Timeline((), ()))
     curves: tuple[Curve, ...] = ()  # the training's metrics over steps
-    paces: tuple[tuple[Entry, ...], ...] = ()  # `pace` events of each attempt, evenly apart
-    health: tuple[str, ...] = ()  # lines about preflight checks, unused GPUs, and slow ranks
+    health: tuple[str, ...] = ()  # lines about preflight checks and unused GPUs
     result: Mapping[str, Any] | None = None  # the metrics that rank 0 returned; None: it returned none
     fabric: FabricResults | None = None  # None: the run is no benchmark, or its results cannot be read
     checkpoints: tuple[checkpoints.Manifest, ...] = ()  # sorted by step
@@ -94,21 +93,11 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
         record=run.record(), attempts=attempts,
         timeline=timeline(journal_events(run), attempts, None if seen.state.over else now),
         curves=tuple(curves(events for _, events in attempts)),
-        paces=tuple(tuple(attempt.paces(whole=True)) for attempt in run.attempts()),
-        health=_health(seen, [events for _, events in attempts]), result=run.result(), fabric=fabric, checkpoints=saved,
+        health=tuple(line for _, events in attempts for line in remarks(events)), result=run.result(), fabric=fabric,
+        checkpoints=saved,
         offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))), log=_log(run),
         notes=tuple(dict.fromkeys((*notes, *directory.problems(run, whole=True)))), seen=now,
     )  # fmt: skip
-
-
-def _health(seen: RunStatus, attempts: Sequence[Sequence[Entry]]) -> tuple[str, ...]:
-    found = [line for events in attempts for line in remarks(events)]
-    train, there = seen.plan.train, seen.run.attempts()
-    for attempt in there:
-        over = seen.state.over or attempt is not there[-1]
-        slow = stragglers(attempt.paces(), train.straggler_factor, train.straggler_time, over=over)
-        found += [each.words for each in slow]
-    return tuple(found)
 
 
 def _checkpoints(folder: Path, problems: list[str]) -> tuple[checkpoints.Manifest, ...]:

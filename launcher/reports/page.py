@@ -27,7 +27,6 @@ from launcher.formatting import number as number_text
 from launcher.reports.collect import (
     MEASURES,
     Curve,
-    Entry,
     FabricResults,
     SizeCurve,
     Timeline,
@@ -245,67 +244,6 @@ def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: i
     caption = clean(", ".join(drawn)) if len(runs) > 1 and len(names) > 1 else ""
     single = f" ({names[0]})" if len(names) == 1 and names[0].lower() not in title.lower() else ""
     return Figure(clean(title + single), traces, layout, caption, height=300 + 18 * rows)
-
-
-# -- step times: how long each rank computed for a step, without waiting for other ranks
-
-
-MOST_RANK_LINES = 8  # at most so many ranks have a line of their own
-Points = list[tuple[float, float]]  # (time in seconds since the epoch, seconds of a step)
-
-
-def _by_rank(events: Sequence[Entry]) -> dict[int, Points]:
-    found: dict[int, Points] = {}
-    for event in events:
-        time, first, seconds = event.get("time"), event.get("rank"), event.get("seconds")
-        if not isinstance(time, int | float) or not isinstance(first, int) or not isinstance(seconds, list):
-            continue
-        for rank, value in enumerate(seconds, first):
-            if isinstance(value, int | float) and value > 0:
-                found.setdefault(rank, []).append((float(time), float(value)))
-    return found
-
-
-def pace_figure(attempts: Sequence[Sequence[Entry]]) -> Figure | None:
-    """Returns a figure of the slowest ranks' step times and the median, from each attempt's `pace` events."""
-    measured = [_by_rank(events) for events in attempts]
-    everything: dict[int, Points] = {}
-    for paces in measured:
-        for rank, points in paces.items():
-            everything.setdefault(rank, []).extend(points)
-    if not everything:
-        return None
-    medians = {rank: statistics.median(value for _, value in points) for rank, points in everything.items()}
-    shown = sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_RANK_LINES])
-    traces = []
-    if len(everything) > len(shown):
-        times: dict[int, list[float]] = {}
-        for points in everything.values():
-            for time, value in points:
-                times.setdefault(round(time / 10), []).append(value)  # agents report within seconds of each other
-        middle = [(10.0 * slot, statistics.median(values)) for slot, values in sorted(times.items())]
-        traces.append(_line("median of all ranks", middle, "--muted", "dash"))
-    for place, rank in enumerate(shown):
-        gaps: list[tuple[float | None, float | None]] = []
-        for paces in measured:  # no line from one attempt to the next
-            gaps += [*paces.get(rank, []), (None, None)]
-        traces.append(_line(f"rank {rank}", gaps[:-1], colour(place), "solid"))
-    layout = {
-        "xaxis": axis(type="date", nticks=6),
-        "yaxis": axis(tickformat="~s", ticksuffix="s", rangemode="tozero"),
-        "hovermode": "x unified",
-        "showlegend": True,
-    }
-    more = len(everything) - len(shown)
-    caption = f"The slowest {len(shown)} of {len(everything)} ranks." if more else ""
-    return Figure("Time for a step, without waiting for others", traces, layout, caption, wide=True)
-
-
-def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade: str, dash: str) -> dict[str, Any]:
-    stride = max(1, len(points) * (MOST_RANK_LINES + 1) // POINTS)
-    kept = points[::stride]
-    times = [None if time is None else clock(time) for time, _ in kept]
-    return line(name, times, [value for _, value in kept], shade, dash=dash, hovertemplate="%{y:.3s}s")
 
 
 # -- Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts

@@ -38,7 +38,6 @@ from launcher.reports.page import (
     change_text,
     fabric_figures,
     legend,
-    pace_figure,
     span_text,
     timeline_figure,
     training_figures,
@@ -168,12 +167,11 @@ def training_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def ranks_section(run: RunData) -> Section | None:
-    figure = pace_figure(run.paces)
     bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
     unbound = {f"ranks on {each.host} are not bound to cores: {each.unbound.words}": None
                for each in bound if each.unbound}  # fmt: skip
     notes = [*run.health, *filter(None, [differing_bindings(bound), *unbound])]
-    if figure is None and not notes and not bound:
+    if not notes and not bound:
         return None
     rows = [
         (str(rank.rank), each.host, str(rank.cores), rank.cpus, rank.numa, rank.gpu or "-", rank.nic or "-")
@@ -182,7 +180,7 @@ def ranks_section(run: RunData) -> Section | None:
     ][:MOST_RANKS]
     heads = ("rank", "host", "cores", "CPUs", "NUMA nodes", "GPU", "NIC")
     return Section(
-        "Ranks", " ".join(f"{line}." for line in notes), figures=[figure] if figure else [],
+        "Ranks", " ".join(f"{line}." for line in notes),
         tables=[Table(heads, rows, frozenset({1, 3, 5, 6}), summary="Where ranks run")] if rows else [],
     )  # fmt: skip
 

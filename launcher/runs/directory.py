@@ -17,7 +17,6 @@
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
       attempts/N/logs/      rank-R.out, rank-R.err
       attempts/N/tasks/     with pbsdsh: pbsdsh's input, and each task's output and exit status
-      attempts/N/pace/      member-I.jsonl: step times of the ranks of agent I
       attempts/N/preflight/ member-I: written by agent I, so that other agents can test the shared file system;
           rank-R.out, rank-R.err: what the checks of rank R have printed
       attempts/N/attach*    requests of commands to the attempt's agents, and the replies; see launcher/attach.py
@@ -82,8 +81,6 @@ _RECORD = {
 GROWING = ("rank-0", "checkpoint")  # writers of events whose number grows with the run
 MOST_PROBLEMS = 20  # messages of `problems`; further ones are only counted
 UNWRITTEN = 1000  # newest events that are kept in memory until they can be written
-_PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of step times: at least half a day's
-_PACE_TAILS = 1 << 24  # of all such files of an attempt: an hour's of 4,096 nodes
 SECRET = "secret"  # noqa: S105  name of the secret's file; see `ownership`
 _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exist before the record does
 _UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of further such names, mostly temporary
@@ -403,14 +400,6 @@ class Attempt(Struct):
                 events.append(event)
         return sorted(events, key=itemgetter("time"))
 
-    def paces(self, *, whole: bool = False) -> list[dict[str, Any]]:
-        """Returns the `pace` events of all agents by time; of large files the last ones or, `whole`, even samples."""
-        paths = sorted((self.path / "pace").glob("*.jsonl"))
-        tail = min(_PACE_TAIL, _PACE_TAILS // max(1, len(paths)))
-        part: dict[str, Any] = {"most": tail} if whole else {"end": tail}
-        events = [event for path in paths for event in event_file.read(path, **part)]
-        return sorted(events, key=lambda event: event.get("time", 0.0))
-
 
 def require_private(folder: Path) -> None:
     """Raises RunError if others than the user can write to a folder, because files in it are unpickled."""
@@ -453,9 +442,9 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
     for output in run.outputs():
         found += _wrong(retry_read(partial(_require_regular, output), output))
     found += _wrong_lines(f"{run.path}/journal.jsonl")
-    for folder in (attempt.path / name for attempt in run.attempts() for name in ("events", "pace")):
+    for folder in (attempt.path / "events" for attempt in run.attempts()):
         for name in sorted(unwrap(list_names(folder)) or ()):
-            grows = folder.name == "pace" or name.removesuffix(".jsonl") in GROWING
+            grows = name.removesuffix(".jsonl") in GROWING
             if name.endswith(".jsonl"):
                 found += _wrong_lines(f"{folder}/{name}", ends=grows and not whole)
     more = len(found) - MOST_PROBLEMS

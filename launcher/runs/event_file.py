@@ -42,18 +42,15 @@ def entry(event: Event) -> dict[str, Any]:
 
 
 def read(
-    path: Path | str, end: int | None = None, *, most: int | None = None, retry_seconds: float | None = None,
-    without: type[Event] | None = None,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+    path: Path | str, *, retry_seconds: float | None = None, without: type[Event] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
-    Of a file with more than `most` bytes or bounds.EVENTS_LINES lines, it reads a part: events that are evenly apart,
-    the first and the last ones among them.
-
-    end: number of bytes to read at the file's end; None: the whole file. without: a kind of events to leave out.
+    Of a file with more than bounds.EVENTS_BYTES bytes or EVENTS_LINES lines, it reads a part: events that are evenly
+    apart, the first and the last ones among them. without: a kind of events to leave out.
     Raises RunError: the path is not a regular file.
     """
-    pieces = unwrap(retry_read(lambda: _pieces(path, end, most), path, retry_seconds=retry_seconds))
+    pieces = unwrap(retry_read(lambda: _pieces(path), path, retry_seconds=retry_seconds))
     lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= bounds.EVENT_BYTES]
     if without is not None:
         kind = f'"event": "{without.event}"'.encode()
@@ -142,14 +139,11 @@ def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
     return unwrap(retry_read(found, path)) or []
 
 
-def _pieces(path: Path | str, end: int | None = None, most: int | None = None) -> list[bytes]:
+def _pieces(path: Path | str) -> list[bytes]:
     with run_files.open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        most = most or bounds.EVENTS_BYTES
-        if end is not None or size <= most:
-            begin = 0 if end is None else max(0, size - end)
-            file.seek(begin)
-            return [file.read(min(size - begin, most))]
+        size, most = os.fstat(file.fileno()).st_size, bounds.EVENTS_BYTES
+        if size <= most:
+            return [file.read(size)]
         count = max(2, min(_PIECES, most // _PIECE_BYTES))
         pieces: list[bytes] = []
         after = 0

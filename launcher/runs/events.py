@@ -2,7 +2,7 @@
 
 An event is invalid if a required field is missing or has another type (`event_file.problems`). Unknown fields, codes
 and kinds, which a newer version may have written, are valid. Events are read as dicts; `every`, `first` and `last`
-convert those of one kind to its class, and code that reads many events (`progress`, `pace`) uses the dicts.
+convert those of one kind to its class, and code that reads many events (`progress`) uses the dicts.
 """
 
 from __future__ import annotations
@@ -142,25 +142,6 @@ class Resized(Event, kind="resized"):
 
 class Finished(Event, kind="finished"):
     """All ranks of an agent have ended successfully."""
-
-
-class Pace(Event, kind="pace"):
-    """Step times of an agent's ranks since its previous `pace` event."""
-
-    round: int
-    rank: int  # the agent's first one, to which seconds[0] belongs
-    host: str
-    seconds: tuple[float | None, ...]  # each rank's median of a step, without waiting for others
-
-
-class SlowRank(Event, kind="straggler"):
-    """A rank has become slower than the others; for the fields see `launcher.runs.health.Straggler`."""
-
-    round: int
-    rank: int
-    host: str
-    ratio: float
-    since: float
 
 
 class GpusUnused(Event, kind="gpus_unused"):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import linecache
 import re
-import statistics
-import time
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +14,7 @@ from launcher.failures.codes import PreflightThen, Unbound
 from launcher.failures.text import of_unused_gpus
 from launcher.formatting import name_ranks, plural, ranges
 from launcher.runs import events
-from launcher.runs.events import Bound, BoundRank, GpusUnused, Pace, Preflighted, every
+from launcher.runs.events import Bound, BoundRank, GpusUnused, Preflighted, every
 
 
 def bindings_event(
@@ -151,15 +147,7 @@ def stack_lines(group: Group) -> list[str]:
     return text
 
 
-# -- Finds slow ranks (stragglers) in events, and describes preflight results. Pure, and without torch
-#
-# Agents use it while a run trains; `status` and the report page use it as well.
-
-
-MIN_DIFFERENCE = 5e-4  # seconds by which a slow rank's step time must exceed that of the others
-STALE_AFTER = 300.0  # seconds after which a reported step time no longer counts
-RESORT = 8  # see StragglerSearch
-RATIOS = 100  # newest reports of a slow period whose median is its ratio
+# -- Describes preflight results, and GPUs that are not used
 
 
 def preflight_lines(result: Preflighted) -> list[str]:
@@ -181,137 +169,3 @@ def unused_gpus(events: Iterable[Mapping[str, Any]]) -> list[GpusUnused]:
     """Returns the last event of each host and its ranks that says that they have opened no GPU."""
     newest = {(each.host, each.ranks): each for each in every(events, GpusUnused)}
     return [each for each in newest.values() if not each.opened]
-
-
-# -- ranks that are slower than the others
-
-
-@dataclass(frozen=True)
-class Straggler:
-    """A rank that was slower than the others for some time."""
-
-    rank: int  # rank, host: the rank, and the name of its host
-    host: str
-    ratio: float  # its step time, without waiting, divided by the others' median: the median of the last RATIOS reports
-    since: float  # start of the slow period, in seconds since the epoch
-    until: float | None = None  # end of the slow period; None: the rank was slow in its last report
-
-    @property
-    def words(self) -> str:
-        """Text for the user: `rank 3 on node2 needs 1.8 times the others' time (since 12:03)`, in local time."""
-        since = _clock(self.since)
-        if self.until is None:
-            return f"rank {self.rank} on {self.host} needs {self.ratio:.1f} times the others' time (since {since})"
-        over = f"from {since} to {_clock(self.until)}"
-        return f"rank {self.rank} on {self.host} needed {self.ratio:.1f} times the others' time ({over})"
-
-
-def stragglers(
-    events: Iterable[Mapping[str, Any]], factor: float, min_seconds: float, *, over: bool = False
-) -> list[Straggler]:
-    """Returns the ranks that `StragglerSearch` finds in `pace` events (`Attempt.paces`), by start and rank.
-
-    over: whether the ranks have ended, so that slow periods end with the last slow report.
-    """
-    search = StragglerSearch(factor, min_seconds)
-    found = [each for event in events for each in search.add(event) if each.until is not None]
-    return sorted([*found, *search.slow(over=over)], key=lambda each: (each.since, each.rank))
-
-
-class StragglerSearch:
-    """Finds the ranks with at least `factor` times the others' step time for `min_seconds`.
-
-    Each report of a rank is compared with the median of the latest reports of all others. Differences of less than
-    MIN_DIFFERENCE seconds and reports older than STALE_AFTER seconds are ignored. A slow period ends with two reports
-    in a row in which the rank is as fast as the others, because a single one may be an accident.
-
-    The step times are sorted again when 1/RESORT of them are new, so that the work per report does not grow with the
-    number of ranks. Until then a report is compared with the median as it was; of few nodes that is never the case.
-    """
-
-    def __init__(self, factor: float, min_seconds: float) -> None:
-        # `min_seconds`: shortest slow period that is returned
-        self._factor, self._min_seconds = factor, min_seconds
-        self._begin(-1)
-
-    def _begin(self, number: int) -> None:
-        self._round = number
-        self._slow: dict[int, _Slow] = {}
-        self._latest: dict[int, tuple[float, float]] = {}  # by rank: its step time, and when it was reported
-        self._order: list[float] = []  # the step times in `_latest`, sorted at `_sorted`
-        self._new, self._sorted = 0, 0.0
-
-    def add(self, event: Mapping[str, Any]) -> list[Straggler]:
-        """Adds an event. Returns the stragglers among its ranks, and those whose slow period has ended with it."""
-        if event["event"] != Pace.event or event["round"] < self._round:
-            return []
-        found: list[Straggler] = []
-        if event["round"] > self._round:  # the ranks of another round may be on other nodes
-            found = self.slow(over=True)
-            self._begin(event["round"])
-        now = float(event["time"])
-        times = {event["rank"] + place: value for place, value in enumerate(event["seconds"]) if value and value > 0}
-        self._latest.update((rank, (value, now)) for rank, value in times.items())
-        self._new += len(times)
-        if self._new * RESORT >= len(self._latest) or now - self._sorted > STALE_AFTER / RESORT:
-            self._sort(now)
-        for rank, value in times.items():
-            if len(self._order) < 2:
-                continue
-            others = _median_without(self._order, value)
-            is_slow = value >= self._factor * others and value - others >= MIN_DIFFERENCE
-            if is_slow or rank in self._slow:
-                one = self._slow.setdefault(rank, _Slow(rank, event["host"], now))
-                one.add(now, value / others, is_slow)
-                ended = one.fast == 2
-                found += one.as_stragglers(self._factor, self._min_seconds, one.last if ended else None)
-                if ended:
-                    del self._slow[rank]
-        return found
-
-    def slow(self, *, over: bool) -> list[Straggler]:
-        """Returns the ranks that were slow in their last reports. `over`: see `stragglers`."""
-        return [
-            each
-            for one in self._slow.values()
-            for each in one.as_stragglers(self._factor, self._min_seconds, one.last if over else None)
-        ]
-
-    def _sort(self, now: float) -> None:
-        self._latest = {
-            rank: (took, then)
-            for rank, (took, then) in self._latest.items()
-            if now - then <= max(STALE_AFTER, 4 * took)
-        }
-        self._order = sorted(took for took, _ in self._latest.values())
-        self._new, self._sorted = 0, now
-
-
-class _Slow:
-    # Ratios, and the number of fast reports since the last slow one
-
-    def __init__(self, rank: int, host: str, since: float) -> None:
-        self.rank, self.host, self.since, self.last = rank, host, since, since
-        self.ratios: deque[float] = deque(maxlen=RATIOS)
-        self.fast = 0
-
-    def add(self, now: float, ratio: float, is_slow: bool) -> None:
-        self.ratios.append(ratio)
-        self.fast = 0 if is_slow else self.fast + 1
-        if is_slow:
-            self.last = now
-
-    def as_stragglers(self, factor: float, min_seconds: float, until: float | None) -> list[Straggler]:
-        if self.last - self.since < min_seconds or (ratio := statistics.median(self.ratios)) < factor:
-            return []
-        return [Straggler(self.rank, self.host, round(ratio, 2), self.since, until)]
-
-
-def _median_without(order: Sequence[float], value: float) -> float:
-    place, count = bisect_left(order, value), len(order) - 1
-    low, high = ((count - 1) // 2, count // 2)
-    return (order[low + (low >= place)] + order[high + (high >= place)]) / 2
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M", time.localtime(seconds))

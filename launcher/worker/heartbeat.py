@@ -43,8 +43,7 @@ _BOUNDARIES = (1 << _NUMBER) - 1
 _RANKS = (1 << _RANK) - 1
 INTERVAL = 1.0  # seconds between two heartbeats during long work between two steps (`alive`)
 _SLOT = struct.Struct("=qqqq")  # reaction to a stop request, last step, number of heartbeats, progress of joining
-_PACE = struct.Struct("@dq")  # seconds of a step without waiting, number of steps measured
-_SIZE = _SLOT.size + _PACE.size + RANK
+_SIZE = _SLOT.size + RANK
 _NAME = "launcher-pulse"
 _IGNORES, _LISTENS, _GIVES_UP, _CLOSED = 0, 1, 2, 3
 _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
@@ -124,11 +123,10 @@ class RankSlot:
     def __init__(self, memory: mmap.mmap, index: int) -> None:
         self._memory, self._offset = memory, AGENT + index * _SIZE
         self.agent = AgentWords(memory)
-        self.stop = RankWords(memory, self._offset + _SLOT.size + _PACE.size)
+        self.stop = RankWords(memory, self._offset + _SLOT.size)
         self.stop.write(RankState())
         self._listens, self._step, self._beats, self._joining = _IGNORES, -1, 0, _ABSENT
         self._write()
-        self.pace(0.0, 0)
 
     # Record what the fields of `Sign` say
 
@@ -162,10 +160,6 @@ class RankSlot:
         """Sends a heartbeat with the steps done, unless the rank listens: then each step boundary calls `beat`."""
         if self._listens not in (_LISTENS, _CLOSED):
             self.beat(int(step))  # some programs count in fractions of an epoch
-
-    def pace(self, seconds: float, steps: int) -> None:
-        """Records the seconds of a recent step of this rank, without those spent waiting for other ranks."""
-        _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
 
     def _write(self) -> None:
         _SLOT.pack_into(self._memory, self._offset, self._listens, self._step, self._beats, self._joining)
@@ -205,10 +199,6 @@ class Pulse:
 
     def stops(self) -> list[RankState]:
         return [words.read() for words in self._stops]
-
-    def paces(self) -> list[tuple[float, int]]:
-        """Returns what `RankSlot.pace` was given, for each rank; (0, 0): nothing."""
-        return [_PACE.unpack_from(self._memory, AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
 _mine: RankSlot | None = None

@@ -326,7 +326,7 @@ CHECKPOINT = Checkpoint(
 )  # fmt: skip
 NONE_YET = Experience()
 RESUME = Resume(how=ResumeHow.never.value, max_attempts=1, lead=0, strict=False)
-TRAIN = Train(invariant=False, micro_batches=8, straggler_factor=1.5, straggler_time=60)
+TRAIN = Train(invariant=False, micro_batches=8)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from launcher.agent.attempt import Binder
 from launcher.agent.node_checks import CheckLevel, NodeCheck
 from launcher.agent.policy import History, NextRound
 from launcher.agent.preflight import Preflight, PreflightVerdict
-from launcher.agent.rank_status import GPU_SECONDS, GpuWatch, Paces
+from launcher.agent.rank_status import GPU_SECONDS, GpuWatch
 from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
@@ -175,17 +175,6 @@ def test_the_cpus_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_round(tmp_path: Path) -> None:
     assert Rounds(tmp_path / "rounds").claim(1, MEMBERS[0], 20001, MEMBERS)
     check("formats/written/rounds/1.json", (tmp_path / "rounds/1.json").read_text())
-
-
-def test_paces_and_a_straggler(tmp_path: Path) -> None:
-    attempt = attempt_of(tmp_path)
-    plan = bare_plan(train={"straggler_time": 20, "straggler_factor": 1.5})
-    paces = Paces(plan, attempt, Events(attempt, "node-0"), agents.RENDEZVOUS, 0, 0)
-    told = paces.look([(0.5, 3)], 1e9)
-    assert told is not None
-    others = [{**told, "rank": rank, "seconds": [0.1], "host": f"node{rank}"} for rank in (1, 2)]
-    paces.judge([{**each, "time": 1000.0 + 5 * number} for number in range(9) for each in (told, *others)])
-    frozen("paces", tmp_path)
 
 
 def test_gpus_that_are_not_used_and_then_are(tmp_path: Path) -> None:

@@ -112,7 +112,6 @@ class FakeLine:
 
     def heartbeat(self) -> None:
         self.send({"type": "heartbeat", **self.status})
-        self.status.pop("pace", None)
 
     def poll(self, timeout: float) -> list[Message]:
         inbox, self.inbox = self.inbox, []

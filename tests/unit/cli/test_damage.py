@@ -43,7 +43,7 @@ def running(folder: Path, name: str = "whole", job: str = "7") -> Run:
     run.write_record(plan_of(), {}, {"launcher": "1", "token": "t-r1"})
     for number, code in ((0, 75), (1, None)):
         attempt = run.path / "attempts" / str(number)
-        for each in ("events", "logs", "pace", "preflight"):
+        for each in ("events", "logs", "preflight"):
             (attempt / each).mkdir(parents=True)
         events = attempt / "events"
         event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1"))
@@ -53,9 +53,6 @@ def running(folder: Path, name: str = "whole", job: str = "7") -> Run:
         event_file.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
         event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
         event_file.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3))
-        event_file.append(
-            attempt / "pace" / "member-0.jsonl", kinds.Pace(round=0, rank=0, host="node1", seconds=(0.1, 0.2))
-        )
         (attempt / "exit_code").write_text("75\n" if code else "")
         if code:
             event_file.append(events / "script.jsonl", kinds.Ended(code=code))

@@ -74,7 +74,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
     run.journal(kinds.Submitted(job=job, chain=["9"]))
     for number in (0, 1):
         attempt = run.path / "attempts" / str(number)
-        for each in ("events", "logs", "pace"):
+        for each in ("events", "logs"):
             (attempt / each).mkdir(parents=True)
         events = attempt / "events"
         event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1", output=0))
@@ -92,9 +92,6 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
         event_file.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3, seconds=0.5, checkpoint="x"))
         event_file.append(events / "checkpoint.jsonl", kinds.SaveFailure(step=4, error="full"))
-        event_file.append(
-            attempt / "pace/member-0.jsonl", kinds.Pace(round=0, rank=0, host="node1", seconds=(0.1, 0.2))
-        )
         if number == 0 or code is not None:
             event_file.append(
                 node, kinds.Fault(error="ValueError: ü", rank=1, host="node1", code=FaultCode.RAISED,
@@ -275,7 +272,7 @@ def short_changes(path: Path) -> Iterator[tuple[object, str]]:
 def names_of_sources() -> list[str]:
     """The files of a sample run; of equal ones of two attempts and of two checkpoints the second."""
     events = [f"attempts/1/events/{name}.jsonl" for name in ("script", "node-0", "rank-0", "checkpoint")]
-    rest = ["journal.jsonl", "attempts/1/pace/member-0.jsonl", "result.json", "results.json"]
+    rest = ["journal.jsonl", "result.json", "results.json"]
     return [*events, *rest, f"checkpoints/{checkpoints.name_of(5)}/manifest.json", "record.json"]
 
 

@@ -10,7 +10,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from launcher.reports.collect import (
     thin,
     timeline,
 )
-from launcher.reports.page import Figure, Page, change_text, pace_figure, plain_text, span_text
+from launcher.reports.page import Figure, Page, change_text, plain_text, span_text
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
 
@@ -377,19 +376,6 @@ def test_runs_side_by_side_are_compared_with_the_first_or_the_baseline(tmp_path:
     assert table.summary.startswith("fast against slow: 0 of 54 slower")
 
 
-def test_the_slowest_ranks_have_lines_of_their_own() -> None:
-    def pace(after: float) -> Mapping[str, Any]:
-        return at(after, "pace", round=0, host="node1", rank=0, seconds=[0.01, None, *[0.01] * 30, 0.04])
-
-    figure = pace_figure([[pace(0), pace(10)]])
-    assert figure is not None
-    names = [trace["name"] for trace in figure.traces]
-    assert names[0] == "median of all ranks"
-    assert "rank 32" in names
-    assert len(names) == 9
-    assert pace_figure([[], []]) is None
-
-
 def test_a_page_of_much_stays_below_its_limit(tmp_path: Path) -> None:
     run = trained(tmp_path, results=p2p_results(nodes=300))
     values = ({"loss": step / 7, "lr": step / 9, "speed": step / 3} for step in range(1, 20_000))
@@ -401,9 +387,7 @@ def test_a_page_of_much_stays_below_its_limit(tmp_path: Path) -> None:
 
 def test_every_key_of_a_figure_is_one_that_plotly_knows(tmp_path: Path) -> None:
     objects = pytest.importorskip("plotly.graph_objects")
-    paces = at(40, "pace", round=0, host="node1", rank=0, seconds=[0.01] * 20)
     first = trained(tmp_path, results=p2p_results())
-    write_events(first.path / "attempts" / "0" / "pace" / "member-0.jsonl", paces)
     runs = [data_of(first), data_of(trained(tmp_path, "other", results=p2p_results(nodes=200)))]
     bars = data_of(make_run(tmp_path, "bars", results=collective_results(powers=(20,))))
     sweep = data_of(make_run(tmp_path, "sweep", results=collective_results()))

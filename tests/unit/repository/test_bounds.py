@@ -32,7 +32,7 @@ NO_BOUNDS = {
     "how much a command shows, or reads of a log of others for it": {
         "agent/workers.TAIL", "runs/output.TAIL",
         "reports/collect.LOG_BYTES", "reports/page.POINTS",
-        "runs/output.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
+        "runs/output.LONGEST_STATE",
         "runs/event_file._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/devices.NCCL_LOG_BYTES",
         "remote/command._MOST_ERRORS",
     },

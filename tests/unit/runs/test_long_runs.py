@@ -18,7 +18,7 @@ from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.reports.collect import Curve, collect, curves
 from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Ended, Evaluated, Event, Pace, Progress, Saved, Started, known
+from launcher.runs.events import Ended, Evaluated, Event, Progress, Saved, Started, known
 from launcher.search.progress import PointReports
 from launcher.worker import tracking
 from launcher.worker.tracking import STEP, Reporter, most_events
@@ -48,7 +48,7 @@ def attempt(tmp_path: Path) -> Attempt:
     run = Run.create(tmp_path / "run")
     run.write_record(with_fields(plan_of(), run_id="run", run_dir=str(run.path)), {}, {"launcher": "1", "token": "t"})
     made = Attempt(run, 0)
-    for folder in ("events", "pace", "logs"):
+    for folder in ("events", "logs"):
         (made.path / folder).mkdir(parents=True)
     event_file.append(made.events_file("script"), Started(time=1e9, job="7", host="node1"))
     return made
@@ -161,16 +161,6 @@ def test_the_report_of_an_old_run_has_whole_curves(attempt: Attempt, monkeypatch
     found = collect(seen, None)
     assert gap(found.curves[0], 20_000) < GAP
     assert found.notes == ()
-
-
-def test_the_report_shows_the_step_times_of_the_whole_run(attempt: Attempt) -> None:
-    line = json.dumps(event_file.entry(Pace(time=1e9, round=0, rank=0, host="node1", seconds=(0.1,) * 8)))
-    minutes = (line.replace("1000000000.0", f"{1e9 + 60 * minute}") + "\n" for minute in range(10 * 24 * 60))
-    (attempt.path / "pace" / "member-0.jsonl").write_text("".join(minutes))
-    (paces,) = collect(ended(attempt), None).paces
-    times = [0.0, *(event["time"] - 1e9 for event in paces), 10.0 * DAY]
-    assert max(after - before for before, after in pairwise(times)) < GAP * 10 * DAY
-    assert len(paces) < 2_500
 
 
 @pytest.mark.parametrize("metrics", [10, 100, 1000])

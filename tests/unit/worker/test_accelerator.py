@@ -8,10 +8,9 @@ import torch.distributed as dist
 
 from launcher.agent import node_checks as checks
 from launcher.checkpoint import resumable, saving
-from launcher.checkpoint.resumable import StepTimer
 from launcher.runs.events import Observation
 from launcher.schedulers import topology
-from launcher.worker import devices, heartbeat, process_group
+from launcher.worker import devices, process_group
 from launcher.worker.devices import BackendError
 from tests.fakes import xpu
 from tests.unit.plans import plan_of
@@ -97,15 +96,6 @@ def test_calls_are_timed_by_the_events_of_the_device(monkeypatch: pytest.MonkeyP
     assert took == [0.002, 0.002]
     assert [each[0] for each in fake.calls] == ["barrier", "synchronize", "record", *["call", "record"] * 2,
                                                 "synchronize"]  # fmt: skip
-
-
-def test_steps_on_an_xpu_are_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = xpu.install(monkeypatch)
-    pace = StepTimer(XPU, heartbeat.Pulse(1).slot(0))
-    for _ in range(3):
-        pace.begin()
-    assert fake.calls == [("record",)] * len(fake.calls)
-    assert fake.calls
 
 
 @pytest.mark.parametrize("initialized", [False, True])
