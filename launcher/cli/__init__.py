@@ -19,7 +19,7 @@ A module with the name of a command has the command's `run` function; `commands`
 - `attach`: a shell, stacks or the debugger of a running rank
 - `checkpoint`: lists, inspects, verifies and extracts checkpoints
 - `sweep`: the actions of `sweep`: progress, points, and what they gave; changes of a sweep
-- `report`: `report`: writes an HTML page about a run, several runs side by side, or a sweep, and opens it
+- `report`: `report`: writes an HTML page about a run or a sweep, and opens it
 - `site`: lists, shows and writes profiles of sites; `template`: prints a job script template to start from; `data`:
   lists and downloads data sets; `env`: packs a venv into an archive
 - `doctor`: what it looks at on this machine: itself, its software, the folder of runs, the scheduler

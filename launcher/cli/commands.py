@@ -44,7 +44,7 @@ COMMANDS = {
     "site": "Profiles of sites: list, show, or write one for this site.",
     "env": "Pack a venv into an archive for the nodes (env.archive).",
     "template": "A template to start your own job scripts from.",
-    "report": "One HTML page about a run, or several side by side.",
+    "report": "One HTML page about a run or a sweep.",
     "data": "Data sets: which are here, and how to get one.",
     "doctor": "Check this machine and its scheduler; a report for a ticket.",
     "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
@@ -532,12 +532,10 @@ def of_template(parser: Parser) -> None:
 
 def of_report(parser: Parser) -> None:
     """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. The page needs no network."""
-    parser.add("names", metavar="RUN", nargs="+", help=f"{EITHER}; several runs are shown side by side")
-    parser.add("--baseline", metavar="RUN", help=f"the run to compare with (default: the first of several); {RUN}")
+    parser.add("name", metavar="RUN", help=EITHER)
     parser.add(
-        "-o", "--output", type=folder, metavar="FILE",
-        help="file to write (default: report.html in RUN's directory; for several, comparison.html in the first's)",
-    )  # fmt: skip
+        "-o", "--output", type=folder, metavar="FILE", help="file to write (default: report.html in RUN's directory)"
+    )
     parser.add("--open", action="store_true", dest="show", help="open the page in the browser")
 
 

@@ -28,14 +28,13 @@ from launcher.remote import clusters, command
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.command import SentCode, call, in_terminal, profile_of
 
-# Commands about runs, and the attributes of their arguments that name these. All names of `ALIKE` are of one cluster.
+# Commands about runs, and the attribute of their arguments that names these.
 RUNS = {
-    "status": ("names",), "cancel": ("names",), "report": ("names", "baseline"), "sweep": ("name",),
+    **dict.fromkeys(("status", "cancel"), "names"),
     **dict.fromkeys(
-        ("logs", "resume", "attach", "wait", "topology", "why", "post-mortem", "checkpoint"), ("name",)
+        ("logs", "resume", "attach", "wait", "topology", "why", "post-mortem", "checkpoint", "report", "sweep"), "name"
     ),
-}  # fmt: skip
-ALIKE = ("report",)
+}
 
 
 def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | None:
@@ -55,16 +54,13 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
             if not word.startswith("--cluster=") and not (word == "--cluster" and next(skipped))
         ]  # fmt: skip
         return call(cluster, [command, *rest])
-    attributes = RUNS.get(command, ())
-    names = [each for attribute in attributes for each in _listed(getattr(arguments, attribute))]
+    names = _listed(getattr(arguments, RUNS[command])) if command in RUNS else []
     places = {name: clusters.locate(name) for name in names}
     groups: dict[RemoteCluster | None, list[str]] = {}
     for name in names:
         groups.setdefault(places[name][0], []).append(name)
     if not any(groups):
         return None
-    if len(groups) > 1 and command in ALIKE:
-        raise ConfigError(f"{command}: {' and '.join(names)} are not on one cluster: name runs of one")
     one_list = len(groups) > 1 and getattr(arguments, "as_json", False)
     codes, rows = list[int](), list[Any]()
     for cluster, mine in groups.items():
@@ -138,7 +134,7 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Se
         word for word in skipped
         if word != "--open" and not word.startswith("--output=") and not (word in ("-o", "--output") and next(skipped))
     ]  # fmt: skip
-    name = re.sub(r"[^\w.+-]", "-", clusters.locate(_listed(getattr(arguments, RUNS[command][0]))[0])[1])
+    name = re.sub(r"[^\w.+-]", "-", clusters.locate(arguments.name)[1])
     run_files.make_folder(cluster.folder)
     path = Path(arguments.output or cluster.folder / f"{name}.html")
     if command != "report" and (arguments.output is None or path.exists()):

@@ -1,4 +1,4 @@
-"""`report`: writes an HTML page about a run, several runs side by side, or a sweep, and opens it."""
+"""`report`: writes an HTML page about a run or a sweep, and opens it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli.text import cause
-from launcher.errors import ConfigError
 from launcher.formatting import rough_size
 from launcher.monitoring.run_status import JobMonitor, all_statuses
 from launcher.monitoring.sweep import point_statuses
@@ -21,7 +20,7 @@ from launcher.reports import page, sections
 from launcher.reports.collect import RunData, collect, curves
 from launcher.reports.page import Page
 from launcher.reports.sections import MOST_CURVES, SweepPoint, by_objective, sweep_page
-from launcher.runs.lookup import find, find_either
+from launcher.runs.lookup import find_either
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.progress import look
 
@@ -45,21 +44,13 @@ def has_browser(environ: Mapping[str, str], platform: str) -> bool:
 
 
 def run(arguments: Namespace) -> int:
-    runs_dir = arguments.runs_dir
-    named = list({each.path: each for each in (find_either(name, runs_dir) for name in arguments.names)}.values())
-    baseline = find(arguments.baseline, runs_dir) if arguments.baseline is not None else None
-    runs = [each for each in named if not isinstance(each, Sweep)]
-    sweeps = [each for each in named if isinstance(each, Sweep)]
-    if sweeps and (len(named) > 1 or baseline):
-        raise ConfigError(f"{sweeps[0].id} is a sweep, whose page shows nothing else: name it alone, or its points")
-    wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
-    if sweeps:
-        shown = _sweep(sweeps[0])
+    named = find_either(arguments.name, arguments.runs_dir)
+    if isinstance(named, Sweep):
+        shown = _sweep(named)
     else:
-        read = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values())}
-        shown = sections.comparison_page([read[each.path] for each in runs], read[baseline.path] if baseline else None)
-    alone = sweeps or len(wanted) == 1
-    path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
+        [seen] = all_statuses([named])
+        shown = sections.run_page(collect(seen, cause(seen)))
+    path: Path = arguments.output or named.path / "report.html"
     text = page.render(shown)
     page.write(path, text)
     print(f"wrote {path} ({rough_size(len(text.encode()))})")

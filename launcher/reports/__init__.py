@@ -5,6 +5,6 @@ scripts, and no requests. All text from a run directory, such as host names and 
 
 - `collect`: reads a run directory into RunData: attempts, timeline, metrics, results; the only module that reads runs;
   results of benchmarks (`p2p`, `collective`) as curves, and compared with a baseline
-- `sections`: the sections of the report of a run, of the comparison of several runs, and of a sweep
+- `sections`: the sections of the report of a run, and of a sweep
 - `page`: what a page consists of, and its HTML; all figures, and the words for numbers
 """

@@ -389,13 +389,9 @@ def block_of(matrix: Mapping[str, Any]) -> int:
     return int(matrix.get("block", 1))
 
 
-# -- Benchmarks of the interconnect: curves over message size, and differences from a baseline
-#
-# Rows of two runs that agree in all columns except those in MEASURED are the same measurement.
+# -- Benchmarks of the interconnect: curves over message size
 
 
-MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",
-            "messages", "count"}  # fmt: skip
 COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window")  # distinguish curves of an operation
 # Title and unit of each measured quantity.
 MEASURES = {
@@ -413,22 +409,6 @@ class SizeCurve:
     kind: str  # what distinguishes the curve from others of the same operation (`float16 in place`); may be empty
     sizes: tuple[int, ...]  # of messages in bytes, increasing
     values: tuple[float, ...]  # at each size
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The same measurement in a run and in its baseline."""
-
-    what: str  # the operation, or the pair of hosts (`node1 → node2`)
-    size: int | None  # of messages in bytes; None: not known
-    measure: str  # `busbw` or `bandwidth` in bytes/s, `time` or `latency` in seconds
-    now: float
-    then: float  # in the baseline
-
-    @property
-    def speed(self) -> float:
-        """The run's speed divided by the baseline's (for times, the inverse ratio): less than 1 is slower."""
-        return self.then / self.now if MEASURES[self.measure][1] == "s" else self.now / self.then
 
 
 def seconds_of(row: Row, part: str) -> float | None:
@@ -474,38 +454,6 @@ def varying(rows: Sequence[Row]) -> Callable[[Row], str]:
     return lambda row: " ".join(word for column in differing if (word := _word(column, row)))
 
 
-def differences(now: FabricResults, then: FabricResults) -> list[Difference]:
-    """Returns the measurements that both the run (`now`) and the baseline (`then`) have, the most slowed down first."""
-    before = {_identity(row): row for row in then.rows}
-    found = []
-    for row in now.rows:
-        old = before.get(_identity(row))
-        if old is None:
-            continue
-        size = row.get("size")
-        for measure in ("busbw", "bandwidth", "latency"):
-            found += _difference(_label(row), size, measure, row.get(measure), old.get(measure))
-        if not any(positive(row.get(speed)) for speed in ("busbw", "bandwidth", "latency")):
-            found += _difference(_label(row), size, "time", seconds_of(row, "median"), seconds_of(old, "median"))
-    if now.matrix is not None and then.matrix is not None and block_of(now.matrix) == block_of(then.matrix) == 1:
-        old_pairs = pairs(then.matrix)
-        for (a, b), values in pairs(now.matrix).items():
-            for measure, ours, theirs in zip(("bandwidth", "latency"), values, old_pairs.get((a, b), ()), strict=False):
-                found += _difference(f"{a} → {b}", now.matrix.get("size"), measure, ours, theirs)
-    return sorted(found, key=lambda each: each.speed)
-
-
-def pairs(matrix: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float | None, float | None]]:
-    """Returns (bandwidth, latency) of each ordered pair of hosts, in bytes/s and seconds; None: not measured."""
-    hosts = [str(host) for host in matrix["hosts"]]
-    return {
-        (a, b): (matrix["bandwidth"][i][j], matrix["latency"][i][j])
-        for i, a in enumerate(hosts)
-        for j, b in enumerate(hosts)
-        if i != j
-    }
-
-
 def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> list[list[float | None]]:
     """Returns a matrix, None not measured, shrunk to `most` rows: each cell the worst of a block of cells."""
     size = max(1, math.ceil(len(values) / most))
@@ -518,22 +466,6 @@ def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> l
         return worst(known) if known else None
 
     return [[cell(i, j) for j in places] for i in places]
-
-
-def _difference(what: str, size: Any, measure: str, now: Any, then: Any) -> list[Difference]:
-    ours, theirs = positive(now), positive(then)
-    if ours is None or theirs is None:
-        return []
-    return [Difference(what, int(size) if positive(size) else None, measure, ours, theirs)]
-
-
-def _identity(row: Row) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, str(value)) for key, value in row.items() if key not in MEASURED))
-
-
-def _label(row: Row) -> str:
-    named = (_word(column, row) for column in COLUMNS if column not in ("ranks", "window"))
-    return " ".join([operation(row), *(word for word in named if word)])
 
 
 def _word(column: str, row: Row) -> str:

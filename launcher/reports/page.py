@@ -107,12 +107,6 @@ def span_text(seconds: float) -> str:
     return exact_time(round(seconds)) if seconds >= 9.95 else f"{max(0.0, seconds):.1f}s"
 
 
-def change_text(now: float, before: float) -> str:
-    """Returns the relative change as text: `+3.1 %`, `-12 %`."""
-    percent = 100 * (now / before - 1)
-    return f"{percent:+.1f} %" if abs(percent) < 9.95 else f"{percent:+,.0f} %"
-
-
 def plain_text(text: Any) -> str:
     """Returns text with HTML escaped, because plotly interprets some HTML in names, ticks and hover texts."""
     return html.escape(clean(str(text)), quote=False)
@@ -254,69 +248,56 @@ MOST_TICKS = 7  # ticks of the axis of message sizes
 FEW_TICKS = 50  # below this ratio of the largest to the smallest value, powers of ten are too few ticks
 MOST_CELLS = 128  # rows of a heat map; with more nodes, a cell stands for a block of nodes
 NUMBERS_UP_TO = 8  # with at most so many nodes, cells show their numbers
-Found = Sequence[tuple[str, list[SizeCurve]]]  # name and lines of each run
-Benchmarks = Sequence[tuple[str, FabricResults]]  # of each run; the first one decides the figures and the roofs
 
 
-def fabric_figures(runs: Benchmarks) -> list[Figure]:
-    """Returns all figures of runs of one benchmark: curves, or bars for a single size; then the heat maps."""
-    if runs[0][1].workload == "p2p":
-        wanted: tuple[str, ...] = ("bandwidth", "latency")
-    else:
-        wanted = ("busbw", "time") if len(runs) > 1 else ("busbw", "algbw", "time")
-    curves = [curve for measure in wanted for curve in _curves(runs, measure)]
+def fabric_figures(fabric: FabricResults) -> list[Figure]:
+    """Returns all figures of a benchmark: curves, or bars for a single size; then the heat maps."""
+    wanted = ("bandwidth", "latency") if fabric.workload == "p2p" else ("busbw", "algbw", "time")
+    curves = [curve for measure in wanted for curve in _curves(fabric, measure)]
     order = list(dict.fromkeys(operation for operation, _ in curves))
     # If operations have separate figures, those of one operation are next to each other.
     figures = [figure for _, figure in sorted(curves, key=lambda curve: order.index(curve[0]))]
     if not figures:
-        figures = [figure for measure in wanted if measure != "algbw" for figure in _bars(runs, measure)]
-    for name, fabric in runs:
-        figures += matrix_figures(fabric, name if len(runs) > 1 else "")
-    return figures
+        figures = [figure for measure in wanted if measure != "algbw" for figure in _bars(fabric.rows, measure)]
+    return figures + matrix_figures(fabric)
 
 
-def _curves(runs: Benchmarks, measure: str) -> list[tuple[str, Figure]]:
+def _curves(fabric: FabricResults, measure: str) -> list[tuple[str, Figure]]:
     # The list is empty if nothing was measured at two sizes
-    found = [(name, size_curves(fabric.rows, measure)) for name, fabric in runs]
-    if not any(len(line.sizes) > 1 for _, curves in found for line in curves):
+    lines, roofs = size_curves(fabric.rows, measure), fabric.roofs()
+    if not any(len(line.sizes) > 1 for line in lines):
         return []
     title, unit = MEASURES[measure]
-    operations = list(dict.fromkeys(line.op for _, curves in found for line in curves))
-    if len(operations) == 1 or sum(len(curves) for _, curves in found) <= MOST_LINES:
-        return [("", _curve_figure(title, unit, found, runs[0][1]))]
+    operations = list(dict.fromkeys(line.op for line in lines))
+    if len(operations) == 1 or len(lines) <= MOST_LINES:
+        return [("", _curve_figure(title, unit, lines, roofs))]
     if measure == "algbw":  # busbw is that times a factor; the table has both
         return []
     return [
-        (operation, _curve_figure(f"{operation}: {title.lower()}", unit, part, runs[0][1], height=240))
-        for operation in operations
-        for part in [[(name, [line for line in curves if line.op == operation]) for name, curves in found]]
+        (name, _curve_figure(f"{name}: {title.lower()}", unit, [line for line in lines if line.op == name], roofs, 240))
+        for name in operations
     ]
 
 
-def _curve_figure(title: str, unit: str, found: Found, first: FabricResults, height: int = 300) -> Figure:
-    # Colours stand for runs; with one run, for operations
-    several = len(found) > 1
-    ops = list(dict.fromkeys(line.op for _, curves in found for line in curves))
-    names = list(dict.fromkeys((line.op, line.kind) for _, curves in found for line in curves))
-    kinds = list(dict.fromkeys(line.kind for _, curves in found for line in curves))
-    sizes = sorted({size for _, curves in found for line in curves for size in line.sizes})
+def _curve_figure(
+    title: str, unit: str, lines: Sequence[SizeCurve], roofs: Mapping[str, float], height: int = 300
+) -> Figure:
+    # Colours stand for operations
+    ops = list(dict.fromkeys(each.op for each in lines))
+    kinds = list(dict.fromkeys(each.kind for each in lines))
+    sizes = sorted({size for each in lines for size in each.sizes})
     traces: list[dict[str, Any]] = []
-    for place, (run, curves) in enumerate(found):
-        for each in curves:
-            words_of = [run] * several + [each.op] * (len(ops) > 1 or not (each.kind or several)) + [each.kind]
-            if several:
-                shade, dash = place, names.index((each.op, each.kind))
-            else:
-                shade, dash = (ops.index(each.op), kinds.index(each.kind)) if len(ops) > 1 else (len(traces), 0)
-            name, hover = " ".join(filter(None, words_of)), "%{y:.3s}" + unit
-            traces.append(
-                line(name, each.sizes, each.values, colour(shade), dash=DASHES[dash % len(DASHES)], hovertemplate=hover)
-            )
+    for each in lines:
+        words_of = [each.op] * (len(ops) > 1 or not each.kind) + [each.kind]
+        shade, dash = (ops.index(each.op), kinds.index(each.kind)) if len(ops) > 1 else (len(traces), 0)
+        name, hover = " ".join(filter(None, words_of)), "%{y:.3s}" + unit
+        traces.append(
+            line(name, each.sizes, each.values, colour(shade), dash=DASHES[dash % len(DASHES)], hovertemplate=hover)
+        )
     values = [value for trace in traces for value in trace["y"]]
     shown = len(traces) > 1
     if unit == "B/s":
-        roofs = sorted(first.roofs().items(), key=lambda roof: -roof[1])
-        for place, (name, speed) in enumerate(roofs):
+        for place, (name, speed) in enumerate(sorted(roofs.items(), key=lambda roof: -roof[1])):
             # One above and one below, at different ends: they may lie close together.
             texts = {
                 "text": [f"roof: {name}", ""][:: (1, -1)[place % 2]], "textfont": {"color": "--muted", "size": 11},
@@ -326,7 +307,7 @@ def _curve_figure(title: str, unit: str, found: Found, first: FabricResults, hei
                 f"roof: {name}", [sizes[0], sizes[-1]], [speed, speed], "--muted", width=1.5,
                 dash=("dash", "dot")[place % 2], mode="lines+text", showlegend=False, **texts,
             ))  # fmt: skip
-    speeds = [*values, *(first.roofs().values() if unit == "B/s" else ())]
+    speeds = [*values, *(roofs.values() if unit == "B/s" else ())]
     layout = {
         "xaxis": axis("size", type="log", **_size_ticks(sizes)),
         "yaxis": axis(type="log", **_log_ticks(values, unit), range=_log_range(speeds)),
@@ -334,7 +315,7 @@ def _curve_figure(title: str, unit: str, found: Found, first: FabricResults, hei
         "showlegend": shown,
     }
     single = "" if shown or traces[0]["name"] in title else f" ({traces[0]['name']})"
-    legend = 24 + 18 * math.ceil(len(names) * len(found) / 2) if shown else 0
+    legend = 24 + 18 * math.ceil(len(lines) / 2) if shown else 0
     return Figure(clean(title + single), traces, layout, height=height + legend)
 
 
@@ -356,34 +337,29 @@ def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
     return {"tickmode": "array", "tickvals": chosen, "ticktext": [long_size(size) for size in chosen]}
 
 
-def _bars(runs: Benchmarks, measure: str) -> list[Figure]:
-    title, unit = MEASURES[measure]
-    traces: list[dict[str, Any]] = []
-    labels: list[str] = []
-    for place, (name, fabric) in enumerate(runs):
-        rows = [row for row in fabric.rows if measured(row, measure) is not None]
-        kind, sizes = varying(rows), len({row.get("size") for row in rows}) > 1
-        names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
-        labels += names
-        traces.append({
-            "type": "bar", "orientation": "h", "name": plain_text(name), "y": [plain_text(each) for each in names],
-            "x": [measured(row, measure) for row in rows], "marker": {"color": colour(place)},
-            "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
-        })  # fmt: skip
-    if not labels:
+def _bars(rows: Sequence[Mapping[str, Any]], measure: str) -> list[Figure]:
+    rows = [row for row in rows if measured(row, measure) is not None]
+    if not rows:
         return []
+    title, unit = MEASURES[measure]
+    kind, sizes = varying(rows), len({row.get("size") for row in rows}) > 1
+    names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
+    bars = {
+        "type": "bar", "orientation": "h", "y": [plain_text(each) for each in names],
+        "x": [measured(row, measure) for row in rows], "marker": {"color": colour(0)},
+        "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
+    }  # fmt: skip
     layout = {
         "xaxis": axis(tickformat="~s", ticksuffix=unit, nticks=6, rangemode="tozero"),
         "yaxis": axis(type="category", autorange="reversed", showgrid=False),
-        "showlegend": len(runs) > 1,
+        "showlegend": False,
         "hovermode": "closest",
         "margin": {"t": 26, "l": 8, "r": 12, "b": 8},
     }  # fmt: skip
-    height = 100 + 26 * len(dict.fromkeys(labels)) * len(runs)
-    return [Figure(title, traces, layout, height=min(900, height))]
+    return [Figure(title, [bars], layout, height=min(900, 100 + 26 * len(dict.fromkeys(names))))]
 
 
-def matrix_figures(fabric: FabricResults, run: str = "") -> list[Figure]:
+def matrix_figures(fabric: FabricResults) -> list[Figure]:
     """Returns heat maps of all pairs of hosts, worse cells darker."""
     matrix = fabric.matrix
     if matrix is None:
@@ -392,10 +368,10 @@ def matrix_figures(fabric: FabricResults, run: str = "") -> list[Figure]:
     block = block_of(matrix) * max(1, math.ceil(len(matrix["latency"]) / MOST_CELLS))
     names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
     measures = [name for name in ("bandwidth", "latency") if {cell for row in matrix[name] for cell in row} - {None}]
-    return [_heat_map(matrix, names, block, measure, run) for measure in measures]
+    return [_heat_map(matrix, names, block, measure) for measure in measures]
 
 
-def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str) -> Figure:
+def _heat_map(matrix: Any, names: list[str], block: int, measure: str) -> Figure:
     title, unit = MEASURES[measure]
     fast = measure == "bandwidth"
     values = coarse(matrix[measure], MOST_CELLS, min if fast else max)
@@ -429,7 +405,7 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
     }
     sent = matrix.get("size" if fast else "latency_size")
     size = f" with {long_size(sent)}" if sent else ""
-    heading = f"{run + ': ' if run else ''}{title} of pairs{size}" + (f", {scaled}" if small else "")
+    heading = f"{title} of pairs{size}" + (f", {scaled}" if small else "")
     caption = f"Each cell is the worst of {block} x {block} nodes." if block > 1 else ""
     return Figure(clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
 

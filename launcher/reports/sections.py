@@ -1,4 +1,4 @@
-"""What the pages of a run, of several runs side by side, and of a sweep show."""
+"""What the pages of a run and of a sweep show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from launcher.reports.collect import (
     Entry,
     Row,
     RunData,
-    differences,
     finite,
     mapping,
     measured,
@@ -35,7 +34,6 @@ from launcher.reports.page import (
     Page,
     Section,
     Table,
-    change_text,
     fabric_figures,
     legend,
     span_text,
@@ -54,7 +52,6 @@ from launcher.search.progress import SearchProgress, described, rung_lines
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200  # the last events that the timeline's table lists
-LONGEST = 24  # characters of a value in a table of several runs
 MOST_RANKS = 512  # at most so many ranks are listed with their cores
 
 
@@ -63,13 +60,13 @@ def single(run: RunData) -> list[Section]:
     failed = run.state in ("failed", "lost", "cancelled", "stopped")
     output = output_section(run, folded=not failed)
     sections = [
-        notes_section([run]),
+        notes_section(run),
         traceback_section(run),
         output if failed else None,
         timeline_section(run),
-        training_section([run]),
+        training_section(run),
         ranks_section(run),
-        fabric_section([run]),
+        fabric_section(run),
         result_section(run),
         checkpoints_section(run),
         tracking_section(run),
@@ -78,6 +75,12 @@ def single(run: RunData) -> list[Section]:
         environment_section(run),
     ]
     return [section for section in sections if section is not None]
+
+
+def run_page(run: RunData) -> Page:
+    kind = f"Run of {run.plan.get('workload', {}).get('name', '?')}"
+    codes = [CodeBlock("submitted with", build.command(PROGRAM, run.overrides))]
+    return Page(run.id, kind, run.state, run.cause or "", facts(run), codes, single(run), made(run))
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
@@ -112,13 +115,12 @@ def made(run: RunData) -> str:
     return f"made {local_time(run.seen)} by launcher {__version__} from {run.path}"
 
 
-def notes_section(runs: Sequence[RunData]) -> Section | None:
-    rows = [(run.id, note) for run in runs for note in run.notes]
-    return Section("Could not be read", tables=[Table(("run", "what"), rows, frozenset({0, 1}))]) if rows else None
+def notes_section(run: RunData) -> Section | None:
+    rows = [(note,) for note in run.notes]
+    return Section("Could not be read", tables=[Table(("what",), rows, frozenset({0}))]) if rows else None
 
 
-def timeline_section(run: RunData, name: str = "") -> Section | None:
-    """name: on a page about several runs."""
+def timeline_section(run: RunData) -> Section | None:
     history = run.timeline
     if not history.spans:
         return None
@@ -132,8 +134,7 @@ def timeline_section(run: RunData, name: str = "") -> Section | None:
         tables.append(Table(heads, rows, frozenset({0, 5, 6})))
     if events:
         tables.append(Table(("after", "attempt", "what happened"), events, frozenset({2}), summary="Events"))
-    title = "Timeline" + (f" of {name}" if name else "")
-    return Section(title, figures=[timeline_figure(history)], tables=tables, folded=bool(name))
+    return Section("Timeline", figures=[timeline_figure(history)], tables=tables)
 
 
 def _attempt_row(run: RunData, number: int, events: Sequence[Entry]) -> tuple[str, ...]:
@@ -160,10 +161,9 @@ def traceback_section(run: RunData) -> Section | None:
     return Section(f"Traceback of rank {rank}", log=clean(trace).strip().split("\n"))
 
 
-def training_section(runs: Sequence[RunData]) -> Section | None:
-    named: Named = [(run.id, run.curves) for run in runs]
-    figures = training_figures(named)
-    return Section("Training", legend=legend(named), figures=figures) if figures else None
+def training_section(run: RunData) -> Section | None:
+    figures = training_figures([(run.id, run.curves)])
+    return Section("Training", figures=figures) if figures else None
 
 
 def ranks_section(run: RunData) -> Section | None:
@@ -239,8 +239,7 @@ def config_section(run: RunData) -> Section | None:
     return Section("Configuration", tables=[table], folded=True) if rows else None
 
 
-def environment_section(run: RunData, name: str = "") -> Section:
-    """name: on a page about several runs."""
+def environment_section(run: RunData) -> Section:
     record, plan = run.record, run.plan
     pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
     met = next((event for _, events in run.attempts for event in every(events, Met)), None)
@@ -251,14 +250,12 @@ def environment_section(run: RunData, name: str = "") -> Section:
     pairs |= {f"environment: {key}": value for key, value in dict(known.get("environment") or {}).items()}
     pairs |= {"working directory": plan.get("workdir"), "directory": run.path}
     rows = [(key, HIDDEN if is_secret(key) else value_text(value)) for key, value in pairs.items() if value is not None]
-    title = "Environment" + (f" of {name}" if name else "")
-    return Section(title, tables=[Table(("what", "value"), rows, frozenset({0, 1}))], folded=True)
+    return Section("Environment", tables=[Table(("what", "value"), rows, frozenset({0, 1}))], folded=True)
 
 
-# -- Makes the section about a benchmark: conditions, figures, slow pairs, differences, all numbers
+# -- Makes the section about a benchmark: conditions, figures, slow pairs, all numbers
 
 
-TOLERANCE = 0.2  # rows that differ from the baseline's speed by more than this fraction are marked
 MOST_ROWS = 1000  # of each table
 HEADS = ("operation", "group", "ranks", "size", "type", "redop", "place", "median", "min", "p99", "latency", "algbw",
          "busbw", "bandwidth", "of roof", "wrong", "not measured")  # fmt: skip
@@ -267,31 +264,23 @@ WORDS = {"group": "group", "ranks": "ranks", "type": "dtype", "redop": "redop", 
          "not measured": "missing"}  # fmt: skip
 
 
-def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
-    """Returns the section about a benchmark, that of the first run with results; against: the baseline."""
-    known = [(run, run.fabric) for run in runs if run.fabric and (run.fabric.rows or run.fabric.matrix)]
-    if not known:
+def fabric_section(run: RunData) -> Section | None:
+    results = run.fabric
+    if results is None or not (results.rows or results.matrix):
         return None
-    first, results = known[0]
-    same = [(run, fabric) for run, fabric in known if fabric.workload == results.workload]
     tables: list[Table] = []
-    if against is not None and any(run is against for run, _ in same):
-        tables += [differences_table(run, against) for run, _ in same if run is not against]
     codes = []
     if results.matrix is not None:
-        if slow := slow_table(results.matrix):
-            tables.append(slow)
-        if override := _exclude(first, str(results.matrix.get("exclude") or "")):
+        tables.append(slow_table(results.matrix))
+        if override := _exclude(run, str(results.matrix.get("exclude") or "")):
             codes.append(CodeBlock("exclude the suspected nodes with", override))
-    of_run = f" of {first.id}" if len(same) > 1 else ""
-    tables.append(rows_table(results.rows, results.roofs(), f"All numbers{of_run}"))
+    tables.append(rows_table(results.rows, results.roofs(), "All numbers"))
     note = conditions(results.conditions)
     if results.roof.get("how"):
         note += f" Roof: {results.roof['how']}."
     if not results.complete:
         note += f" Not complete{': ' + results.reason if results.reason else ''}."
-    figures = fabric_figures([(run.id, fabric) for run, fabric in same])
-    return Section("Fabric", note, codes, figures, [table for table in tables if table.rows])
+    return Section("Fabric", note, codes, fabric_figures(results), [table for table in tables if table.rows])
 
 
 def _exclude(run: RunData, hosts: str) -> str:
@@ -335,24 +324,6 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) ->
     return Table(tuple(kept), text, left, marks, summary + more)
 
 
-def differences_table(run: RunData, against: RunData) -> Table:
-    """Returns the table of the measurements that a run and its baseline share, those beyond `tolerance` marked."""
-    assert run.fabric is not None and against.fabric is not None
-    tolerance = run.config.get("tolerance")
-    limit = float(tolerance) if isinstance(tolerance, int | float) else TOLERANCE
-    found = differences(run.fabric, against.fabric)[:MOST_ROWS]
-    rows, marks = [], {}
-    for number, each in enumerate(found):
-        unit = MEASURES[each.measure][1]
-        then, now, change = si(each.then, unit), si(each.now, unit), change_text(each.now, each.then)
-        rows.append((each.what, long_size(each.size) if each.size else "", each.measure, then, now, change))
-        if not 1 - limit <= each.speed <= 1 / (1 - limit):
-            marks[number] = "bad" if each.speed < 1 else "good"
-    slower = sum(mark == "bad" for mark in marks.values())
-    summary = f"{run.id} against {against.id}: {slower} of {len(found)} slower by more than {limit:.0%}"
-    return Table(("what", "size", "measure", against.id, run.id, "change"), rows, frozenset({0, 2}), marks, summary)
-
-
 def slow_table(matrix: Mapping[str, Any]) -> Table:
     rows = [
         (
@@ -372,81 +343,6 @@ def slow_table(matrix: Mapping[str, Any]) -> Table:
 
 def _measure(value: float | None, unit: str) -> str:
     return "" if value is None else si(value, unit)
-
-
-# -- Makes the page about one run, or about several runs side by side
-
-
-NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "submit", "wait", "baseline"}
-
-
-def comparison_page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
-    """Returns the page about one run, or several beside the baseline (None: the first of them)."""
-    everything = [*runs, *([baseline] if baseline is not None and baseline.id not in {run.id for run in runs} else [])]
-    first = everything[0]
-    against = baseline or (first if len(everything) > 1 else None)
-    if len(everything) == 1:
-        kind = f"Run of {first.plan.get('workload', {}).get('name', '?')}"
-        codes = [CodeBlock("submitted with", build.command(PROGRAM, first.overrides))]
-        return Page(first.id, kind, first.state, first.cause or "", facts(first), codes, single(first), made(first))
-    found = [
-        notes_section(everything),
-        runs_section(everything),
-        training_section(everything),
-        metrics_section(everything, against),
-        fabric_section(everything, against),
-        config_differences(everything),
-        *(timeline_section(run, run.id) for run in everything),
-        *(environment_section(run, run.id) for run in everything),
-    ]
-    name = f"{first.id} and {everything[1].id}" if len(everything) == 2 else f"{len(everything)} runs"
-    compared = f"compared with {against.id}" if against else ""
-    sections = [section for section in found if section is not None]
-    return Page(name, "Runs side by side", "", compared, (), (), sections, made(first))
-
-
-def runs_section(runs: Sequence[RunData]) -> Section:
-    names = list(dict.fromkeys(name for run in runs for name, _ in facts(run) if name not in ("begun", "waited")))
-    rows = [
-        (run.id, run.state, *(dict(facts(run)).get(name, "-") for name in names), " ".join(run.overrides))
-        for run in runs
-    ]
-    heads = ("run", "state", *names, "overrides")
-    return Section("Runs", tables=[Table(heads, rows, frozenset({0, 1, 2, len(names) + 2}))])
-
-
-def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:
-    """Shows the results of runs, with their relative change from the baseline."""
-    names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
-    if not names:
-        return None
-    rows = []
-    for name in names:
-        before = positive((against.result or {}).get(name)) if against else None
-        cells = []
-        for run in runs:
-            value = (run.result or {}).get(name)
-            text, now = value_text(value), positive(value)
-            text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-            if run is not against and now and before and now != before:
-                text += f" ({change_text(now, before)})"
-            cells.append(text)
-        rows.append((name, *cells))
-    return Section("Results", tables=[Table(("metric", *(run.id for run in runs)), rows)], folded=len(rows) > 40)
-
-
-def config_differences(runs: Sequence[RunData]) -> Section | None:
-    values = [flat_values(dict(run.config)) for run in runs]
-    keys = [key for key in dict.fromkeys(key for each in values for key in each) if key not in NOT_COMPARED]
-    rows = [
-        (key, *(value_text(each.get(key)) for each in values))
-        for key in keys
-        if len({str(each.get(key)) for each in values}) > 1
-    ]
-    if not rows:
-        return None
-    table = Table(("key", *(run.id for run in runs)), rows, frozenset(range(len(runs) + 1)))
-    return Section("Configuration that differs", tables=[table])
 
 
 # -- Makes the page of a sweep: best point, table of all points, training curves

@@ -435,7 +435,6 @@ def test_runs_of_two_clusters_are_cancelled_in_one_command(laptop: Laptop) -> No
     assert laptop("cancel", first, here, second).returncode == 0
     ended = (first, here, second)
     until(lambda: {rows(laptop)[name]["state"] for name in ended} == {"cancelled"}, "the end")
-    assert laptop("report", first, here).returncode == 2
     done = laptop("status", first, here, second, "--json")
     assert done.returncode == 0, done.stderr
     assert sorted(row["run"] for row in json.loads(done.stdout)) == sorted(ended)

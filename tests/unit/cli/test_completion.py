@@ -59,7 +59,6 @@ RUNS = ["latest", "bench-20261121-120000-bbbb", "mnist-20261120-120000-aaaa"]
         (["logs", "--tail", "5", "m"], ["mnist-20261120-120000-aaaa"]),
         (["logs", "m", "--r"], ["--rank", "--runs-dir"]),
         (["status", "a", "lr"], ["lr-3f9c", "lr-3f9c/"]),
-        (["report", "--baseline", "b"], ["bench-20261121-120000-bbbb"]),
         (["sweep", "re"], ["results", "rerun"]),
         (["sweep", "status", ""], ["lr-3f9c"]),
         (["checkpoint", "ver"], ["verify"]),

@@ -146,7 +146,7 @@ def a_post_mortem(run: Run) -> None:
 
 def a_report(run: Run) -> None:
     seen = all_statuses([run])[0]
-    print(page.render(sections.comparison_page([collect.collect(seen, cause(seen))], None)))
+    print(page.render(sections.run_page(collect.collect(seen, cause(seen)))))
 
 
 def a_wait(run: Run) -> None:
