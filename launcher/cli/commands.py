@@ -426,6 +426,10 @@ def of_why(parser: Parser) -> None:
     """Explain why RUN waits: the reason, the scheduler's estimate of the start, the limit that applies, and the
     smallest change with which RUN would start clearly sooner. If RUN does not wait: its state, or why it ended."""
     parser.add("name", metavar="RUN", help=RUN)
+    parser.add(
+        "--trials", type=positive, default=1, metavar="N",
+        help="Slurm: ask by `sbatch --test-only` when RUN would start with each of the N smallest changes (default: 1)",
+    )  # fmt: skip
     add_json(parser)
 
 

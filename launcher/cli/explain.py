@@ -32,12 +32,11 @@ from launcher.schedulers.pending import Explanation, Option, PendingFacts, Waiti
 from launcher.submission.dependencies import StartDecision, conditions_met, decide, read_dependencies
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
-TRIED_AT_ONCE = 3  # changes that are tried for a run that was just submitted: another size, time or queue
 
 
 def why(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
-    explanation = explain(found, program())
+    explanation = explain(found, program(), arguments.trials)
     if arguments.as_json:
         print(json.dumps(as_json(explanation), indent=1))
         return 0
@@ -81,8 +80,6 @@ def start_lines(found: Explanation, now: float) -> list[str]:
     lines = []
     if found.starts:
         lines.append(f"start      {moment(found.starts, now)}, says the scheduler")
-    elif found.tried and found.tried[0].starts:
-        lines.append(f"start      {moment(found.tried[0].starts, now)}, as the queue is now")
     if found.options:
         best = found.options[0]
         change = f"{_start(best, now)} with {' '.join(best.overrides)}"
@@ -111,30 +108,30 @@ def moment(starts: float, now: float) -> str:
 # -- Finds why a run is in the state that it is in
 
 
-def explain(run: Run, program: str) -> Explanation:
+def explain(run: Run, program: str, trials: int = 1) -> Explanation:
+    """trials: most changes whose start a scheduler is asked for by a trial submission."""
     if run.is_point and (state := not_begun(run)) is not None:
         return _not_begun(run, state, program)
     seen = status_of(run, live := JobMonitor())
     if seen.state is RunState.QUEUED:
-        found = _queued(seen, program)
+        found = _queued(seen, program, trials)
         return replace(found, notes=(*(f"race: {line}" for line in of_race(seen, live)), *found.notes))
     return _other(seen, program)
 
 
 def estimate(run: Run, plan: JobPlan, job_id: str, program: str, timeout: float) -> Explanation | None:
     """Returns what a scheduler says of a job that was just submitted; timeout: seconds a query; raises QueryError."""
-    waiting = replace(_waiting(run, plan, job_id, program), most=TRIED_AT_ONCE)
-    return registry.scheduler(plan.cluster.scheduler).explain(waiting, timeout)
+    return registry.scheduler(plan.cluster.scheduler).explain(_waiting(run, plan, job_id, program, 1), timeout)
 
 
-def _waiting(run: Run, plan: JobPlan, job_id: str, program: str) -> Waiting:
+def _waiting(run: Run, plan: JobPlan, job_id: str, program: str, trials: int) -> Waiting:
     fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in run.record().get("overrides", []))
-    return Waiting(run.id, job_id, plan, program, fixed)
+    return Waiting(run.id, job_id, plan, program, fixed, trials)
 
 
-def _queued(seen: RunStatus, program: str) -> Explanation:
+def _queued(seen: RunStatus, program: str, trials: int) -> Explanation:
     plan, job_id = seen.plan, str(seen.history.job_id)
-    scheduler, waiting = registry.scheduler(plan.cluster.scheduler), _waiting(seen.run, plan, job_id, program)
+    scheduler, waiting = registry.scheduler(plan.cluster.scheduler), _waiting(seen.run, plan, job_id, program, trials)
     unexplained = Explanation(seen.run.id, "queued", Why.UNKNOWN, job_id, _facts(seen))
     try:
         found = scheduler.explain(waiting, min(TIMEOUT, plan.cluster.submit_timeout))

@@ -25,7 +25,7 @@ class Waiting(Struct):
     plan: JobPlan  # the run's plan
     program: str  # how the launcher was called (`python -m launcher`), for commands that users can copy
     fixed_nodes: bool = False  # whether the user has set min_nodes
-    most: int | None = None  # most changes to try, since each trial is work for the scheduler; None: no limit
+    trials: int = 1  # most changes whose start is asked for, since each trial is work for the scheduler
 
 
 class Option(Struct):
@@ -96,7 +96,7 @@ class Explanation(Struct):
     limits: tuple[str, ...] = ()  # one line per limit that blocks the run, with its value and where it is set
     nodes: tuple[str, ...] = ()  # lines with the number of suitable nodes, and with the problems of unavailable nodes
     options: tuple[Option, ...] = ()  # changes with which the run would start sooner, the smallest change first
-    tried: tuple[Option, ...] = ()  # all options that were evaluated; the first is the unchanged run
+    tried: tuple[Option, ...] = ()  # all options; the first is the unchanged run
     commands: tuple[str, ...] = ()  # shell commands that apply the first option
     awaited: tuple[Awaited, ...] = ()  # the runs and sweeps that it waits for (config key `after`), as they are now
     notes: tuple[str, ...] = ()  # further remarks, such as failed queries

@@ -192,12 +192,11 @@ def _column(found: re.Match[str]) -> str:
 
 TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for which changes of the run are tried
 OVERLOOKED = 300.0  # seconds without a reason after which this is reported itself: Slurm schedules every minute
-TRIALS = 16.0  # seconds since the first query after which no further trial is started
 
 
 def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
-    """Explains why a pending job does not start, and tries changes; raises QueryError for the job's own query."""
-    began, queries = time.monotonic(), Answers()
+    """Explains why a pending job does not start, with changes; raises QueryError for the job's own query."""
+    queries = Answers()
     plan, job_id = waiting.plan, waiting.job
     job = slurm.pending(job_id)
     now = time.time()
@@ -221,22 +220,21 @@ def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
     limits = limits_of(job, wanted, reason, mine, windows, now)
     if reason.column:
         limits += _values(job, reason, mine, slurm, queries)
-    tried: tuple[Option, ...] = ()
-    if reason.kind in TRIED and job.state == "PENDING":
+    found = list[Change]()
+    free = idle(usable(nodes, job.partition.split(","), job.features))
+    if reason.kind in TRIED and job.state == "PENDING" and (job.reason or free < job.nodes):  # else it may start now
         found = changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
         if reason.kind is Why.RESERVATION:  # no other change helps
             found = [each for each in found if each.overrides == ("cluster.reservation=null",)]
-        tried = _trials(plan, found[: waiting.most], slurm, queries, began + TRIALS)
-        tried = corrected(tried, job, partitions, windows, now)
-        if reason.never and tried:
-            tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
-    better = pending.sooner(tried, now)
+    planned = job.starts if job.starts and job.starts > now - 60 else None
+    tried = _tried(waiting, found, slurm, queries)
     if tried:
-        queries.notes.append("estimates of changes are trials (sbatch --test-only), which know the queue only roughly")
+        tried = (Option((), None, "never") if reason.never else Option((), planned), *tried)
+    better = pending.sooner(tried, now)
     return replace(
         pending.explained(waiting, reason, job_id),
         code=job.reason.replace("_", " "),
-        starts=job.starts if job.starts and job.starts > now - 60 else None,
+        starts=planned,
         limits=limits,
         nodes=node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
         options=better,
@@ -312,58 +310,31 @@ def limits_of(
     return tuple(found)
 
 
-def corrected(
-    tried: Sequence[Option], job: Pending, partitions: Sequence[Partition], windows: Sequence[Reservation], now: float
-) -> tuple[Option, ...]:
-    """Corrects the start estimates of trials (`sbatch --test-only`), which count the pending job as a competitor.
-
-    Slurm adds its share of the whole partition: CPUs x time / all CPUs (job_scheduler.c, _delayed_job_start_time). The
-    unchanged run gets the start that Slurm has planned for the pending job, if there is one.
-    """
-    mine = next((each for each in partitions if each.name == job.partition), None)
-    own = 0.0
-    if mine is not None and mine.cpus and mine.total and job.time:
-        cpus = max(job.cpus, job.nodes * max(mine.cpus // mine.total, 1))
-        own = cpus * job.time / mine.cpus
-    found = []
-    for each in tried:
-        starts, elsewhere = each.starts, any("partition=" in word for word in each.overrides)
-        if starts is not None and starts > now + pending.CLEARLY and not elsewhere:
-            # A trial may have waited for the end of a reservation: it cannot start before that.
-            ends = [each.ends for each in windows if each.ends is not None and starts - own < each.ends <= starts]
-            starts = max(starts - own, now, *ends)
-        if not each.overrides and job.starts is not None and job.starts > now - pending.CLEARLY:
-            starts = job.starts
-        found.append(replace(each, starts=starts))
-    return tuple(found)
-
-
 def clock(moment: float | None) -> str:
     """Formats a time (seconds since the epoch) as `Sat 21 Nov 21:10:00` in local time; `-` for None."""
     return "-" if moment is None else time.strftime("%a %d %b %H:%M:%S", time.localtime(moment))
 
 
-def _trials(
-    plan: JobPlan, changes: Sequence[Change], slurm: Slurm, queries: Answers, until: float
-) -> tuple[Option, ...]:
-    # No further trial starts after `until` (monotonic clock) or a failed query
-    found: list[Option] = []
-    environment = job_environment(os.environ, plan).environment
-    for change in (Change((), plan), *changes):
-        if time.monotonic() > until:
-            queries.notes.append("Slurm is slow: not all changes were tried")
-            break
-        trial = queries.get(functools.partial(slurm.trial, arguments(change.plan), environment), None)
-        if trial is None:
-            break
-        found.append(Option(change.overrides, trial.starts, change.note if trial.starts else trial.words))
-    return tuple(found)
+def _tried(waiting: Waiting, found: Sequence[Change], slurm: Slurm, queries: Answers) -> tuple[Option, ...]:
+    environment = job_environment(os.environ, waiting.plan).environment
+    tried = list[Option]()
+    for number, change in enumerate(found):
+        trial = None
+        if number < waiting.trials:
+            trial = queries.get(functools.partial(slurm.trial, arguments(change.plan), environment), None)
+        starts = trial.starts if trial else None
+        tried.append(Option(change.overrides, starts, change.note if trial is None or starts else trial.words))
+    if found:
+        note = "the start of a change is a trial (sbatch --test-only), which knows the queue only roughly"
+        more = f"; `{waiting.program} why {waiting.run} --trials {len(found)}` tries all of these changes"
+        queries.notes.append(note + (more if len(found) > waiting.trials else ""))
+    return tuple(tried)
 
 
 # -- `why`: changes with which a pending Slurm run may start sooner, and the nodes that it could use
 
 
-MOST = 4  # maximum number of changes to try; each is a query
+MOST = 4  # maximum number of changes
 SHORTEST = 120  # minimum wall time in seconds to suggest
 BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power")
 
@@ -411,31 +382,23 @@ def changes(
     plan: JobPlan, job: Pending, partitions: Sequence[Partition], nodes: Sequence[NodeCounts],
     reservations: Sequence[Reservation], *, now: float, fixed_nodes: bool = False,
 ) -> list[Change]:  # fmt: skip
-    """Returns the changes to try, at most MOST, the smallest change first; fixed_nodes: not fewer, as the user said.
+    """Returns the changes that may help, at most MOST, the smallest first; fixed_nodes: not fewer, as the user said.
 
-    | change | tried if |
+    | change | if |
     |---|---|
     | no exclude, no constraint, no reservation | the run has one |
     | less time | the run would overlap with a reservation, or exceeds the time limit of its partition |
-    | another partition | the user may use it, and it accepts the run; those with most idle nodes first |
-    | as many nodes as are idle; half the nodes; min_nodes | fewer than now, and min_nodes and the workload allow it |
-    | a partition of a higher tier | as for another partition |
-    | half the time | no other shorter time is tried |
+    | another partition | the user may use it, it accepts the run, and enough of its nodes are idle |
+    | as many nodes as are idle, or half | fewer than now, and min_nodes and the workload allow it |
+    | half the time | no other shorter time is there |
     """
     mine = job.partition.split(",")
     shorter = _shorter(plan, job, partitions, reservations, now)
-    cheap, expensive = _other_partitions(plan, job, partitions, nodes)
-    smaller = _smaller(plan, idle(usable(nodes, mine, settings_of(plan, SlurmSettings).constraint or "")), fixed_nodes)
     half = [] if shorter or plan.time // 2 < SHORTEST else [_in_time(plan, plan.time // 2, "half the time")]
+    smaller = _smaller(plan, idle(usable(nodes, mine, settings_of(plan, SlurmSettings).constraint or "")), fixed_nodes)
+    found = [*_without(plan), *shorter, *_other_partitions(plan, job, partitions, nodes), *smaller, *half]
     # A trial may accept what exceeds the limits of its partition (EnforcePartLimits=NO); the job would never start.
-    kinds = [
-        [each for each in found if _allowed(each.plan, mine, partitions)]
-        for found in (_without(plan), shorter, cheap, smaller, expensive, half)
-    ]
-    # One change of each kind comes before a second one of any kind.
-    picked = [(kind, each) for turn in (0, 1) for kind, found in enumerate(kinds) for each in found[turn : turn + 1]]
-    picked = sorted(picked[: MOST - bool(reservations)], key=lambda pair: (pair[0], -pair[1].plan.nodes))
-    return [change for _, change in picked]
+    return [each for each in found if _allowed(each.plan, mine, partitions)][:MOST]
 
 
 def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[Partition]) -> bool:
@@ -491,31 +454,23 @@ def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
 
 def _other_partitions(
     plan: JobPlan, job: Pending, partitions: Sequence[Partition], nodes: Sequence[NodeCounts]
-) -> tuple[list[Change], list[Change]]:
+) -> list[Change]:
     mine = job.partition.split(",")
-    fitting = []
-    for each in partitions:
-        there = usable(nodes, [each.name], settings_of(plan, SlurmSettings).constraint or "")
-        allowed = (not each.accounts or job.account in each.accounts) and job.account not in each.denied
-        if (
-            each.name not in mine and each.state == "UP" and not each.root_only and allowed
-            and each.takes(plan.nodes, plan.time) and plan.nodes <= sum(group.count for group in there)
-        ):  # fmt: skip
-            fitting.append((idle(there), each))
-    fitting.sort(key=lambda pair: -pair[0])
     tier = max((each.tier for each in partitions if each.name in mine), default=0)
-    cheap, expensive = list[Change](), list[Change]()
-    for _, each in fitting:
-        note = "its priority tier is higher: it may cost more, or preempt" if each.tier > tier else ""
-        change = Change((f"cluster.partition={each.name}",), _with(plan, "partition", each.name), note)
-        (expensive if note else cheap).append(change)
-    return cheap, expensive
+    found = []
+    for each in sorted(partitions, key=lambda each: each.tier > tier):
+        free = idle(usable(nodes, [each.name], settings_of(plan, SlurmSettings).constraint or ""))
+        allowed = (not each.accounts or job.account in each.accounts) and job.account not in each.denied
+        if each.name not in mine and each.state == "UP" and not each.root_only and allowed and plan.nodes <= free:
+            note = "its priority tier is higher: it may cost more, or preempt" if each.tier > tier else ""
+            found.append(Change((f"cluster.partition={each.name}",), _with(plan, "partition", each.name), note))
+    return found
 
 
 def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
-    return [
-        Change((f"nodes={n}",), replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
-               f"{plural(n * plan.procs_per_node, 'rank')} instead of {plan.world_size}")
-        for n in dict.fromkeys((free, plan.nodes // 2, plan.min_nodes))
-        if pending.may_offer_fewer_nodes(plan, n, fixed=fixed)
-    ]  # fmt: skip
+    nodes = free or plan.nodes // 2
+    if not pending.may_offer_fewer_nodes(plan, nodes, fixed=fixed):
+        return []
+    smaller = replace(plan, nodes=nodes, min_nodes=min(plan.min_nodes, nodes))
+    ranks = f"{plural(nodes * plan.procs_per_node, 'rank')} instead of {plan.world_size}"
+    return [Change((f"nodes={nodes}",), smaller, ranks)]

@@ -56,7 +56,6 @@ def test_a_submission_says_when_it_starts_and_what_would_start_sooner(monkeypatc
         "start      21:10 (in 10 min), says the scheduler",
         f"sooner     now with nodes=2: launcher why {LONG.run}",
     ]
-    assert start_lines(replace(LONG, starts=None), NOW) == ["start      21:10 (in 10 min), as the queue is now"]
     unknown = replace(known, starts=None, tried=(Option((), None), fewer))  # PBS without estimates
     assert start_lines(unknown, NOW) == [f"sooner     now with nodes=2: launcher why {LONG.run}"]
     assert start_lines(Explanation("r", "queued", Why.UNKNOWN), NOW) == []

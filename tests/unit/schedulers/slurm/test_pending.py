@@ -151,7 +151,7 @@ def test_nodes_that_are_not_available_are_named() -> None:
 def test_a_job_is_read_from_scontrol() -> None:
     job = client.parse_pending(SHOWN)
     assert (job.id, job.state, job.reason, job.partition) == ("2", "PENDING", "Resources", "gpu")
-    assert (job.nodes, job.cpus, job.time, job.account, job.qos) == (4, 16, 3600, "root", "normal")
+    assert (job.nodes, job.time, job.account, job.qos) == (4, 3600, "root", "normal")
     assert (job.features, job.dependency, job.throttle) == ("", "", None)
     assert job.starts == time.mktime((2026, 11, 21, 21, 34, 59, 0, 0, -1))
     with pytest.raises(QueryError, match="could not be read"):
@@ -168,8 +168,8 @@ def test_of_an_array_the_first_record_counts() -> None:
 
 def test_partitions_nodes_and_reservations_are_read() -> None:
     gpu, debug = limits.parse_partition_records(PARTITIONS)
-    assert gpu == Partition("gpu", True, 7200, None, (), "UP", 0, 4, 16, tier=1)
-    assert debug == Partition("debug", False, 86400, 2, (), "DOWN", 1, 2, 8, ("a", "b"), ("c",), "part", 1)
+    assert gpu == Partition("gpu", True, 7200, None, (), "UP", 0, 4, tier=1)
+    assert debug == Partition("debug", False, 86400, 2, (), "DOWN", 1, 2, ("a", "b"), ("c",), "part", 1)
     assert client.parse_nodes(NODES) == [
         NodeCounts("gpu", 1, "planned", (), "node4"),
         NodeCounts("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
@@ -213,10 +213,10 @@ def test_a_limit_of_sacctmgr_is_told_with_its_owner(text: str, told: str) -> Non
     assert client.parse_limit(text, "QOS", "MaxJobsPU") == told
 
 
-GPU = Partition("gpu", True, 7200, None, (), "UP", 0, 4, 16, tier=1)
-DEBUG = Partition("debug", False, 600, None, (), "UP", 0, 2, 8, tier=1)
-LONG = Partition("long", False, None, None, (), "UP", 0, 4, 16, tier=1)
-URGENT = Partition("urgent", False, 7200, None, (), "UP", 0, 4, 16, tier=9)
+GPU = Partition("gpu", True, 7200, None, (), "UP", 0, 4, tier=1)
+DEBUG = Partition("debug", False, 600, None, (), "UP", 0, 2, tier=1)
+LONG = Partition("long", False, None, None, (), "UP", 0, 4, tier=1)
+URGENT = Partition("urgent", False, 7200, None, (), "UP", 0, 4, tier=9)
 IDLE = [NodeCounts(name, 3, "idle", ("a100",)) for name in ("gpu", "long", "urgent")] + [NodeCounts("debug", 2, "idle")]
 BUSY = [NodeCounts(name, 4, "allocated") for name in ("gpu", "long", "urgent")]
 WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
@@ -225,28 +225,30 @@ WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
 @pytest.mark.parametrize(
     ("keys", "partitions", "nodes", "windows", "tried"),
     [
-        # 3 of 4 nodes are idle; half of the nodes needs room left
-        ({"nodes": 4}, [GPU], IDLE, [], ["nodes=3", "nodes=2", "time=00:30:00"]),
+        # 3 of 4 nodes are idle; of none idle, half
+        ({"nodes": 4}, [GPU], IDLE, [], ["nodes=3", "time=00:30:00"]),
         ({"nodes": 4}, [GPU], BUSY, [], ["nodes=2", "time=00:30:00"]),
         ({"nodes": 1}, [GPU], BUSY, [], ["time=00:30:00"]),
         # the run's own least
-        ({"nodes": 4, "min_nodes": 3}, [GPU], BUSY, [], ["nodes=3", "time=00:30:00"]),
-        # other partitions: debug is too short, urgent is dearer than fewer nodes
-        ({"nodes": 4}, [GPU, DEBUG, URGENT], BUSY, [], ["nodes=2", "cluster.partition=urgent", "time=00:30:00"]),
-        ({"nodes": 2, "time": "10m"}, [GPU, DEBUG], IDLE, [], ["cluster.partition=debug", "nodes=1", "time=00:05:00"]),
-        ({"nodes": 4}, [GPU, replace(LONG, state="DOWN")], BUSY, [], ["nodes=2", "time=00:30:00"]),
-        ({"nodes": 4}, [GPU, replace(LONG, accounts=("x",))], BUSY, [], ["nodes=2", "time=00:30:00"]),
-        ({"nodes": 4}, [GPU, replace(LONG, accounts=("mine",))], BUSY, [],
-         ["cluster.partition=long", "nodes=2", "time=00:30:00"]),
-        ({"nodes": 4}, [GPU, replace(LONG, denied=("mine",))], BUSY, [], ["nodes=2", "time=00:30:00"]),
-        ({"nodes": 4}, [GPU, replace(LONG, max_nodes=3)], BUSY, [], ["nodes=2", "time=00:30:00"]),
+        ({"nodes": 4, "min_nodes": 3}, [GPU], BUSY, [], ["time=00:30:00"]),
+        # other partitions: debug is too short, urgent is dearer than long, nobody waits in a queue for another one
+        ({"nodes": 3}, [GPU, DEBUG, URGENT, LONG], IDLE, [],
+         ["cluster.partition=long", "cluster.partition=urgent", "time=00:30:00"]),
+        ({"nodes": 4}, [GPU, LONG], BUSY, [], ["nodes=2", "time=00:30:00"]),
+        ({"nodes": 2, "time": "10m"}, [GPU, DEBUG], IDLE, [], ["cluster.partition=debug", "time=00:05:00"]),
+        ({"nodes": 3}, [GPU, replace(LONG, state="DOWN")], IDLE, [], ["time=00:30:00"]),
+        ({"nodes": 3}, [GPU, replace(LONG, accounts=("x",))], IDLE, [], ["time=00:30:00"]),
+        ({"nodes": 3}, [GPU, replace(LONG, accounts=("mine",))], IDLE, [],
+         ["cluster.partition=long", "time=00:30:00"]),
+        ({"nodes": 3}, [GPU, replace(LONG, denied=("mine",))], IDLE, [], ["time=00:30:00"]),
+        ({"nodes": 3}, [GPU, replace(LONG, max_nodes=2)], IDLE, [], ["time=00:30:00"]),
         # a maintenance window: as long as there is time before it
         ({"nodes": 2}, [GPU], BUSY, [WINDOW], ["time=00:39:00", "nodes=1"]),
         ({"nodes": 2, "time": "30m"}, [GPU], BUSY, [WINDOW], ["nodes=1", "time=00:15:00"]),
         # more than the partition allows
         ({"nodes": 1, "time": "3h"}, [GPU], BUSY, [], ["time=02:00:00"]),
         ({"nodes": 4, "time": "3h"}, [GPU], BUSY, [], ["time=02:00:00"]),  # not two nodes for three hours
-        ({"nodes": 4, "time": "3h", "cluster": {"exclude": "node3"}}, [GPU, LONG], BUSY, [],
+        ({"nodes": 3, "time": "3h", "cluster": {"exclude": "node3"}}, [GPU, LONG], IDLE, [],
          ["time=02:00:00", "cluster.partition=long"]),
         # fewer nodes than the partition gives
         ({"nodes": 4}, [replace(GPU, min_nodes=3)], BUSY, [], ["time=00:30:00"]),
@@ -257,7 +259,7 @@ WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
          ["cluster.reservation=null", "time=00:30:00"]),
     ],
 )  # fmt: skip
-def test_changes_are_tried_from_the_smallest_on(
+def test_changes_begin_with_the_smallest(
     keys: dict[str, Any], partitions: list[Partition], nodes: list[NodeCounts], windows: list[Reservation],
     tried: list[str],
 ) -> None:  # fmt: skip
@@ -315,18 +317,6 @@ def test_a_change_is_worth_it_when_it_starts_clearly_sooner(
     assert sooner(tried, NOW) == (tried[1:] if better else ())
 
 
-def test_a_trial_does_not_wait_for_the_job_that_it_replaces() -> None:
-    """Recorded: 4 nodes for an hour at the end of the queue, of which the job itself is an hour."""
-    job = Pending("1", "PENDING", "Resources", starts=NOW + 1700, partition="gpu", nodes=4, cpus=16, time=3600)
-    tried = (Option((), NOW + 5400), Option(("nodes=2",), NOW + 5400), Option(("cluster.partition=x",), NOW + 5400),
-             Option(("nodes=1",), NOW + 60))  # fmt: skip
-    starts = [each.starts for each in pending.corrected(tried, job, [GPU], [], NOW)]
-    assert starts == [NOW + 1700, NOW + 1800, NOW + 5400, NOW + 60]
-    window = Reservation("maint", NOW + 900, NOW + 4500)
-    starts = [each.starts for each in pending.corrected(tried, job, [GPU], [window], NOW)]
-    assert starts[1] == NOW + 4500  # not into the window
-
-
 class Recorded(client.Slurm):
     """Answers from records."""
 
@@ -342,25 +332,40 @@ class Recorded(client.Slurm):
 
     def trial(self, options: object, environment: object) -> StartTrial:
         vars(self)["asked"] += 1
-        return StartTrial(NOW if "--nodes=2" in options else NOW + 5400)  # type: ignore[operator]
+        return StartTrial(NOW if "--nodes=1" in options else NOW + 5400)  # type: ignore[operator]
 
 
-def explained(**answers: str) -> tuple[pending.Explanation, Recorded]:
+def explained(trials: int = 1, **answers: str) -> tuple[pending.Explanation, Recorded]:
     told = {"show job": SHOWN, "show partition": PARTITIONS, "sinfo": NODES, "show reservation": RESERVATIONS}
     resources = Recorded(answers={**told, **answers})
     plan = plan_of(nodes=4, cpus_per_proc=4)
-    return pending.explain(Waiting("run-1", "2", plan, "launcher"), resources), resources
+    return pending.explain(Waiting("run-1", "2", plan, "launcher", trials=trials), resources), resources
 
 
 def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner() -> None:
     found, resources = explained()
     assert "nodes it asks for are in use" in found.facts.meaning
     assert found.code == "Resources"
-    assert [each.overrides for each in found.tried][:2] == [(), ("nodes=2",)]
-    assert found.options[0].overrides == ("nodes=2",)
-    assert found.commands == ("launcher cancel run-1", "launcher resume run-1 nodes=2")
+    assert [each.overrides for each in found.tried][:2] == [(), ("nodes=1",)]
+    assert found.options[0].overrides == ("nodes=1",)
+    assert found.commands == ("launcher cancel run-1", "launcher resume run-1 nodes=1")
     assert "node3 is down: bad | GPU" in found.nodes
-    assert resources.asked <= 9
+    assert resources.asked <= 5
+
+
+def test_one_change_is_tried_and_more_on_request() -> None:
+    for trials, starts in ((1, [NOW, None]), (2, [NOW, NOW + 5400])):
+        found, _ = explained(trials)
+        assert [each.overrides for each in found.tried[1:]] == [("nodes=1",), ("time=00:30:00",)]
+        assert [each.starts for each in found.tried[1:]] == starts
+        assert ("--trials 2" in found.notes[-1]) == (trials == 1)
+
+
+def test_a_job_that_slurm_has_not_looked_at_and_that_fits_is_offered_no_changes() -> None:
+    new = SHOWN.replace("Reason=Resources", "Reason=None")
+    free = NODES.replace("allocated", "idle").replace("planned", "idle").replace("down", "idle")
+    assert explained(**{"show job": new, "sinfo": free})[0].tried == ()
+    assert explained(**{"show job": new})[0].tried
 
 
 def test_what_is_not_answered_is_said_and_the_rest_is_told() -> None:
