@@ -114,20 +114,11 @@ def pingpong(pair: Pair, runs: Runs) -> Timed:
     return timed
 
 
-def bandwidth(pair: Pair, runs: Runs) -> Timed:
-    """Measures windows of messages from a to b, each acknowledged by a small one; compares the first and the last."""
-    return _windows(pair, runs, both=False)
+def windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
+    """Measures windows of messages from a to b, or in both directions at the same time; an end acknowledges each.
 
-
-def bidirectional(pair: Pair, runs: Runs) -> Timed:
-    """Measures windows of messages in both directions at the same time."""
-    return _windows(pair, runs, both=True)
-
-
-PATTERNS = {"pingpong": pingpong, "bandwidth": bandwidth, "bidirectional": bidirectional}
-
-
-def _windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
+    Compares the first window and the last one.
+    """
     first, slots = pair.rank == pair.a, pair.slots(runs.window)
     outbox = pair.messages(pair.rank, slots) if first or both else []
     inbox = Inbox(pair, 0 if first and not both else slots)
@@ -158,6 +149,11 @@ def _windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
         if compared:
             inbox.compare(timed, len(inbox.buffers))
     return timed
+
+
+PATTERNS = {
+    "pingpong": pingpong, "bandwidth": partial(windows, both=False), "bidirectional": partial(windows, both=True),
+}  # fmt: skip
 
 
 def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:

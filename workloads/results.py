@@ -235,9 +235,10 @@ def against(
     """Compares this run with its baseline and prints the result; returns an error if it is slower or not comparable."""
     slower, compared = compare(now, baseline.rows, tolerance)
     if not compared:
+        there = ", ".join(dict.fromkeys(label(row) for row in baseline.rows[:3]))
         return (
             f"nothing can be compared with baseline={where}: it has no row of the same operation, size, type and "
-            f"number of ranks ({_sizes_in_words(baseline.rows)} there)"
+            f"number of ranks ({there}{', ...' if len(baseline.rows) > 3 else ''} there)"
         )
     left = len(now) - compared
     rest = f"; {left} have no counterpart there" if left else ""
@@ -253,10 +254,6 @@ def against(
         f"{len(slower)} of {compared} rows are slower than baseline={where} allows (tolerance={tolerance:g}); the "
         f"worst: {worst.what}, {worst.measure} {worst.shown}"
     )
-
-
-def _sizes_in_words(rows: Sequence[Row]) -> str:
-    return ", ".join(dict.fromkeys(label(row) for row in rows[:3])) + (", ..." if len(rows) > 3 else "")
 
 
 # -- Reads the results of an earlier run, with which a benchmark is compared, on all ranks

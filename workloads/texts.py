@@ -102,8 +102,6 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
     for key in counts:
         if (count := getattr(config, key)) < 1:
             raise ConfigError(f"workload.{key}={count}: it must be 1 or more")
-    if config.micro_batch_size is not None and config.micro_batch_size < 1:
-        raise ConfigError(f"workload.micro_batch_size={config.micro_batch_size}: it must be 1 or more, or empty")
     if config.sample < 0:
         raise ConfigError(f"workload.sample={config.sample}: it must be 0 (no sample) or more bytes")
     if config.width % config.heads:
@@ -115,12 +113,11 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
     for key, value, allowed in (
         ("dropout", config.dropout, 0 <= config.dropout < 1),
         ("warm_up", config.warm_up, 0 <= config.warm_up <= 1),
-        ("lr", config.lr, 0 < config.lr < float("inf")),
         ("clip", config.clip, 0 <= config.clip < float("inf")),
         ("weight_decay", config.weight_decay, 0 <= config.weight_decay < float("inf")),
     ):
         if not allowed:
-            meant = {"dropout": "from 0 to less than 1", "warm_up": "a part of all steps, 0 to 1", "lr": "above 0"}
+            meant = {"dropout": "from 0 to less than 1", "warm_up": "a part of all steps, 0 to 1"}
             raise ConfigError(f"workload.{key}={value}: it must be {meant.get(key, '0 or more')}")
     _check_length(config, text.length)
 
