@@ -1,6 +1,6 @@
 """How far a run is; shows progress: as bars in a terminal, elsewhere as lines at intervals.
 
-All progress bars are made here: those of trainings, sweeps, downloads and `status --watch`. Without a terminal, only
+All progress bars are made here: those of trainings, sweeps and downloads. Without a terminal, only
 the text after the bar is printed. rich omits colours if NO_COLOR is set.
 """
 
@@ -22,7 +22,6 @@ from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress_bar import ProgressBar
 
     from launcher.monitoring.run_status import RunStatus
 
@@ -332,15 +331,10 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
         yield bars
 
 
-def still(done: float, total: float, width: int) -> ProgressBar:
-    """Returns a bar without animation, filled to `done` of `total`, `width` characters wide, for a cell of a table."""
-    from rich.progress_bar import ProgressBar
-
-    return ProgressBar(total=max(total, 1), completed=min(done, total), width=width)
-
-
 def bar(stream: TextIO, done: float, total: float) -> None:
     if on_terminal(stream):
         from rich.console import Console
+        from rich.progress_bar import ProgressBar
 
-        Console(file=raw(stream)).print(still(done, total, 60), "")
+        console = Console(file=raw(stream))
+        console.print(ProgressBar(total=max(total, 1), completed=min(done, total), width=60), "")

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.cli.cleanup import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.cli.progress import on_terminal, progress_of, still, timed, wait_until_readable
+from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_readable
 from launcher.cli.remote import RemoteRows
 from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
 from launcher.errors import ConfigError, RunError
@@ -40,19 +40,12 @@ from launcher.schedulers.query_cache import interval
 from launcher.schedulers.registry import queues_here
 from launcher.search.progress import chooses_more
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
 Row = dict[str, Any]  # the keys KEYS and INTERNAL; of a sweep, `points` too
 MOST_BREAKPOINTS = 4  # ranks at breakpoints that are named
 LONGEST = 160  # characters of the last line of output
 MIN_POLL_INTERVAL = 1.0  # seconds between two reads of the records; the scheduler is queried less often
 UNCHANGED = 10  # reads without a change after which the interval grows
 MILESTONE = 10  # percent of the steps after which a line is printed, without a terminal
-COLOURS = {
-    **dict.fromkeys(("running", "done"), "green"), **dict.fromkeys(("queued", "suspended"), "yellow"),
-    **dict.fromkeys(("failed", "lost", "unreadable", "orphaned"), "red"),
-}  # fmt: skip
 
 
 def run(arguments: Namespace) -> int:
@@ -582,52 +575,18 @@ def line(row: Row) -> str:
 def _live(rows: Rows) -> None:
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     console = Console(file=raw(sys.stdout), highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for view in _views(rows):
-            live.update(layout(view, console), refresh=True)
+            lines = picture(view, console.width, console.height)
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
 
-def layout(view: View, console: Console) -> RenderableType:
-    """Returns a table of the runs with progress bars, cut to the height of the terminal."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    room = max(1, console.height - 4)
-    wide = console.width >= 100
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in ("RUN", "STATE", "STEP" if wide else "", "", "TIME LEFT", "ETA", *(("CHECKPOINT",) if wide else ())):
-        table.add_column(head, no_wrap=head in ("RUN", "TIME LEFT", "ETA", "CHECKPOINT", ""), overflow="fold")
-    for row in view.rows[:room]:
-        points, number = row.get("points"), f" #{row['attempt']}" if row["attempt"] else ""
-        done, total = (points.get("done", 0), sum(points.values())) if points else (row["step"], row["steps"])
-        cells: list[RenderableType] = [
-            Text(one_line(row["run"])), Text(one_line(state(row) + number), COLOURS.get(row["state"], "")),
-            Text(_done(row, done, total) if wide else ""), _bar(done, total, wide),
-            Text(brief(row["left"])), Text(brief(row["needs"])),
-        ]  # fmt: skip
-        table.add_row(*cells, *([Text(COLUMNS["CHECKPOINT"](row))] if wide else []))
-    lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
-    lines += [*(words + age for words, age in view.unanswered.values()), *view.silent.values()]
-    return Group(table, *(Text(one_line(each), "yellow") for each in lines))
-
-
-def _done(row: Row, done: int | None, total: int | None) -> str:
-    if done is None:
-        return "-"
-    rate = row["rate"]
-    speed = "" if rate is None or row["needs"] is None else f" {rate:.3g}/s" if rate >= 1 else f" {1 / rate:.3g} s each"
-    return f"{done}/{total}{speed}" if total else f"{done}{speed}"
-
-
-def _bar(done: int | None, total: int | None, wide: bool) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
-    if done is None or not total:
-        return Text("-")
-    bar = Table.grid(padding=(0, 1, 0, 0))
-    bar.add_row(still(done, total, 20 if wide else 10), f"{100 * done // total}%")
-    return bar
+def picture(view: View, width: int, height: int) -> list[str]:
+    """Returns the lines of the table of the runs, cut to the height of the terminal."""
+    room = max(1, height - 4)
+    lines = runs_table(view.rows[:room], width)
+    lines += [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
+    return [*lines, *map(one_line, (*unanswered(view), *view.silent.values()))]
