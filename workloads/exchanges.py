@@ -151,7 +151,7 @@ def windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
     return timed
 
 
-PATTERNS = {
+PATTERNS: dict[str, Callable[[Pair, Runs], Timed]] = {
     "pingpong": pingpong, "bandwidth": partial(windows, both=False), "bidirectional": partial(windows, both=True),
 }  # fmt: skip
 

@@ -99,9 +99,9 @@ def read_bytes(path: AnyPath, most: int | None = None, *, retry_seconds: float |
     return retry_read(lambda: run_files.read_whole(path, most), path, retry_seconds=retry_seconds)
 
 
-def read_text(path: AnyPath, most: int | None = None, *, retry_seconds: float | None = None) -> Outcome[str | None]:
+def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[str | None]:
     """Reads the text of a file, as `read_bytes` does. Invalid UTF-8 becomes surrogates."""
-    return map_value(read_bytes(path, most, retry_seconds=retry_seconds), lambda data: os.fsdecode(data))
+    return map_value(read_bytes(path, retry_seconds=retry_seconds), lambda data: os.fsdecode(data))
 
 
 def read_json(path: AnyPath, most: int | None = None) -> Outcome[Any]:

@@ -274,7 +274,7 @@ def fabric_section(run: RunData) -> Section | None:
         tables.append(slow_table(results.matrix))
         if override := _exclude(run, str(results.matrix.get("exclude") or "")):
             codes.append(CodeBlock("exclude the suspected nodes with", override))
-    tables.append(rows_table(results.rows, results.roofs(), "All numbers"))
+    tables.append(rows_table(results.rows, results.roofs()))
     note = conditions(results.conditions)
     if results.roof.get("how"):
         note += f" Roof: {results.roof['how']}."
@@ -298,7 +298,7 @@ def conditions(known: Mapping[str, Any]) -> str:
     return f"{text}; {known.get('iterations', '?')} iterations after {known.get('warmup', '?')} of warm-up."
 
 
-def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) -> Table:
+def rows_table(rows: Sequence[Row], roofs: Mapping[str, float]) -> Table:
     """Returns the table of all measurements without empty columns; roofs: upper limits in bytes/s, by name."""
     roof = roofs.get("socket") or roofs.get("memory")
 
@@ -321,7 +321,7 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) ->
     left = frozenset(at for at, head in enumerate(kept) if head == "operation" or (head in WORDS and head != "ranks"))
     marks = {number: "bad" for number, row in enumerate(shown) if row.get("wrong") or row.get("missing")}
     more = f" (the first {MOST_ROWS} of {len(rows)})" if len(rows) > MOST_ROWS else ""
-    return Table(tuple(kept), text, left, marks, summary + more)
+    return Table(tuple(kept), text, left, marks, f"All numbers{more}")
 
 
 def slow_table(matrix: Mapping[str, Any]) -> Table:
