@@ -221,8 +221,8 @@ def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
     if reason.column:
         limits += _values(job, reason, mine, slurm, queries)
     found = list[Change]()
-    free = idle(usable(nodes, job.partition.split(","), job.features))
-    if reason.kind in TRIED and job.state == "PENDING" and (job.reason or free < job.nodes):  # else it may start now
+    may_start_now = not job.reason and idle(_mine(job, nodes)) >= job.nodes
+    if reason.kind in TRIED and job.state == "PENDING" and not may_start_now:
         found = changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
         if reason.kind is Why.RESERVATION:  # no other change helps
             found = [each for each in found if each.overrides == ("cluster.reservation=null",)]
