@@ -1,6 +1,6 @@
 """What Hydra makes of the same files for the same choices, it makes once a process for all tests.
 
-This is four fifths of a composition's time. All overrides are still parsed, and those that choose no file applied.
+This is nine tenths of a composition's time. All overrides are still parsed, and those that choose no file applied.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from typing import Any
 import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import DictConfig, ListConfig
+from omegaconf.base import Node
 
 from launcher.config.scheduler_table import cluster_class, names
 from launcher.errors import ConfigError
@@ -31,8 +36,11 @@ KINDS: dict[int, object] = {}  # classes of profiles by id, which no other class
 def shared() -> Iterator[None]:
     """Has the compositions of this process inside a `with` block share what they have in common."""
     listed, composed = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
+    of_files = file_source()
+    made, loaded = CachingConfigRepository.__init__, of_files.load_config
     lists: dict[str, DefaultsList] = {}
     configs: dict[str, Any] = {}
+    files: dict[tuple[str, str, str], ConfigResult] = {}
 
     def defaults_of(repo: IConfigRepository, config_name: str, overrides_list: Any, **options: Any) -> DefaultsList:
         mine = Overrides(repo=repo, overrides_list=overrides_list)
@@ -50,10 +58,58 @@ def shared() -> Iterator[None]:
             configs[key] = composed(self, defaults, repo)
         return copy.deepcopy(configs[key])
 
+    def repository(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
+        made(self, None)  # type: ignore[arg-type]
+        self.delegate = copy.copy(delegate)  # a deep copy has the schema and all that is stored with it,
+        schema = ConfigStore.instance().repo.get("hydra", {}).get("schema", {})
+        for group in ("cluster", "workload"):  # and so no class that an earlier composition has asked for
+            schema.get(group, {}).clear()
+
+    def file_of(self: ConfigSource, config_path: str) -> ConfigResult:
+        if os.path.realpath(self.path) != CONF:
+            return loaded(self, config_path)
+        key = (self.provider, self.path, config_path)
+        if key not in files:
+            files[key] = loaded(self, config_path)
+        found = copy.copy(files[key])
+        found.config, found.header = copy.deepcopy(found.config), dict(found.header)
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachingConfigRepository, "__init__", repository)
+        patch.setattr(of_files, "load_config", file_of)
+        patch.setattr(DictConfig, "__deepcopy__", deep_copy)
+        patch.setattr(ListConfig, "__deepcopy__", deep_copy)
         patch.setattr(config_loader_impl, "create_defaults_list", defaults_of)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", config_of)
         yield
+
+
+def deep_copy(self: Node, memo: object) -> Node:
+    """As OmegaConf's own, which has `copy` look at each value of each node, and at its types."""
+    return copy_below(self, self.__dict__["_parent"])
+
+
+def copy_below(node: Node, parent: object) -> Node:
+    new = object.__new__(type(node))
+    new.__dict__.update(node.__dict__, _parent=parent, _flags_cache=None)
+    data = node.__dict__["_metadata"]
+    new.__dict__["_metadata"] = own = object.__new__(type(data))
+    own.__dict__.update(data.__dict__, flags=dict(data.flags), resolver_cache=copy.deepcopy(data.resolver_cache))
+    inside = node.__dict__.get("_content")
+    if isinstance(inside, dict):
+        new.__dict__["_content"] = {key: copy_below(each, new) for key, each in inside.items()}
+    elif isinstance(inside, list):
+        new.__dict__["_content"] = [copy_below(each, new) for each in inside]
+    elif isinstance(inside, Node):  # of a union
+        new.__dict__["_content"] = copy_below(inside, new)
+    return new
+
+
+def file_source() -> type[ConfigSource]:
+    """The class of sources that are folders. Hydra imports its plugins itself: it isn't the one of an import here."""
+    Plugins.instance()
+    return SourcesRegistry.instance().resolve("file")
 
 
 def sources(repo: IConfigRepository) -> list[Any]:
@@ -73,6 +129,6 @@ def kinds() -> list[int]:
 
 
 def written(source: Any) -> list[Any]:
-    if not isinstance(source, FileConfigSource) or os.path.realpath(source.path) == CONF:
+    if not isinstance(source, file_source()) or os.path.realpath(source.path) == CONF:
         return []
     return sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in Path(source.path).rglob("*"))
