@@ -86,17 +86,29 @@ def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler
 TEXTS = ("name", "partition", "account", "constraint", "exclude")
 
 
-def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:
-    for text in evil(sandbox):
-        plan = sandbox.plan(
-            name=text,
-            run_id=text,
-            gpus_per_node=1,
-            cluster={**dict.fromkeys(TEXTS, text), "gpu_directive": "gres", "setup": (":",)},
-        )
-        script = render.write(Run(sandbox.run_dir), plan, token=text)
+def with_text(sandbox: Sandbox, text: str, **fields: Any) -> Path:
+    """The script of a plan that has this text wherever one may be."""
+    cluster = {**dict.fromkeys(TEXTS, text), "gpu_directive": "gres", "setup": (":",)}
+    plan = sandbox.plan(name=text, run_id=text, gpus_per_node=1, cluster=cluster, **fields)
+    return render.write(Run(sandbox.run_dir), plan, token=text)
+
+
+def test_no_text_of_the_plan_is_run_by_the_script(sandbox: Sandbox) -> None:
+    driver = sandbox.folder / "bin/driver"
+    driver.write_text('#!/bin/sh\n[ "$1" = -I ] && echo begun\n')  # the real one is a Python, and has no shell
+    driver.chmod(0o700)
+    for number, text in enumerate(evil(sandbox), 1):
+        script = with_text(sandbox, text, python=str(driver))
         outcome = sandbox.start(script, {"SLURM_JOB_ID": "7"})
         assert (outcome.code, safe(outcome)) == (0, True), script.read_text()
+        assert (sandbox.folder / "output").read_text() == "begun\n" * number
+
+
+@pytest.mark.parametrize("start", range(0, len(EVIL), 10))
+def test_no_text_of_the_plan_is_run_by_the_driver(sandbox: Sandbox, start: int) -> None:
+    script = with_text(sandbox, " ".join(evil(sandbox)[start : start + 10]))
+    outcome = sandbox.start(script, {"SLURM_JOB_ID": "7"})
+    assert (outcome.code, outcome.started, safe(outcome)) == (0, True, True), outcome.stderr
 
 
 def options(script: str) -> dict[str, str]:
