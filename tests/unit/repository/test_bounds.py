@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 
 from launcher import bounds
 from tests.launch import ROOT
+from tests.unit.repository.trees import tree
 
 LARGE = 1 << 12  # smaller numbers bound nothing that could grow
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -71,11 +73,10 @@ def value_of(node: ast.expr) -> int | None:
     return None
 
 
-def large_constants(source: str) -> Iterator[str]:
+def large_constants(module: ast.Module) -> Iterator[str]:
     """Yields the names in upper case that a module or a class of it gives to large numbers."""
-    tree = ast.parse(source)
-    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
-    for statement in [*tree.body, *(each for kind in classes for each in kind.body)]:
+    classes = [each for each in module.body if isinstance(each, ast.ClassDef)]
+    for statement in [*module.body, *(each for kind in classes for each in kind.body)]:
         if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
             continue
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -90,9 +91,9 @@ def large_constants(source: str) -> Iterator[str]:
                     yield name.id
 
 
-def compared(source: str) -> Iterator[int]:
+def compared(module: ast.Module) -> Iterator[int]:
     """Yields large powers of two that are compared with something, and are no constant with a name."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(module):
         if isinstance(node, ast.Compare):
             for each in (node.left, *node.comparators):
                 if (
@@ -111,22 +112,27 @@ MODULES = {
 }
 
 
+@cache
+def texts() -> list[str]:
+    return [path.read_text() for path in MODULES.values()]
+
+
 def test_a_bound_is_in_the_module_of_bounds() -> None:
-    found = {f"{module}.{name}" for module, path in MODULES.items() for name in large_constants(path.read_text())}
+    found = {f"{module}.{name}" for module, path in MODULES.items() for name in large_constants(tree(path))}
     known = set().union(*NO_BOUNDS.values())
     assert found - known == set(), "a bound on what is written or read belongs into launcher/bounds.py"
     assert known - found == set(), "these are gone"
 
 
 def test_a_bound_has_a_name() -> None:
-    found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(path.read_text())}
+    found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(tree(path))}
     # how the kernel says that there is no limit
     assert {each.partition(":")[0] for each in found} == {"binding/hardware"}
 
 
 @pytest.mark.parametrize("bound", [name for name in vars(bounds) if name.isupper()])
 def test_each_bound_is_used_by_its_module(bound: str) -> None:
-    assert any(f"bounds.{bound}" in path.read_text() for path in MODULES.values()), "take it from the module of bounds"
+    assert any(f"bounds.{bound}" in text for text in texts()), "take it from the module of bounds"
 
 
 @pytest.mark.parametrize(
@@ -139,9 +145,9 @@ def test_each_bound_is_used_by_its_module(bound: str) -> None:
     ],
 )
 def test_a_bound_is_found(source: str, found: list[str]) -> None:
-    assert list(large_constants(source)) == found
+    assert list(large_constants(ast.parse(source))) == found
 
 
 @pytest.mark.parametrize(("source", "lines"), [("if len(a) > 1 << 20: pass", [1]), ("x < 5\ny < LIMIT", [])])
 def test_a_bound_without_a_name_is_found(source: str, lines: list[int]) -> None:
-    assert list(compared(source)) == lines
+    assert list(compared(ast.parse(source))) == lines

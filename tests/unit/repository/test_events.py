@@ -10,13 +10,14 @@ import pytest
 from launcher.paths import PACKAGE
 from launcher.runs import events
 from launcher.runs.events import TYPES, Event
+from tests.unit.repository.trees import tree
 
 ROOT = PACKAGE.parent
 
 
-def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def names(module: ast.AST) -> Iterator[tuple[int, str]]:
     """Texts that are compared with the name of an event (`entry["event"] == "x"`), or written as one."""
-    for node in ast.walk(tree):
+    for node in ast.walk(module):
         if isinstance(node, ast.Compare) and any(map(_is_name, [node.left, *node.comparators])):
             for each in (part for side in [node.left, *node.comparators] for part in ast.walk(side)):
                 if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value != "event":
@@ -37,7 +38,7 @@ def _is_name(node: ast.AST) -> bool:
 
 
 def test_an_event_is_called_by_its_class() -> None:
-    found = {str(path): list(names(ast.parse(path.read_text()))) for path in PACKAGE.rglob("*.py")}
+    found = {str(path): list(names(tree(path))) for path in PACKAGE.rglob("*.py")}
     assert {path: places for path, places in found.items() if places} == {}
 
 
