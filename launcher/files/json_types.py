@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -28,6 +28,10 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
         has a class variable OPEN that is true.
     name: name of the value in the message (`plan.nodes` gives `plan.nodes is not a whole number`).
     """
+    return None if _fits(kind)(value) else _misfit(value, kind, name)
+
+
+def _misfit(value: Any, kind: Any, name: str) -> str | None:
     if kind is Any:
         return None
     if type(value) is int and kind in (int, float) and not -bounds.FIELD_INTEGERS < value < bounds.FIELD_INTEGERS:
@@ -78,23 +82,91 @@ def as_json(value: Any, *, defaults: bool = True) -> Any:
 
 def from_json(value: Any, kind: Any) -> Any:
     """Returns a JSON value that `misfit` accepts as a value of type `kind`, without unknown fields."""
-    if kind in _WORDS:  # first, since a manifest has a hundred thousand checksums
-        return value
+    return _reader(kind)(value)
+
+
+# -- what a type asks for, found out once per type: a run has a million events
+
+
+@cache
+def _fits(kind: Any) -> Callable[[Any], bool]:
+    # If it returns False, `_misfit` decides and has the words
+    if kind is Any:
+        return lambda value: True
+    if kind is int:
+        return lambda value: type(value) is int and -bounds.FIELD_INTEGERS < value < bounds.FIELD_INTEGERS
+    if kind is float:
+        whole = _fits(int)
+        return lambda value: math.isfinite(value) if type(value) is float else whole(value)
+    if kind in _WORDS:
+        return lambda value: type(value) is kind
+    if _has_fields(kind):
+        return _fits_fields(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return lambda value: type(value) is str and value in kind._value2member_map_
+    origin, arguments = get_origin(kind), get_args(kind)
+    each = [_fits(argument) for argument in arguments if argument is not ...]
+    if origin in (Union, types.UnionType):
+        return lambda value: any(fits(value) for fits in each)
+    if origin is tuple and arguments[-1] is not ...:
+        return lambda value: (
+            type(value) is list
+            and len(value) == len(each)
+            and all(fits(item) for fits, item in zip(each, value, strict=True))
+        )
+    if origin in (list, tuple):
+        return lambda value: type(value) is list and all(map(each[0], value))
+    of_values = each[1] if len(each) == 2 else _fits(Any)
+    return lambda value: type(value) is dict and all(map(of_values, value.values()))
+
+
+def _fits_fields(kind: Any) -> Callable[[Any], bool]:
+    hints, needed = _fields_of(kind)
+    fields = {name: _fits(hint) for name, hint in hints.items()}
+    unknown = getattr(kind, "OPEN", False)
+
+    def fits(value: Any) -> bool:
+        if type(value) is not dict:
+            return False
+        for key, each in value.items():
+            check = fields.get(key)
+            if not (unknown if check is None else check(each)):
+                return False
+        return all(key in value for key in needed)
+
+    return fits
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    if kind in _WORDS:
+        return _as_it_is
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         kinds = [each for each in arguments if each is not types.NoneType]
-        if value is None or len(kinds) > 1:
-            kinds = [each for each in arguments if misfit(value, each, "") is None]
-        return from_json(value, kinds[0])
+        if len(kinds) == 1:
+            read = _reader(kinds[0])
+            return lambda value: None if value is None else read(value)
+        return lambda value: next(_reader(each)(value) for each in arguments if misfit(value, each, "") is None)
     if _has_fields(kind):
-        hints, _ = _fields_of(kind)
-        return kind(**{name: from_json(each, hints[name]) for name, each in value.items() if name in hints})
+        readers = {name: _reader(hint) for name, hint in _fields_of(kind)[0].items()}
+        return lambda value: kind(**{name: readers[name](each) for name, each in value.items() if name in readers})
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
+        return kind
     if origin is tuple:
-        return tuple(map(from_json, value, arguments if arguments[-1] is not ... else (arguments[0],) * len(value)))
-    typed = isinstance(value, dict) and arguments and arguments[1] is not Any
-    return {key: from_json(each, arguments[1]) for key, each in value.items()} if typed else value
+        if arguments[-1] is ...:
+            of_items = _reader(arguments[0])
+            return lambda value: tuple(map(of_items, value))
+        several = [_reader(each) for each in arguments]
+        return lambda value: tuple(read(each) for read, each in zip(several, value, strict=True))
+    if len(arguments) != 2 or arguments[1] is Any:
+        return _as_it_is
+    of_values = _reader(arguments[1])
+    return lambda value: {key: of_values(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _misfit_of_items(value: Any, origin: Any, kinds: tuple[Any, ...], name: str) -> str | None:

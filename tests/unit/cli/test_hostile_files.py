@@ -10,7 +10,7 @@ import resource
 import socket
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -250,23 +250,28 @@ def one(tmp_path: Path) -> Run:
     return sample(tmp_path)
 
 
-def changes(path: Path) -> Iterator[tuple[object, str]]:
-    """What the file may hold with one field changed, and which one that is."""
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+def lines_of(path: Path) -> list[str]:
+    """The JSON values of a file."""
+    return path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+
+
+def changes(lines: Sequence[str]) -> Iterator[tuple[int, Any, tuple[Any, ...], Any]]:
+    """What may be changed: the number of a value in its file, the value, a place in it, and what will be there."""
     for number, line in enumerate(lines):
         values = json.loads(line)
         for place in places(values):
             for new in (DELETED, *VALUES):
-                other = json.dumps(with_checksum(changed(values, place, new)))
-                yield (path.name, number, place, new), "\n".join([*lines[:number], other, *lines[number + 1 :]]) + "\n"
+                yield number, values, place, new
 
 
 def short_changes(path: Path) -> Iterator[tuple[object, str]]:
-    """Every field is deleted, and every third one is something else, which is another value each time."""
-    each = len(VALUES) + 1
-    for number, change in enumerate(changes(path)):
-        if number % each == 0 or number % (3 * each - 1) == 0:
-            yield change
+    """Every field is deleted, and every third one is something else, which is another value each time: what was
+    changed, and the text of the file then."""
+    each, lines = len(VALUES) + 1, lines_of(path)
+    for count, (number, values, place, new) in enumerate(changes(lines)):
+        if count % each == 0 or count % (3 * each - 1) == 0:
+            other = json.dumps(with_checksum(changed(values, place, new)))
+            yield (path.name, number, place, new), "\n".join([*lines[:number], other, *lines[number + 1 :]]) + "\n"
 
 
 def names_of_sources() -> list[str]:
