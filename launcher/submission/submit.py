@@ -89,7 +89,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
                 started = start(run, plan, prepared.token, resumed, by_hand=by_hand)
         except SubmissionRefused:
             if not resumed:
-                _remove(run)
+                remove(run)
             raise
         except SubmissionError as error:
             raise SubmissionError(
@@ -138,7 +138,8 @@ def tried(run: Run, token: str) -> bool:
     return any(entry.token == token for entry in every(journal_events(run), Submitting))
 
 
-def _remove(run: Run) -> None:
+def remove(run: Run) -> None:
+    """Removes the directory of a run, or of a sweep, that was not submitted after all."""
     shutil.rmtree(run.path, ignore_errors=True)
     live_index.discard(run.path)
     run.unlink(default_runs_dir())
@@ -146,7 +147,7 @@ def _remove(run: Run) -> None:
 
 def _remove_unrecorded(run: Run) -> None:
     if not run.recorded():
-        _remove(run)
+        remove(run)
 
 
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:

@@ -303,10 +303,11 @@ def rerun(
     with only_submitter(sweep.path):
         _recover_unconfirmed(sweep)
         chosen = points_to_restart(point_statuses(sweep), points)
-        if missing := [index for index in chosen if not sweep.run(index).recorded()]:
-            do = "repeat the command that makes the sweep, which completes it"
+        made = [index for index in chosen if sweep.run(index).recorded()]
+        if len(made) < len(chosen) and (points is not None or not made):
+            missing, do = sorted({*chosen} - {*made}), "repeat the command that makes the sweep, which completes it"
             raise RunError(f"nothing was submitted: points {ranges(missing)} have not been made: {do}")
-        if not chosen:
+        if not made:
             return None
-        confirm(chosen)
-        return resubmit(sweep, chosen, secrets)
+        confirm(made)
+        return resubmit(sweep, made, secrets)

@@ -10,10 +10,11 @@ import contextlib
 import dataclasses
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -22,6 +23,7 @@ from launcher.agent import payload
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
+from launcher.files.shared_files import exists, unwrap
 from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.monitoring.sweep import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
@@ -33,7 +35,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease import only_submitter
-from launcher.runs.sweep_directory import SearchRecord, Sweep
+from launcher.runs.sweep_directory import SearchRecord, Sweep, SweepManifest
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
@@ -46,6 +48,7 @@ from launcher.submission.submit import (
     delayed_interrupt,
     different_keys,
     facts_of_here,
+    remove,
     require_commands,
     require_same,
     start,
@@ -61,7 +64,7 @@ LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last e
 @dataclass(frozen=True)
 class SubmittedPilots:
     jobs: Mapping[int, SubmittedRun]  # the pilots that were submitted, by their numbers
-    left: int = 0  # number of pilots that the scheduler does not accept now
+    left: int = 0  # number of pilots that the scheduler does not accept
     words: str = ""  # the message with which the scheduler refused the pilots counted in `left`
     enough: int | None = None  # how many the points that are left can use; None: as many as asked for
 
@@ -85,12 +88,28 @@ def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> Submitted
     with secret.exported(prepared.secrets):
         for plan, _ in prepared.groups:
             require_commands(plan)
+        new = not unwrap(exists(prepared.path))
         sweep = Sweep.create(prepared.path)
         with only_submitter(sweep.path):
             submit = _submit_points if prepared.settings is None else _submit_search
-            submitted = submit(sweep, prepared, by_hand)
+            cancelled = sweep.cancelled()
+            try:
+                submitted = submit(sweep, prepared, by_hand)
+            except SubmissionRefused:  # there is no job of this command
+                if new:
+                    remove(Run(sweep.path))
+                elif prepared.existing is not None:
+                    _restore(sweep, prepared.existing, len(prepared.manifest.points))
+                    sweep.mark_cancelled(cancelled)
+                raise
         Run(sweep.path).link(default_runs_dir())
         return submitted
+
+
+def _restore(sweep: Sweep, manifest: SweepManifest, points: int) -> None:
+    for index in range(len(manifest.points), points):
+        shutil.rmtree(sweep.run(index).path, ignore_errors=True)
+    sweep.write(manifest)
 
 
 def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> SubmittedSweep:
@@ -99,10 +118,13 @@ def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
         raise ConfigError(f"{sweep.id} is a search (sweep.search): choose another sweep.id for a list of points")
     if now != prepared.existing:
         raise _changed(sweep)
+    made = {index for index in prepared.plans if not sweep.run(index).recorded()}
+    for index in prepared.plans.keys() - made:
+        require_same(sweep.run(index), prepared.plans[index])
     if now != prepared.manifest:
         sweep.write(prepared.manifest)
     Run(sweep.path).link(default_runs_dir(), latest=False)  # before any job: commands must find it if this is cut short
-    made = _make_points(sweep, prepared)
+    _make_points(sweep, prepared, made)
     sweep.mark_cancelled(False)
     recover(sweep, prepared.plans)
     done = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
@@ -167,24 +189,18 @@ def resubmit(
         return submitter.submit(set(points))
 
 
-def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
+def _make_points(sweep: Sweep, prepared: PreparedSweep, points: Iterable[int]) -> None:
     # Does not wait until the files are on disk, because a lost directory can be made again from the manifest
     facts: dict[str, Any] | None = None
-    made = set()
     for plan in prepared.plans.values():
         snapshot.take(plan)  # all points share one snapshot
-    for index, each in prepared.points.items():
+    for index in sorted(points):
         run, plan = sweep.run(index), prepared.plans[index]
-        if run.recorded():
-            require_same(run, plan)
-            continue
         facts = facts or facts_of_here(plan.submitted_in)
         Run.create(run.path)
         overrides = prepared.manifest.points[index]
         record = {**facts, "token": token_of(plan.run_dir), "overrides": list(overrides)}
-        run.write_record(plan, each.resolved, record, sync=False)
-        made.add(index)
-    return made
+        run.write_record(plan, prepared.points[index].resolved, record, sync=False)
 
 
 def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
@@ -424,7 +440,7 @@ def submit_pilots(sweep: Sweep, points: Sequence[int], *, by_hand: bool = False)
             plan = prepare.plan_of(point, sweep, packing, number)
             jobs[number] = _submit_pilot(sweep, plan, number, config, by_hand=by_hand)
         except SubmissionRefused as error:
-            if not (jobs or living) or not error.job_limit:
+            if not (jobs or living):
                 raise
             limit = str(error)
             break
@@ -453,7 +469,12 @@ def _submit_pilot(
     run.clear_marks()
     run.link(default_runs_dir(), latest=False)
     with only_submitter(run.path):
-        submitted = start(run, plan, token, resumed=resumed, by_hand=by_hand)
+        try:
+            submitted = start(run, plan, token, resumed=resumed, by_hand=by_hand)
+        except SubmissionRefused:
+            if new:
+                remove(run)
+            raise
     run.link(default_runs_dir())
     return submitted
 

@@ -221,6 +221,7 @@ def test_a_resumption_in_the_journal(site: Site) -> None:
 
 def test_a_sweep_that_is_refused(site: Site) -> None:
     site.answer("slurm", "refused")
+    (site.runs / "s").mkdir(mode=0o700, parents=True)  # a folder of its own would be removed again
     site.call("-m", "workload=p2p", "nodes=2", "seed=1,2", "cluster=slurm", "cluster.check=false", "sweep.id=s",
               "env.snapshot=false")  # fmt: skip
     check("formats/written/journals/refused.jsonl", site.neutral((site.runs / "s/journal.jsonl").read_text()))

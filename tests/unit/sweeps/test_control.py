@@ -327,11 +327,19 @@ def test_what_is_over_and_not_done_is_run_again(every_state: Sweep) -> None:
                 control.points_to_restart(seen, [number, 0])
 
 
-def test_points_that_were_never_made_are_not_run_again(tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path, 3, array=None)
+def test_points_that_were_never_made_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, again = make_sweep(tmp_path, 3, array=None), list[Sequence[int]]()
+    monkeypatch.setattr(submit, "resubmit", lambda sweep, points, secrets: again.append(points))
     (sweep.run(1).path / "record.json").unlink()
-    with pytest.raises(RunError, match="points 1 have not been made: repeat the command"):
-        control.rerun(sweep, None)
+    control.rerun(sweep, None)
+    assert again == [[0, 2]]
+    end(sweep.run(0))
+    end(sweep.run(2))
+    for points in (None, [1]):
+        with pytest.raises(RunError, match="points 1 have not been made: repeat the command"):
+            control.rerun(sweep, points)
+    sweep = make_sweep(tmp_path, 3, array=None, name="lr-2")
+    (sweep.run(1).path / "record.json").unlink()
     assert control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
 
 

@@ -202,6 +202,43 @@ def test_a_refused_group_leaves_the_others_and_is_tried_again(site: Site) -> Non
     assert (done.already_submitted, done.jobs) == ((0, 1), (("101", (2, 3)),))
 
 
+def test_a_point_that_is_refused_adds_no_others(site: Site) -> None:
+    sweep = site.submit(seeds(2), sweep=_sweep(id="lr")).sweep
+    with pytest.raises(ConfigError, match="lr/0 is there already with other values of time"):
+        site.submit(["seed=0", "seed=9"], sweep=_sweep(id="lr"), time="2h")
+    assert [point.overrides for point in sweep.points()] == [("seed=0",), ("seed=1",)]
+
+
+@pytest.mark.parametrize("keys", [{}, {"slots": 2}])
+def test_of_a_sweep_whose_first_job_is_refused_nothing_is_left(site: Site, keys: dict[str, Any]) -> None:
+    site.slurm.set(refusal="--nodes=1")
+    with pytest.raises(SubmissionError, match="Invalid license specification"):
+        site.submit(seeds(2), sweep=_sweep(id="lr", **keys))
+    assert [path.name for path in (site.folder / "runs").iterdir() if not path.name.startswith(".")] == []
+
+
+def test_a_folder_that_was_there_before_a_refused_sweep_stays(site: Site) -> None:
+    (site.folder / "runs/lr").mkdir(mode=0o700, parents=True)
+    site.slurm.set(refusal="--nodes=1")
+    with pytest.raises(SubmissionError, match="Invalid license specification"):
+        site.submit(seeds(2), sweep=_sweep(id="lr"))
+    assert (site.folder / "runs/lr").is_dir()
+
+
+@pytest.mark.parametrize("keys", [{}, {"slots": 2}])
+def test_points_whose_jobs_are_refused_are_not_added(site: Site, keys: dict[str, Any]) -> None:
+    sweep = site.submit(seeds(2), sweep=_sweep(id="lr", **keys)).sweep
+    end(sweep.pilot(0) if keys else sweep.run(0), job="100")
+    site.slurm.end("100")
+    before = sweep.manifest()
+    sweep.mark_cancelled(True)
+    site.slurm.set(refusal="--nodes=1")
+    with pytest.raises(SubmissionError, match="Invalid license specification"):
+        site.submit(seeds(4), sweep=_sweep(id="lr", **keys))
+    assert (sweep.manifest(), sweep.run(2).path.exists(), sweep.cancelled()) == (before, False, True)
+    assert sweep.run(1).recorded()
+
+
 def test_a_throttle_is_shared_between_groups(site: Site) -> None:
     site.submit([*seeds(6), *[f"seed={seed} nodes=2" for seed in range(3)]], sweep=_sweep(parallelism=3))
     assert [job.array for job in site.slurm.jobs()] == ["0-5%2", "0-2%1"]
