@@ -189,7 +189,7 @@ class SlotManager:
     def _is_over(self) -> bool:
         with contextlib.suppress(OSError, UnavailableError):
             self._board.look()
-            return self._board.over and (self._search is None or not self._search.more())
+            return self._board.over and not self._grows()
         return False
 
     def _may_leave(self) -> bool:
@@ -197,11 +197,10 @@ class SlotManager:
         # Whoever frees points does that first, and then checks for a manager that is not idle. So one of both sees the
         # free points.
         self._claims.note(self._mine, kinds.ManagerIdle())
-        try:
+        with contextlib.suppress(OSError, UnavailableError):
             self._board.look(now=True)
-        except UnavailableError:
-            return False
-        return not self._board.free
+            return not self._board.free and not self._grows()
+        return False
 
     # -- points
 
@@ -220,11 +219,17 @@ class SlotManager:
     def _claim(self) -> tuple[int, PointLog] | None:
         # Returns a claimed point (see `Board.claim`). If none is free, the search, if any, adds one first.
         claimed = self._board.claim()
-        if claimed is None and self._search is not None and self._search.more():
-            self._board.count = self._search.count()
+        if claimed is None and self._grows():
             self._board.look(now=True)
             claimed = self._board.claim()
         return claimed
+
+    def _grows(self) -> bool:
+        # Lets the search, if any, choose another point; returns whether it did
+        if self._search is None or not self._search.more():
+            return False
+        self._board.count = self._search.count()
+        return True
 
     def _start(self, point: int, before: PointLog) -> None:
         # If that fails, no point is started for PAUSE seconds

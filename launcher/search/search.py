@@ -49,6 +49,7 @@ from launcher.runs.sweep_directory import (
     STEPS,
     STOPPED,
     SearchRecord,
+    SearchSettings,
     Sweep,
     TrialState,
     journal_entries,
@@ -208,6 +209,7 @@ class Search:
     def ask(self) -> Trial | None:
         """Chooses the next point, and records it; None: the search has ended. Raises UnavailableError, OSError."""
         with self._operation() as study:
+            self.settings = self._record.settings()  # a repeated command may have raised the budget
             trials = study.get_trials(deepcopy=False)
             if STOPPED in study.user_attrs or not self._affordable(trials):
                 return None
@@ -394,18 +396,20 @@ class SearchPoints:
         # waiting: called again and again while another process holds the journal's lock
         self._sweep = sweep
         self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
-        self._template: Any = SearchRecord(sweep.path).template()
+        self._record = SearchRecord(sweep.path)
+        self._template: Any = self._record.template()
         self._reports: dict[int, PointReports] = {}
-        self._over = False
+        self._over: SearchSettings | None = None  # the settings with which the search has ended
 
     def count(self) -> int:
         """Returns the number of points so far, also of those that other managers have chosen."""
         return len(self._search.points())
 
     def more(self) -> bool:
-        """Chooses another point, which increases `count`; returns False if the search has ended."""
-        self._over = self._over or self._search.ask() is None
-        return not self._over
+        """Chooses another point, which increases `count`; returns False if the search has ended with its settings."""
+        if self._over is None or self._over != self._record.settings():
+            self._over = self._search.settings if self._search.ask() is None else None
+        return self._over is None
 
     def made(self, number: int) -> Run:
         """Makes the run directory and the record of a chosen point, unless they exist, and returns the run."""

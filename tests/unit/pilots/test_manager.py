@@ -18,6 +18,8 @@ from launcher.runs import event_file
 from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.events import (
+    Event,
+    ManagerIdle,
     NodeLeftOut,
     PointEnded,
     Progress,
@@ -173,21 +175,23 @@ def test_an_end_does_not_count_if_the_point_was_taken_over(tmp_path: Path, monke
 
 
 class Search:
-    """Chooses four points, and prunes those that it is told to.
+    """Chooses `most` points, and prunes those that it is told to.
 
     Attributes:
         ends: of points, in order.
     """
 
-    def __init__(self, sweep: Sweep, pruned: set[int]) -> None:
+    def __init__(self, sweep: Sweep, pruned: set[int], most: int = 4) -> None:
         self._sweep, self._pruned, self._count, self.ends = sweep, pruned, 0, list[tuple[int, TrialState]]()
+        self.most = most
 
     def count(self) -> int:
         return self._count
 
     def more(self) -> bool:
-        self._count = min(self._count + 1, 5)
-        return self._count < 5
+        more = self._count < self.most
+        self._count += more
+        return more
 
     def made(self, number: int) -> Run:
         return self._sweep.run(number)
@@ -212,6 +216,24 @@ def test_a_search_chooses_points_while_slots_are_free_and_prunes_them(
     assert sorted(search.ends, key=lambda end: end[0]) == [
         (0, TrialState.COMPLETE), (1, TrialState.PRUNED), (2, TrialState.FAIL), (3, TrialState.COMPLETE)
     ]  # fmt: skip
+
+
+def test_a_manager_that_is_about_to_leave_sees_that_its_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that raises the budget submits no pilot in place of one that is not idle."""
+    sweep, points, note = packed_sweep(tmp_path, 5), Points({}), Claims.note
+    search = Search(sweep, pruned=set(), most=4)
+
+    def raised(claims: Claims, manager: Manager, event: Event) -> None:
+        if isinstance(event, ManagerIdle):
+            search.most = 5
+        note(claims, manager, event)
+
+    monkeypatch.setattr(Claims, "note", raised)
+    monkeypatch.setattr(manager, "_search_of", lambda sweep, waiting: search)
+    slot_manager(sweep, points, monkeypatch).run()
+    assert points.started == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])

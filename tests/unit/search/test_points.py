@@ -74,12 +74,15 @@ def test_a_point_that_was_chosen_has_a_record_of_its_own(sweep: Sweep) -> None:
     assert (run.path / "record.json").stat().st_ino == before
 
 
-def test_when_the_budget_is_spent_there_are_no_more_points(sweep: Sweep) -> None:
+def test_when_the_budget_is_spent_there_are_no_more_points_until_it_is_raised(sweep: Sweep) -> None:
     record = SearchRecord(sweep.path)
     record.create(dataclasses.replace(record.settings(), points=1), record.template())
     points = SearchPoints(sweep)
     assert points.more()
     assert not points.more()
+    assert not points.more()
+    record.create(dataclasses.replace(record.settings(), points=2), record.template())
+    assert points.more()
     assert not points.more()
 
 
