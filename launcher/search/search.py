@@ -313,11 +313,14 @@ class Search:
         seed = seed_of(settings.seed, number)
         if settings.method is Method.grid and self._size is not None:
             return self._combination(number)
-        if settings.method is not Method.tpe:
-            if self._size is not None:
-                return self._combination(permutation(self._size, number, settings.seed))
-            return self._sampled(study, RandomSampler(seed), number)
-        params = self._sampled(study, TPESampler(constant_liar=True, seed=seed), number)
+        sampler: BaseSampler
+        if settings.method is Method.tpe:
+            sampler = TPESampler(constant_liar=True, seed=seed)
+        elif self._size is None or any(each.log for each in settings.space.values()):
+            sampler = RandomSampler(seed)
+        else:
+            return self._combination(permutation(self._size, number, settings.seed))
+        params = self._sampled(study, sampler, number)
         if self._size is not None:
             self._taken.update(self._index(each.params) for each in trials[self._indexed :])
             self._indexed = number

@@ -52,9 +52,10 @@ def test_a_grid_is_all_combinations_in_order(tmp_path: Path) -> None:
     assert len({each.overrides for each in found}) == 9
 
 
+@pytest.mark.parametrize("overrides", [GRID, ["n=tag(log,int(interval(1,9)))"]])
 @pytest.mark.parametrize("method", ["random", "asha", "tpe"])
-def test_of_a_finite_space_every_combination_is_chosen_once(method: str, tmp_path: Path) -> None:
-    search = made(tmp_path, method, GRID)
+def test_of_a_finite_space_every_combination_is_chosen_once(method: str, overrides: list[str], tmp_path: Path) -> None:
+    search = made(tmp_path, method, overrides)
     found = []
     while (trial := search.ask()) is not None:
         found.append(trial.overrides)
@@ -68,6 +69,12 @@ def test_of_a_finite_space_every_combination_is_chosen_once(method: str, tmp_pat
 def test_every_value_of_a_range_of_decimals_is_chosen(method: str, values: str, tmp_path: Path) -> None:
     search = made(tmp_path, method, [f"p={values}", "seed=0,1"])
     assert len({each.overrides for each in asked(search)}) == 2 * (search.settings.space["p"].count() or 0)
+
+
+@pytest.mark.parametrize("method", ["random", "asha"])
+def test_whole_numbers_with_the_tag_log_are_spread_on_a_logarithmic_scale(method: str, tmp_path: Path) -> None:
+    found = asked(made(tmp_path, method, ["n=tag(log,int(interval(1,4096)))", "seed=1,2"]), 60)
+    assert 20 <= sum(int(each.overrides[0].removeprefix("n=")) <= 64 for each in found) <= 40
 
 
 def test_a_value_with_the_error_of_float_arithmetic_is_not_chosen_again(tmp_path: Path) -> None:
