@@ -43,7 +43,7 @@ from launcher.submission.prepare import (
     site_of,
     with_pool,
 )
-from launcher.submission.submit import facts_of_here
+from launcher.submission.submit import OF_THE_COMMAND, facts_of_here
 
 # Keys and sections of a plan that only ranks read, so that they do not change the job script.
 RANK_KEYS = (
@@ -214,9 +214,10 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
 
 def _pilots(
     config: Config, manifest: SweepManifest, existing: SweepManifest | None,
-    groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan], sweep: Sweep,
+    arrays: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan], sweep: Sweep,
 ) -> tuple[dict[int, JobPlan], SweepManifest]:  # fmt: skip
-    point = plans[groups[0][1][0]]
+    number = arrays[0][1][0]
+    point = plans[number]
     packing = packing_of(config, point)
     if existing is not None and (existing.packing is None) != (packing is None):
         there, fix = ("have jobs of their own", "leave sweep.slots and sweep.pack out") if packing else (
@@ -227,8 +228,12 @@ def _pilots(
         return {}, manifest
     if existing is not None and existing.packing is not None and config.sweep.pack is None:
         packing = dataclasses.replace(packing, pilots=existing.packing.pilots)
-    if len(groups) > 1:
-        one, other = groups[0][1][0], groups[1][1][0]
+    if len(arrays) == 1 and 0 not in plans and sweep.run(0).recorded():  # earlier points share the pilots, too
+        of_command = {each.partition(".")[0] for each in OF_THE_COMMAND}
+        before = dataclasses.replace(sweep.run(0).plan(), **{name: getattr(point, name) for name in of_command})
+        arrays = groups({0: before, number: point}, sweep.id, sweep.path)
+    if len(arrays) > 1:
+        one, other = arrays[0][1][0], arrays[1][1][0]
         raise ConfigError(
             f"points {one} and {other} ask for different jobs, and cannot share pilots (sweep.slots, sweep.pack): only "
             "what ranks see may differ (workload, train, seed, ...); make a sweep of each"

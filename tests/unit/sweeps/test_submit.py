@@ -495,6 +495,13 @@ def test_a_sweep_is_not_turned_over_to_pilots_or_back(site: Site) -> None:
     assert len(site.slurm.jobs()) == 2
 
 
+def test_points_that_are_added_ask_for_the_job_of_the_others_in_their_pilots(site: Site) -> None:
+    packed(site)
+    with pytest.raises(ConfigError, match="points 0 and 3 ask for different jobs, and cannot share pilots"):
+        site.submit(["seed=9"], sweep=_sweep(id="lr", pack=1), cpus_per_proc=8)
+    assert len(site.submit(["seed=9"], sweep=_sweep(id="lr", pack=1)).sweep.points()) == 4
+
+
 def test_what_a_repeated_command_does_not_set_stays_as_it_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slurm, "throttle", lambda *_: None)
     sweep = site.submit(seeds(2), sweep=_sweep(id="jobs", objective="loss", best_is=BestIs.min)).sweep
