@@ -24,11 +24,11 @@ from launcher.config.search_space import Goal, Method, Space, size
 from launcher.config.search_space import overrides as overrides_of
 from launcher.environment import container_command
 from launcher.environment import secrets as secret
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, RunError
 from launcher.paths import with_ending
 from launcher.plan import limits
 from launcher.plan.build import check_name, refuse_unusable
-from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, keys_of
+from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, from_dict, keys_of, plan_misfit
 from launcher.runs import claims, directory, sweep_directory
 from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
 from launcher.search.points import template_of
@@ -43,7 +43,7 @@ from launcher.submission.prepare import (
     site_of,
     with_pool,
 )
-from launcher.submission.submit import OF_THE_COMMAND, facts_of_here
+from launcher.submission.submit import OF_THE_COMMAND, different_keys, facts_of_here
 
 # Keys and sections of a plan that only ranks read, so that they do not change the job script.
 RANK_KEYS = (
@@ -408,9 +408,10 @@ def prepare_search(points: Sequence[RequestedPoint], space: Space, command: Sequ
         raise ConfigError("sweep.search=grid needs keys with a list of values: 'workload.lr=0.1,0.01'")
     if size(space) is None and settings.points is None and settings.gpu_hours is None:
         raise ConfigError("the search would never end: set sweep.budget.points=100, or sweep.budget.gpu_hours=50")
-    _require_room(prepared, settings)
+    template = _template(prepared, space)
+    _require_room(prepared, settings, template)
     manifest = dataclasses.replace(prepared.manifest, points=(), search=True)
-    return dataclasses.replace(prepared, manifest=manifest, settings=settings, template=_template(prepared, space))
+    return dataclasses.replace(prepared, manifest=manifest, settings=settings, template=template)
 
 
 def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...]) -> SearchSettings:
@@ -425,7 +426,7 @@ def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...
     )  # fmt: skip
 
 
-def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
+def _require_room(prepared: PreparedSweep, settings: SearchSettings, template: Mapping[str, Any]) -> None:
     existing, record = prepared.existing, SearchRecord(prepared.path)
     if existing is None:
         return
@@ -435,6 +436,13 @@ def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
     for name in ("objective", "goal", "space"):
         if getattr(before, name) != getattr(settings, name):
             raise ConfigError(f"{prepared.path.name} is a search with another {name}: choose another sweep.id")
+    theirs = record.template()["record"]["plan"]
+    if wrong := plan_misfit(theirs):
+        raise RunError(f"{record.folder}/template.json was written by another version: {wrong}")
+    found = different_keys(from_dict(template["record"]["plan"]), from_dict(theirs))
+    if different := [key for key in found if key not in OF_THE_COMMAND]:
+        words = f"other values of {', '.join(different)}"
+        raise ConfigError(f"{prepared.path.name} is a search with {words}: choose another sweep.id")
     over = all(each.state.over for each in journal.trials)
     spent = look(Sweep(prepared.path))[1].hours
     if over and settings.points is not None and len(journal.trials) >= settings.points:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import BestIs, Limits, ResumeHow, SearchBudget
+from launcher.config.points import space_of
+from launcher.config.schema import BestIs, Checkpoint, Limits, ResumeHow, SearchBudget
+from launcher.config.search_space import Goal, Method
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
@@ -16,11 +18,11 @@ from launcher.runs import lookup
 from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission.submit import Interrupted
 from launcher.sweeps import control, submit
-from launcher.sweeps.prepare import id_of, prepare_sweep
+from launcher.sweeps.prepare import id_of, prepare_search, prepare_sweep, representatives
 from launcher.sweeps.submit import resubmit
 from tests.unit.slurm_stand_in import SlurmStandIn
 from tests.unit.sweep_runs import begin, end
@@ -429,8 +431,6 @@ def test_a_race_is_for_one_run(site: Site) -> None:
 
 
 def test_points_do_not_share_checkpoints(site: Site) -> None:
-    from launcher.config.schema import Checkpoint
-
     words = site.refused(seeds(2), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
     assert "point 1 (seed=1): checkpoint.dir" in words
     assert "is that of point 0 too" in words
@@ -500,6 +500,36 @@ def test_points_that_are_added_ask_for_the_job_of_the_others_in_their_pilots(sit
     with pytest.raises(ConfigError, match="points 0 and 3 ask for different jobs, and cannot share pilots"):
         site.submit(["seed=9"], sweep=_sweep(id="lr", pack=1), cpus_per_proc=8)
     assert len(site.submit(["seed=9"], sweep=_sweep(id="lr", pack=1)).sweep.points()) == 4
+
+
+def search(site: Site, points: int, **keys: Any) -> Sweep:
+    pytest.importorskip("optuna", reason="pip install 'launcher[optuna]'")
+    space, fixed = space_of(["seed=1,2,3", "name=se"])
+    batch = [" ".join(each) for each in representatives(space, fixed)]
+    sweep = _sweep(
+        id="se", search=Method.random, objective="loss", goal=Goal.minimize, budget=SearchBudget(points=points)
+    )
+    return submit.submit_sweep(prepare_search(site.requested(batch, sweep=sweep, **keys), space, COMMAND)).sweep
+
+
+@pytest.mark.parametrize(
+    ("keys", "other"), [({"checkpoint": Checkpoint(keep=7)}, "checkpoint.keep"), ({"time": "2h"}, "time")]
+)
+def test_a_search_goes_on_with_a_larger_budget_and_the_same_values_of_other_keys(
+    site: Site, keys: dict[str, Any], other: str
+) -> None:
+    sweep = search(site, 2)
+    assert SearchRecord(search(site, 3).path).settings().points == 3
+    with pytest.raises(ConfigError, match=f"se is a search with other values of {other}: choose another sweep.id"):
+        search(site, 4, **keys)
+    assert SearchRecord(sweep.path).settings().points == 3
+
+
+def test_of_a_search_whose_pilots_are_refused_nothing_is_left(site: Site) -> None:
+    site.slurm.set(refusal="--nodes=1")
+    with pytest.raises(SubmissionError, match="Invalid license specification"):
+        search(site, 2)
+    assert [path.name for path in (site.folder / "runs").iterdir() if not path.name.startswith(".")] == []
 
 
 def test_what_a_repeated_command_does_not_set_stays_as_it_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
