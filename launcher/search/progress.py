@@ -136,8 +136,8 @@ class PointReports:
         return valued
 
 
-def seconds_of(run: Run, now: float) -> float:
-    """Returns the sum of the seconds of a point's attempts: of the last, if not over, until now (since the epoch)."""
+def seconds_of(run: Run) -> float:
+    """Returns the sum of the seconds of a point's attempts; one that has no end lasts until its last sign of life."""
     total = 0.0
     attempts = run.attempts()
     for attempt in attempts:
@@ -146,10 +146,11 @@ def seconds_of(run: Run, now: float) -> float:
             began = event.time if isinstance(event, Started) else began
             ended = event.time if isinstance(event, Ended) else ended
         if ended is None:  # the attempt runs, or was killed with its node
+            age = run.lease_age() if attempt is attempts[-1] else None
             ended = (
-                now
-                if attempt is attempts[-1]
-                else max(event["time"] for event in (*attempt.latest_events(), {"time": 0}))
+                max(event["time"] for event in (*attempt.latest_events(), {"time": 0}))
+                if age is None
+                else time.time() - age
             )
         total += max(0.0, ended - began) if began else 0.0
     return total
@@ -196,8 +197,7 @@ def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
     record = SearchRecord(sweep.path)
     settings, journal = record.settings(), record.journal()
     running = [each.number for each in journal.trials if not each.state.over]
-    now = time.time()
-    return settings, progress_of(settings, journal, {each: seconds_of(sweep.run(each), now) for each in running})
+    return settings, progress_of(settings, journal, {each: seconds_of(sweep.run(each)) for each in running})
 
 
 def chooses_more(sweep: Sweep) -> bool:

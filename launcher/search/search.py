@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -398,7 +397,7 @@ class SearchPoints:
     def __init__(self, sweep: Sweep, waiting: Callable[[], None] = lambda: None) -> None:
         # waiting: called again and again while another process holds the journal's lock
         self._sweep = sweep
-        self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
+        self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number)), waiting)
         self._record = SearchRecord(sweep.path)
         self._template: Any = self._record.template()
         self._reports: dict[int, PointReports] = {}
@@ -442,7 +441,7 @@ class SearchPoints:
             cause = missing_reports(reports.objective, run.result() or {})
             self._search.stop(cause)
         reports.new()
-        self._search.finish(number, outcome, value, seconds_of(run, time.time()), reports.steps, cause)
+        self._search.finish(number, outcome, value, seconds_of(run), reports.steps, cause)
         self._reports.pop(number, None)
 
     def _of(self, number: int) -> PointReports:

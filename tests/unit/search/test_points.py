@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,11 @@ def test_the_time_of_a_point_is_that_of_all_its_attempts(tmp_path: Path) -> None
         if ended is not None:
             event_file.append(path, Ended(code=75, time=ended))
     told(run, Progress(step=1, total=9, time=207.0), attempt=1)
-    assert seconds_of(run, now=530.0) == 60.0 + 7.0 + 30.0
+    told(run, Progress(step=1, total=9, time=504.0), attempt=2)
+    assert seconds_of(run) == 60.0 + 7.0 + 4.0
+    (run.path / "lease").touch()
+    os.utime(run.path / "lease", (530.0, 530.0))  # the last heartbeat of its slot manager, which was killed
+    assert seconds_of(run) == pytest.approx(60.0 + 7.0 + 30.0)
 
 
 def test_what_a_point_lacks_is_said_with_what_it_has() -> None:
