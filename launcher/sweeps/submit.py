@@ -265,7 +265,7 @@ class _ArraySubmitter:
                 f"submit=false: with sweep.parallelism={self._parallelism} some of {len(arrays)} jobs and arrays wait "
                 "for others, whose ids are not known yet: leave one of the two out"
             )
-        live = self._live(points) if arrays else []
+        live = self._live(points)
         throttles = prepare.shares(
             self._parallelism, [*(len(each.points) for each in live), *(len(members) for _, members in arrays)]
         )

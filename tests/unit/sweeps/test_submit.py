@@ -263,6 +263,8 @@ def test_arrays_of_earlier_commands_share_what_may_run_at_once(site: Site, monke
     site.submit(seeds(10), sweep=_sweep(id="lr", parallelism=1))
     assert [(job.array, job.dependency) for job in site.slurm.jobs()][2:] == [("0-1%1", "afterany:101")]
     assert told[1:] == [("100", 1), ("101", 1)]
+    site.submit(seeds(10), sweep=_sweep(id="lr", parallelism=6))
+    assert told[3:] == [("100", 3), ("101", 2), ("102", 1)]
 
 
 def test_while_slurm_does_not_tell_nothing_is_submitted_twice(site: Site) -> None:
