@@ -32,7 +32,7 @@ from launcher.errors import ConfigError, RunError, UnavailableError, program
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.files.run_files import digest_of, write
-from launcher.files.shared_files import kind_at
+from launcher.files.shared_files import is_transient, kind_at
 from launcher.paths import absolute, own_module, user_cache_dir
 from launcher.plan.plan import Archive
 from launcher.runs import directory
@@ -329,7 +329,8 @@ def _unpack_and_check(archive: Path, digest: str, folder: Path) -> None:
         if (env / "bin/conda-unpack").exists():
             subprocess.run([str(env / "bin/python"), str(env / "bin/conda-unpack")], check=True, timeout=600)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ArchiveError(f"{archive} (env.archive) cannot be unpacked into {folder}: {error}") from None
+        kind = UnavailableError if is_transient(error) else ArchiveError
+        raise kind(f"{archive} (env.archive) cannot be unpacked into {folder}: {error}") from None
     if not os.access(env / "bin/python", os.X_OK):
         raise ArchiveError(f"{archive} (env.archive) has no Python that starts here (bin/python): see `env pack`")
     (folder / "done").touch()

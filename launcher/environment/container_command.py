@@ -23,6 +23,7 @@ from launcher.environment import programs
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, UnavailableError
 from launcher.failures.codes import FaultCode
+from launcher.files import shared_files
 from launcher.paths import own_module
 from launcher.runs import directory as runs
 from launcher.runs.directory import report_start_failure
@@ -149,6 +150,10 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
         raise ContainerError(f"the Python of {plan.env.container} (env.container, env.python) {problem}")
 
 
+def _exists(path: str) -> bool:
+    return shared_files.unwrap(shared_files.exists(path))
+
+
 def main(run_dir: str) -> int:
     try:
         plan = runs.Run(Path(run_dir)).plan()
@@ -156,11 +161,11 @@ def main(run_dir: str) -> int:
         return report_start_failure(None, "container", error)
     assert plan.env.container is not None
     try:
-        if plan.env.container.startswith("/") and not os.path.exists(plan.env.container):
+        if plan.env.container.startswith("/") and not _exists(plan.env.container):
             raise ContainerError(f"there is no image {plan.env.container} (env.container): do all nodes see it?")
         for folder in folders_to_make(plan):
             os.makedirs(folder, mode=0o700, exist_ok=True)
-        words, environ = command(plan, os.environ, runtime_of(plan, shutil.which), os.path.exists)
+        words, environ = command(plan, os.environ, runtime_of(plan, shutil.which), _exists)
         require_agent(words, environ, plan)
         os.execvpe(words[0], [*words, *own_module("launcher.agent"), run_dir], environ)  # noqa: S606  words need no shell
     except (ContainerError, OSError) as error:

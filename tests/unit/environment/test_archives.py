@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -19,11 +20,13 @@ from launcher.cli import commands
 from launcher.config.schema import Env
 from launcher.environment import archives, programs, snapshot
 from launcher.errors import ConfigError, RunError
+from launcher.files.shared_files import is_transient
 from launcher.paths import own_module
 from launcher.plan.plan import Archive, JobPlan
 from launcher.runs.directory import Run
 from launcher.submission.prepare import Inputs, make_plan
 from tests.launch import ROOT
+from tests.unit.faults import FileServer
 from tests.unit.plans import SITE, make_config
 
 # A stand-in for an environment's Python: it answers what is asked of it, and tells where it runs.
@@ -256,6 +259,18 @@ def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path
     planted.chmod(0o777)
     with pytest.raises(archives.ArchiveError, match="is not a private folder of yours"):
         archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+
+
+@pytest.mark.parametrize(("number", "transient"), [(errno.ESTALE, True), (errno.EIO, True), (errno.ENOENT, False)])
+def test_a_file_server_that_does_not_answer_now_may_do_so_later(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, transient: bool
+) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    FileServer(monkeypatch).fail("env.tar", number=number)
+    with pytest.raises((archives.ArchiveError, OSError), match=r"env\.archive\) cannot be unpacked into") as failure:
+        archives.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    assert is_transient(failure.value) == transient
+    assert not list(tmp_path.glob("launcher-*"))
 
 
 @pytest.mark.parametrize(

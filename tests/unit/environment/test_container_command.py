@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +23,7 @@ from launcher.runs.directory import Run
 from launcher.submission import render
 from launcher.submission.prepare import Inputs, make_plan
 from tests.launch import ROOT
+from tests.unit.faults import FileServer
 from tests.unit.plans import SITE, make_config, with_fields
 
 STAND_IN = ROOT / "tests/apptainer"
@@ -283,3 +285,16 @@ def test_what_ends_before_the_agent_has_begun_is_told_and_is_not_tried_again(
     (event,) = attempt.events()
     assert (event["event"], event["host"]) == ("fault", host)
     assert (attempt.path / "exit_code").read_text() == "93\n"  # counts for more than how other nodes were ended then
+
+
+@pytest.mark.parametrize("hidden", ["torch.sif", "work"])
+def test_what_a_file_server_does_not_show_now_is_not_left_out_and_the_run_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hidden: str
+) -> None:
+    plan = in_image(tmp_path)
+    Run.create(Path(plan.run_dir)).write_record(plan, {}, {})
+    monkeypatch.setenv("PATH", str(STAND_IN), prepend=os.pathsep)
+    monkeypatch.setattr(container_command, "require_agent", Mock(side_effect=container_command.ContainerError))
+    FileServer(monkeypatch).fail(tmp_path / hidden)
+    assert container_command.main(plan.run_dir) == 75
+    assert f"{tmp_path / hidden} cannot be read now" in capsys.readouterr().err
