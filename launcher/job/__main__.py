@@ -1,6 +1,6 @@
 """The first process of a job, once the job script has set everything up; see `launcher.job.driver`.
 
-python -I .../launcher/job/__main__.py [functions] JOB_FILE [--failed WHAT [LINE CODE]]
+python -I .../launcher/job/__main__.py [functions] JOB_FILE [--failed setup LINE CODE | WHAT PATH]
 
 With `functions` it is a job of submitit functions.
 """

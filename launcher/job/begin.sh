@@ -19,13 +19,16 @@ for launcher_signal in $launcher_signals; do
   trap "LAUNCHER_STOP=SIG$launcher_signal" "$launcher_signal"  # during set-up; the driver sees it then
 done
 
-launcher_sees_driver() { [ -x "${launcher_driver[0]}" ] && [ -r "${launcher_driver[2]}" ]; }
 # A file server that does not answer looks like a file that is not there: so it gets a minute.
-for ((launcher_try = 0; launcher_try < 30; launcher_try++)); do
-  ! launcher_sees_driver || break
-  sleep 2
-done
-if ! launcher_sees_driver; then
+launcher_wait_until() {
+  for ((launcher_try = 0; launcher_try < 30; launcher_try++)); do
+    ! "$@" || return 0
+    sleep 2
+  done
+  "$@"
+}
+launcher_sees_driver() { [ -x "${launcher_driver[0]}" ] && [ -r "${launcher_driver[2]}" ]; }
+if ! launcher_wait_until launcher_sees_driver; then
   echo "launcher: $(hostname) cannot see ${launcher_driver[0]} or ${launcher_driver[2]}: are they on a file system that all nodes share?" >&2
   [ -n "${LAUNCHER_RUN_DIR:-}" ] || exit 93
   umask 077
@@ -46,10 +49,11 @@ fi
 
 umask "$launcher_umask"
 if [ -n "$launcher_environment" ]; then
-  [ -r "$launcher_environment" ] || launcher_failed environment
+  launcher_wait_until [ -r "$launcher_environment" ] || launcher_failed environment "$launcher_environment"
   . "$launcher_environment"
 fi
-cd "$launcher_workdir" || launcher_failed folder
+launcher_wait_until [ -x "$launcher_workdir/." ] || :
+cd "$launcher_workdir" || launcher_failed folder "$launcher_workdir/."
 
 # `module` is a shell function, and functions of the submitting shell are not passed to jobs.
 if [ -n "$launcher_modules" ] && ! type module >/dev/null 2>&1; then

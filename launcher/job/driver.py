@@ -51,6 +51,18 @@ class Failed(Struct):
     what: str
     line: int = 0
     code: int = 0
+    path: str = ""  # what the script did not see, although it has waited
+
+    @classmethod
+    def of(cls, what: str, *words: str) -> Failed:
+        """Returns the failure that these arguments of begin.sh tell."""
+        return cls(what, int(words[0]), int(words[1])) if what == "setup" else cls(what, path=words[0])
+
+    def exit_code(self) -> int:
+        """Returns RESUME if the path is there now, or nobody can tell whether it is; else NO_RETRY."""
+        found = exists(self.path)
+        later = found.is_transient if isinstance(found, Unavailable) else found == Ok(True)
+        return RESUME if later else NO_RETRY
 
 
 def end_of(
@@ -84,8 +96,7 @@ def end_of(
 def main(arguments: Sequence[str]) -> int:
     job_file, failed = arguments[0], None
     if len(arguments) > 1:
-        what, *numbers = arguments[2:]
-        failed = Failed(what, *map(int, numbers))
+        failed = Failed.of(*arguments[2:])
     shared_files.in_a_job, umask = True, os.umask(0o077)
     try:
         job = _element(read_job(job_file, JobFile))
@@ -329,17 +340,18 @@ class Job:
         failed = self._failed
         if failed is None or self._stops.requested:  # the signal has ended the set-up line
             return
+        code = failed.exit_code()
         if failed.what == "setup":
             ended = "a set-up line, which ended the shell,"
             message = f"{self._job.setup[failed.line - 1].words if failed.line else ended} failed"
             print(f"launcher: {message} on {self._host} (exit {failed.code})", file=sys.stderr)
             self._event(SetupFailed(line=failed.line, host=self._host, message=message, code=failed.code))
         elif failed.what == "folder":
-            fault = Fault(code=FaultCode.NO_FOLDER, host=self._host, error=self._job.no_workdir, ends_with=NO_RETRY)
+            fault = Fault(code=FaultCode.NO_FOLDER, host=self._host, error=self._job.no_workdir, ends_with=code)
             self._event(fault)
         else:
             print(f"launcher: {self._host} cannot read the run's environment.sh", file=sys.stderr)
-        self._ended(NO_RETRY)
+        self._ended(code)
 
     def _set_environment(self) -> None:
         job = self._job
@@ -545,7 +557,7 @@ def main_of_functions(arguments: Sequence[str]) -> int:
     if requested:
         return 128 + getattr(signal, requested)
     if failed:
-        return _report_failed(job, *failed[1:])
+        return _report_failed(job, Failed.of(*failed[1:]))
     index, output = os.environ.pop("LAUNCHER_ARRAY_INDEX", job.index), os.environ.pop("LAUNCHER_OUTPUT")
     seconds = job.seconds - (uptime() - begun)
     os.environ.update(
@@ -565,17 +577,17 @@ def main_of_functions(arguments: Sequence[str]) -> int:
     return code
 
 
-def _report_failed(job: FunctionFile, what: str, line: str = "0", code: str = "0") -> int:
+def _report_failed(job: FunctionFile, failed: Failed) -> int:
     host = socket.gethostname()
-    if what == "setup":
-        which = f"set-up line {line}" if int(line) else "a set-up line, which ended the shell,"
-        words = f"{which} failed on {host} (exit {code})"
-    elif what == "folder":
+    if failed.what == "setup":
+        which = f"set-up line {failed.line}" if failed.line else "a set-up line, which ended the shell,"
+        words = f"{which} failed on {host} (exit {failed.code})"
+    elif failed.what == "folder":
         words = f"{host} cannot enter {job.workdir}"
     else:
         words = f"{host} cannot read {job.environment}: is it on a file system that all nodes share?"
     print(f"launcher: {words}", file=sys.stderr)
-    return NO_RETRY
+    return failed.exit_code()
 
 
 def _run_tasks(job: FunctionFile) -> int:

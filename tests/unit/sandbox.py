@@ -50,6 +50,11 @@ class Sandbox:
             stand_in.write_text(STAND_IN)
             stand_in.chmod(0o700)
 
+    def pauses(self, does: str = "") -> None:
+        """From now on `sleep` takes no time, and does this instead."""
+        (self.folder / "bin/sleep").write_text(f"#!/bin/bash\n{does}\n")
+        (self.folder / "bin/sleep").chmod(0o700)
+
     def plan(self, **fields: Any) -> JobPlan:
         starter = {"slurm": "srun", "allocation": "srun", "pbs": "pbsdsh"}.get(
             fields.get("cluster", {}).get("scheduler", "slurm")

@@ -277,6 +277,7 @@ def test_what_a_script_tells(tmp_path: Path, name: str, keys: dict[str, Any], ou
     plan = sandbox.plan(checkpoint={"dir": f"{sandbox.run_dir}/checkpoints"}, **keys)
     (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
     sandbox.python.write_text(f"{DRIVER}exit 1\n")  # launcher.job.requeue, which cannot be started
+    sandbox.pauses()
     sandbox.execute(plan, **outcome)
     frozen(f"script-{name}", sandbox.run_dir)
 

@@ -389,6 +389,24 @@ def test_a_set_up_line_that_a_stop_has_ended_is_no_failure(sandbox: Sandbox) -> 
     assert "setup_failed" not in [event["event"] for event in Outcome(sandbox, 75, "").events()]
 
 
+@pytest.mark.parametrize("what", ["folder", "environment"])
+@pytest.mark.parametrize(
+    ("path", "number", "code"),
+    [("work/.", None, 75), ("work/.", errno.ESTALE, 75), ("work/.", errno.EACCES, 93), ("gone", None, 93)],
+)
+def test_what_the_script_did_not_see_may_be_there_at_the_next_attempt(
+    sandbox: Sandbox, server: FileServer, what: str, path: str, number: int | None, code: int
+) -> None:
+    render.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
+    os.environ.update(LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID="7")
+    if number is not None:
+        server.fail(f"/{path}", number=number)
+    assert driver.main([str(sandbox.run_dir / NAME), "--failed", what, f"{sandbox.folder}/{path}"]) == code
+    server.recover()
+    assert ended(outcome := Outcome(sandbox, code, "")) == [code]
+    assert {event["ends_with"] for event in outcome.events() if event["event"] == "fault"} <= {code}
+
+
 def test_secrets_are_read_as_they_were_written(sandbox: Sandbox) -> None:
     secrets = {"A": "it's", "B": "two\nlines # no comment", "C": "", "D": "$(x)", "CUDA_VISIBLE_DEVICES": "1"}
     assert parse_exports(f"# {sandbox.folder}/it's\n{exports(secrets)}") == secrets

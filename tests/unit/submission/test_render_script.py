@@ -84,6 +84,7 @@ def test_a_run_directory_that_cannot_be_written_to_is_told_and_not_tried_again(s
 
 
 def test_a_working_directory_that_is_not_there_is_not_tried_again(sandbox: Sandbox) -> None:
+    sandbox.pauses()
     outcome = sandbox.execute(sandbox.plan(workdir=str(sandbox.folder / "gone")))
     assert (outcome.code, outcome.started) == (93, False)
     assert "gone" in outcome.stderr
@@ -95,6 +96,17 @@ def test_a_working_directory_that_is_not_there_is_not_tried_again(sandbox: Sandb
         },
         {"event": "ended", "code": 93},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", ["work", "runs/run-1/environment.sh"])
+def test_what_a_file_server_shows_late_is_waited_for(sandbox: Sandbox, late: str) -> None:
+    script = render.write(Run(sandbox.run_dir), sandbox.plan(cluster={"scheduler": "pbs"}), token="token")
+    (sandbox.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
+    (sandbox.folder / late).rename(sandbox.folder / "late")
+    sandbox.pauses(f'mv "$SANDBOX/late" "$SANDBOX/{late}"')
+    outcome = sandbox.start(script, {"PBS_JOBID": "8.srv"})
+    assert (outcome.code, outcome.started) == (0, True), outcome.stderr
+    assert (outcome.cwd, outcome.environment["FROM_SUBMITTER"]) == (str(sandbox.work), "yes")
 
 
 def test_what_the_script_makes_is_private_and_what_the_ranks_make_is_the_users_choice(sandbox: Sandbox) -> None:
@@ -229,8 +241,7 @@ def test_the_checkout_comes_first_on_the_python_path(
 
 def test_a_node_that_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None:
     script = render.write(Run(sandbox.run_dir), sandbox.plan(python="/gone/python"), token="token")
-    (sandbox.folder / "bin/sleep").write_text("#!/bin/bash\n")
-    (sandbox.folder / "bin/sleep").chmod(0o700)
+    sandbox.pauses()
     (sandbox.run_dir / "attempts/0").mkdir()
     outcome = sandbox.start(script, {"SLURM_JOB_ID": "7"})
     assert (outcome.code, outcome.started) == (93, False)
@@ -248,8 +259,7 @@ def test_a_node_that_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None
 
 def test_an_element_whose_node_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None:
     (sandbox.run_dir / "3/attempts").mkdir(parents=True)
-    (sandbox.folder / "bin/sleep").write_text("#!/bin/bash\n")
-    (sandbox.folder / "bin/sleep").chmod(0o700)
+    sandbox.pauses()
     plan = sandbox.plan(python="/gone/python")
     outcome = sandbox.execute(plan, array="0-9", job="12", SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="3")
     assert outcome.code == 93
@@ -313,6 +323,7 @@ def test_a_pbs_job_takes_over_the_environment_from_its_file(sandbox: Sandbox) ->
     assert (outcome.environment["FROM_SUBMITTER"], outcome.environment["SEEN"]) == ("yes", "yes")
     assert outcome.environment["LAUNCHER_ENVIRONMENT_FILE"] == f"{sandbox.run_dir}/environment.sh"
     (sandbox.run_dir / "environment.sh").unlink()
+    sandbox.pauses()
     again = sandbox.start(sandbox.run_dir / "script.sh", {"PBS_JOBID": "8.srv"})
     assert again.code == 93
     assert again.stderr == f"launcher: {HOST} cannot read the run's environment.sh\n"

@@ -466,9 +466,28 @@ def test_what_pbs_itself_had_to_say_is_kept_unless_it_is_nothing(sandbox: Sandbo
     assert output.exists() == there
 
 
+def pauses(sandbox: Sandbox, does: str = "") -> str:
+    """Returns a PATH with a `sleep` that takes no time, and does this instead."""
+    (sandbox.root / "bin").mkdir()
+    (sandbox.root / "bin/sleep").write_text(f"#!/bin/bash\n{does}\n")
+    (sandbox.root / "bin/sleep").chmod(0o700)
+    path = f"{sandbox.root}/bin:{os.environ['PATH']}"
+    sandbox.environment_file.write_text(exports({"PATH": path}))
+    return path
+
+
+def test_a_folder_that_a_file_server_shows_late_is_waited_for(sandbox: Sandbox) -> None:
+    script = sandbox.script()
+    sandbox.work.rmdir()
+    pauses(sandbox, 'mkdir "$SANDBOX/work"')
+    done = sandbox.run(script)
+    assert (done.returncode, sandbox.started) == (0, True), done.stderr
+
+
 def test_without_the_file_of_the_environment_nothing_is_started(sandbox: Sandbox) -> None:
+    path = pauses(sandbox)
     sandbox.environment_file.unlink()
-    done = sandbox.run(sandbox.script())
+    done = sandbox.run(sandbox.script(), PATH=path)
     assert (done.returncode, sandbox.started) == (93, False)
     assert f"cannot read {sandbox.environment_file}: is it on a file system that all nodes share?" in done.stderr
 
@@ -482,6 +501,7 @@ def test_a_variable_that_cannot_be_set_is_no_reason_to_start_nothing(sandbox: Sa
 def test_without_the_folder_that_it_came_from_nothing_is_started(sandbox: Sandbox) -> None:
     script = sandbox.script()
     sandbox.work.rmdir()
+    pauses(sandbox)
     assert (sandbox.run(script).returncode, sandbox.started) == (93, False)
 
 
