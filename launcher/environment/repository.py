@@ -42,7 +42,7 @@ def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
     """Returns the files, but for folders of runs, that a copy of a repository would have; ConfigError names `key`."""
     if (sent := sent_tree(folder)) is not None:
         return sent.tree
-    root = Path(_git(key, folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
+    root = Path(os.path.realpath(_git(key, folder, "rev-parse", "--show-toplevel").removesuffix("\n")))
     inner = (each for each in map(os.path.realpath, without) if each != str(root) and within(each, str(root)))
     left_out = tuple(each + os.sep for each in inner)
     files = {}
@@ -53,6 +53,8 @@ def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
         except OSError:  # deleted, but still in git's index
             continue
         where = os.path.join(os.path.realpath(path.parent), path.name)
+        if where != str(path):  # as git sees it, it is deleted: one of its folders is a link now
+            continue
         if (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)) and not where.startswith(left_out):
             files[name] = status.st_size
     return Tree(root, files)

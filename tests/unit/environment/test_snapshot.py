@@ -109,6 +109,19 @@ def test_repositories_within_it_are_copied_too(repository: Path, tmp_path: Path)
     assert not any("/.git/" in name or name.endswith("/.git") for name in found)
 
 
+@pytest.mark.parametrize("to", ["{tmp}/scratch", "other"])
+def test_files_that_git_had_in_a_folder_that_is_a_link_now_are_gone(repository: Path, tmp_path: Path, to: str) -> None:
+    (repository / "sub").rename(repository / "other")
+    if to != "other":
+        (repository / "other").rename(tmp_path / "scratch")
+    (repository / "sub").symlink_to(to.format(tmp=tmp_path))
+    assert "sub" in (found := tree(str(repository)).files) and not [name for name in found if name.startswith("sub/")]
+    Run.create(Path((plan := planned(repository, tmp_path / "runs")).run_dir))
+    snapshot.take(plan)
+    assert (Path(plan.code.snapshot or "") / "sub").is_symlink()
+    assert (Path(plan.code.snapshot or "") / "sub/module").read_text() == "m"
+
+
 def test_run_directories_in_the_repository_are_no_code(repository: Path) -> None:
     files(repository, runs__old__record="x")
     plan = planned(repository, repository / "runs")
