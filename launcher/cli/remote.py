@@ -163,9 +163,10 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
     from launcher.remote import install
 
     cluster = clusters.parsed(profiles.own_folder() / f"{name}.yaml", text)
+    made = install.wheel()
     found = install.chosen_python(cluster, activate, python)
     print(f"python   {found.text}, {f'torch {found.torch}' if found.torch else 'without torch'}", flush=True)
-    install.install(cluster, found, activate)
+    install.install(cluster, found, activate, made)
     print(f"launcher {__version__} in ~/{cluster.command}", flush=True)
     said: list[str] = []
     quiet = partial(call, cluster, prompts=True, show=lambda _: None, errors=said.append)

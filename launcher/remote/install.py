@@ -119,7 +119,11 @@ def chosen_python(cluster: RemoteCluster, activate: Sequence[str], named: str | 
 
 
 def wheel() -> tuple[str, bytes]:
-    """Returns the name and content of a wheel of this launcher, made from its own files."""
+    """Returns the name and content of a wheel of this launcher, made from its own files; raises ConfigError."""
+    try:
+        distribution = importlib.metadata.distribution("launcher")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"the launcher is not installed here: `pip install -e {PACKAGE.parent}` first") from None
     files: dict[str, bytes] = {}
     for root, name in (
         (PACKAGE, "launcher"), (PACKAGE.parent / "workloads", "workloads"),
@@ -129,7 +133,6 @@ def wheel() -> tuple[str, bytes]:
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 files[f"{name}/{path.relative_to(root).as_posix()}"] = path.read_bytes()
-    distribution = importlib.metadata.distribution("launcher")
     info = f"launcher-{__version__}.dist-info"
     for name in ("METADATA", "entry_points.txt"):
         files[f"{info}/{name}"] = (distribution.read_text(name) or "").encode()
@@ -173,13 +176,12 @@ def _pip(*words: str) -> None:
         raise RunError(f"pip on this machine: {' '.join(last) or 'it failed'}; it brings what the other side lacks")
 
 
-def install(cluster: RemoteCluster, python: FarPython, activate: Sequence[str]) -> None:
-    """Installs this launcher there. Raises RunError or Unreachable; nothing is left of an installation that fails."""
+def install(cluster: RemoteCluster, python: FarPython, activate: Sequence[str], made: tuple[str, bytes]) -> None:
+    """Installs a `wheel` there. Raises RunError or Unreachable; nothing is left of an installation that fails."""
     folder = f"{FOLDER}/{__version__}-{secrets.token_hex(4)}"
     packed = io.BytesIO()
     with tempfile.TemporaryDirectory() as wheels, tarfile.open(fileobj=packed, mode="w") as archive:
-        name, data = wheel()
-        Path(wheels, name).write_bytes(data)
+        Path(wheels, made[0]).write_bytes(made[1])
         download(python, Path(wheels))
         archive.add(wheels, "wheels")
         script = "\n".join([
