@@ -36,21 +36,22 @@ OLDEST, NEWEST = (3, 10), (3, 13)  # versions of Python that the launcher takes
 ALONE = "antlr4-python3-runtime==4.9.*"  # what Hydra requires, of which there is no wheel
 TIMEOUT = 600.0  # seconds for one step over there
 _PROBE = """
-import json, platform, sys, sysconfig
+import json, platform, site, sys, sysconfig
 from importlib import metadata
 def has(name):
     try:
         __import__(name); return True
     except Exception:
         return False
-def version(name):
+def version(name, *without):
     try:
-        return metadata.version(name)
+        path = [each for each in sys.path if each not in without]
+        return next(iter(metadata.distributions(name=name, path=path))).version
     except Exception:
         return None
 print("found " + json.dumps({"python": sys.executable, "version": sys.version_info[:3], "machine": platform.machine(),
     "libc": platform.libc_ver()[1], "venv": has("venv") and has("ensurepip"), "torch": version("torch"),
-    "numpy": version("numpy"),
+    "numpy": version("numpy", site.getusersitepackages()),
     "packages": sysconfig.get_path("purelib") if sys.prefix != sys.base_prefix else None}))
 """
 
@@ -63,7 +64,7 @@ class FarPython:
     libc: str  # version of glibc; empty: not known
     venv: bool  # whether it makes venvs
     torch: str | None  # version of its torch; None: it has none
-    numpy: str | None  # that of its numpy
+    numpy: str | None  # that of its numpy, if it is not the user's own, which the launcher there does not see
     packages: str | None  # if it is that of a venv: the folder of its packages, which a venv made by it would not have
 
     @property
@@ -197,7 +198,7 @@ def install(cluster: RemoteCluster, python: FarPython, activate: Sequence[str], 
     shell(cluster, "\n".join([
         *activate, "umask 077", f"new=$HOME/{folder}", 'mkdir -p "$new" || exit 1',
         "set_up() {", 'cd "$new" && tar xf - &&', f"{python.python} -m venv --system-site-packages venv &&",
-        more, "venv/bin/python -m pip --disable-pip-version-check -q install --no-index --no-deps wheels/*.whl",
+        more, "venv/bin/python -I -m pip --disable-pip-version-check -q install --no-index --no-deps wheels/*.whl",
         '[ $? = 0 ] && rm -rf wheels && venv/bin/python -I -c "import launcher.cli.far"', "}",
         f'set_up && ln -sfn "$new" "$HOME/{there}" && exit 0', 'rm -rf "$new"; exit 1',
     ]), packed.getvalue())  # fmt: skip

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,6 +16,61 @@ import pytest
 from launcher.cli import commands
 from launcher.errors import ConfigError
 from launcher.remote import install
+from launcher.remote.clusters import COMMAND, RemoteCluster, parsed
+from launcher.remote.install import FarPython
+
+USER_SITE = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": ".local"}))
+METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The other side's, whose user has installed two packages for themselves."""
+
+    def shell(cluster: RemoteCluster, script: str, data: bytes | None = None) -> str:
+        environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+        return subprocess.run(
+            ["bash", "-c", script], input=data or b"", env=environ, cwd=tmp_path, check=True, stdout=subprocess.PIPE
+        ).stdout.decode()
+
+    for name in ("numpy", "plain"):
+        info = tmp_path / USER_SITE / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(METADATA.format(name=name))
+        (info.parent / f"{name}.py").touch()
+    monkeypatch.setattr(install, "shell", shell)
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(home: Path) -> RemoteCluster:
+    return parsed(home / "hpc.yaml", "ssh: login\n")
+
+
+def test_what_the_user_has_installed_for_themselves_is_brought_along(
+    home: Path, cluster: RemoteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(python: FarPython, folder: Path) -> None:
+        with zipfile.ZipFile(folder / "plain-1.0-py3-none-any.whl", "w") as archive:
+            archive.writestr("plain.py", "")
+            archive.writestr("plain-1.0.dist-info/METADATA", METADATA.format(name="plain"))
+            archive.writestr(
+                "plain-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            archive.writestr("plain-1.0.dist-info/RECORD", "")
+
+    monkeypatch.setattr(install, "download", download)
+    facts = {"python": sys.executable, "version": sys.version_info[:3], "machine": "", "libc": "", "venv": True}
+    install.install(
+        cluster, FarPython(**facts, torch=None, numpy=None, packages=sysconfig.get_path("purelib")), [], install.wheel()
+    )
+    python = home / Path(COMMAND).parent / "venv/bin/python"
+    subprocess.run([python, "-I", "-c", "import plain, launcher"], check=True)
+
+
+def test_a_numpy_that_only_the_user_has_is_none(home: Path, cluster: RemoteCluster) -> None:
+    found = install.chosen_python(cluster, [], sys._base_executable)  # type: ignore[attr-defined]
+    assert found.numpy != "1.0"
 
 
 def test_a_launcher_that_is_not_installed_connects_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
