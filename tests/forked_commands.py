@@ -1,7 +1,7 @@
 """Runs the launcher's commands in forks of a process that has imported what they import.
 
 A new Python imports for half a second before a command begins. Tests of commands as processes of their own (terminals,
-start-up, signals, an allocation's shell) start them anew.
+start-up, signals, an allocation's shell) start them anew. The commands here look at a run more often than a user's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import pkgutil
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,23 +27,28 @@ from tests import warm_python
 PRELOADED = (
     "launcher.cli", "launcher.submission", "launcher.sweeps", "launcher.schedulers", "hydra._internal.core_plugins",
 )  # fmt: skip
+PAUSE = 0.5  # seconds between two looks at a run
 _servers = threading.local()  # one a thread, because a server runs one command at a time
 
 
 def run(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float, prefix: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m launcher ARGUMENTS` in a folder; as subprocess.run, and without a terminal or standard input."""
-    server = getattr(_servers, "server", None)
+    """Runs `python -m launcher ARGUMENTS` in a folder; as subprocess.run, and without a terminal or standard input.
+
+    prefix: `nsenter ...` with the namespaces to run it in.
+    """
+    servers = _servers.__dict__
+    server = servers.get(shlex.join(prefix))
     if server is None or server.process.poll() is not None:
-        server = _servers.server = _Server()
+        server = servers[shlex.join(prefix)] = _Server(prefix)
     return server.run(arguments, folder, environment, timeout)
 
 
 class _Server:
-    def __init__(self) -> None:
+    def __init__(self, prefix: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            [warm_python.python(), "-m", "tests.forked_commands"],
+            [*prefix, warm_python.python(), "-m", "tests.forked_commands"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -72,12 +78,22 @@ def _serve() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     importlib.import_module("jinja2")
+    _look_often()
     assert "torch" not in sys.modules, "a fork would copy it"
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             _command(**json.loads(line))
         print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _look_often() -> None:
+    # At a run's end its command would sleep for seconds, as it does when a run takes long
+    from launcher.cli import wait
+    from launcher.monitoring import run_status
+
+    wait.interval = lambda *_: PAUSE
+    run_status.SCHEDULER_INTERVAL = PAUSE
 
 
 def _command(

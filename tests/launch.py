@@ -89,8 +89,8 @@ class Launcher:
     def __call__(self, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs `python -m launcher ARGUMENTS`."""
         variables = {**self.environ, **environment}
-        if not self.prefix:
-            return forked_commands.run(arguments, ROOT, variables, timeout)
+        if not self.prefix or self.prefix[0] == "nsenter":
+            return forked_commands.run(arguments, ROOT, variables, timeout, self.prefix)
         return subprocess.run(
             [*self.prefix, warm_python.python(), "-m", "launcher", *arguments], cwd=ROOT, env=variables,
             capture_output=True, text=True, timeout=timeout, check=False,
