@@ -28,7 +28,7 @@ def test_a_node_type_in_words(name: str, kind: str) -> None:
 def test_a_kernel_of_another_age_has_other_names_for_the_same_lists(tmp_path: Path) -> None:
     trees.build(tmp_path, trees.description("polaris"))
     known = hardware.read(tmp_path, {})
-    for path in tmp_path.glob("sys/devices/system/cpu/cpu*/topology"):
+    for path in {each.resolve() for each in tmp_path.glob("sys/devices/system/cpu/cpu*/topology")}:
         (path / "core_cpus_list").rename(path / "thread_siblings_list")
         (path / "package_cpus_list").rename(path / "core_siblings_list")
     assert hardware.read(tmp_path, {}) == known

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -56,7 +57,7 @@ def build(root: Path, about: dict[str, Any]) -> Path:
 
 
 def _write(path: Path, text: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(path.parent, exist_ok=True)
     path.write_text(f"{text}\n")
 
 
@@ -70,13 +71,17 @@ def _cpus(root: Path, about: dict[str, Any]) -> None:
         for place, each in enumerate(first):
             threads = [each, each + apart] if apart else [each]
             group = first[place // about["cache"] * about["cache"] :][: about["cache"]]
-            shared = sorted({*group, *(other + apart for other in group)})
-            for number in threads:
-                folder = cpu / f"cpu{number}"
-                _write(folder / "topology/core_cpus_list", ranges(threads))
-                _write(folder / "topology/package_cpus_list", listed)
-                _write(folder / "topology/physical_package_id", socket)
+            folder = cpu / f"cpu{each}"
+            _write(folder / "topology/core_cpus_list", ranges(threads))
+            _write(folder / "topology/package_cpus_list", listed)
+            _write(folder / "topology/physical_package_id", socket)
+            if each == group[0]:
+                shared = sorted({*group, *(other + apart for other in group)})
                 _write(folder / "cache/index3/shared_cpu_list", ranges(shared))
+            else:  # links for files with the same text: most of a test's time goes into making files
+                (folder / "cache").symlink_to(f"../cpu{group[0]}/cache")
+            for other in threads[1:]:
+                (cpu / f"cpu{other}").symlink_to(folder.name)
     for number, listed in enumerate(about["numa"]):
         folder = root / f"sys/devices/system/node/node{number}"
         _write(folder / "cpulist", listed)
