@@ -23,6 +23,7 @@ For authors of tests:
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -49,6 +50,17 @@ WIDTH = 80
 # Test machines are busy: hypothesis sets no time limit, neither for running an example nor for generating one.
 hypothesis.settings.register_profile("launcher", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("launcher")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """No garbage is looked for while modules and tests are loaded, nor among these later: they stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # -- state that a test must not leave behind
