@@ -333,7 +333,7 @@ def parse_pending(text: str) -> Pending:
     values = pairs(text.split("\n\n")[0])
     if "JobId" not in values:
         raise QueryError(f"scontrol's answer could not be read: {text.strip()[:200]!r}")
-    nodes = re.match(r"\d+", values["NumNodes"])  # 2-4: at least 2
+    nodes, cpus = (re.findall(r"^\d+", values[key]) for key in ("NumNodes", "NumCPUs"))  # 2-4: at least 2
     throttle = values["ArrayTaskThrottle"]
     return Pending(
         id=values["JobId"],
@@ -344,6 +344,7 @@ def parse_pending(text: str) -> Pending:
         submitted=parse_local_time(values["SubmitTime"]),
         partition=values["Partition"],
         nodes=int(nodes[0]) if nodes else 1,
+        cpus=int(cpus[0]) if cpus else 1,
         time=time_or_none(values["TimeLimit"]),
         qos=text_of(values["QOS"]),
         account=text_of(values["Account"]),
@@ -418,6 +419,7 @@ class Pending(Struct):
     submitted: float | None = None  # submit time in seconds since the epoch
     partition: str = ""
     nodes: int = 1  # number of requested nodes
+    cpus: int = 1  # number of CPUs on all nodes together
     time: int | None = None  # requested wall time in seconds; None: unlimited or unknown
     qos: str = ""
     account: str = ""

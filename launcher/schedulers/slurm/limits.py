@@ -40,6 +40,7 @@ class Partition(Struct):
     state: str = ""
     min_nodes: int = 0  # minimum number of nodes of one job
     total: int = 0  # number of nodes
+    cpus: int = 0  # number of CPUs on all nodes together
     accounts: tuple[str, ...] = ()  # accounts that may use it; empty: all
     denied: tuple[str, ...] = ()  # accounts that may not
     qos: str = ""  # name of the partition's QOS; empty: none
@@ -121,6 +122,7 @@ def parse_partition_records(text: str) -> list[Partition]:
             state=values["State"],
             min_nodes=int(values["MinNodes"]) if values["MinNodes"].isdecimal() else 0,
             total=int(values["TotalNodes"] or 0),
+            cpus=int(values["TotalCPUs"] or 0),
             accounts=_names(values["AllowAccounts"]),
             denied=_names(values["DenyAccounts"]),
             qos=text_of(values["QoS"]),

@@ -227,7 +227,7 @@ def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
         if reason.kind is Why.RESERVATION:  # no other change helps
             found = [each for each in found if each.overrides == ("cluster.reservation=null",)]
     planned = job.starts if job.starts and job.starts > now - 60 else None
-    tried = _tried(waiting, found, slurm, queries)
+    tried = corrected(_tried(waiting, found, slurm, queries), job, partitions, windows, now)
     if tried:
         tried = (Option((), None, "never") if reason.never else Option((), planned), *tried)
     better = pending.sooner(tried, now)
@@ -307,6 +307,29 @@ def limits_of(
         found.append(f"its array: {job.throttle} at once (ArrayTaskThrottle, sweep.parallelism)")
     if job.reason == "BeginTime" and job.eligible:
         found.append(f"not before {clock(job.eligible)}")
+    return tuple(found)
+
+
+def corrected(
+    tried: Sequence[Option], job: Pending, partitions: Sequence[Partition], windows: Sequence[Reservation], now: float
+) -> tuple[Option, ...]:
+    """Corrects the start estimates of trials (`sbatch --test-only`), which count the pending job as a competitor.
+
+    Slurm adds its share of the whole partition: CPUs x time / all CPUs (job_scheduler.c, _delayed_job_start_time).
+    """
+    mine = next((each for each in partitions if each.name == job.partition), None)
+    own = 0.0
+    if mine is not None and mine.cpus and mine.total and job.time:
+        cpus = max(job.cpus, job.nodes * max(mine.cpus // mine.total, 1))
+        own = cpus * job.time / mine.cpus
+    found = []
+    for each in tried:
+        starts, elsewhere = each.starts, any("partition=" in word for word in each.overrides)
+        if starts is not None and starts > now + pending.CLEARLY and not elsewhere:
+            # A trial may have waited for the end of a reservation: it cannot start before that.
+            ends = [each.ends for each in windows if each.ends is not None and starts - own < each.ends <= starts]
+            starts = max(starts - own, now, *ends)
+        found.append(replace(each, starts=starts))
     return tuple(found)
 
 

@@ -151,7 +151,7 @@ def test_nodes_that_are_not_available_are_named() -> None:
 def test_a_job_is_read_from_scontrol() -> None:
     job = client.parse_pending(SHOWN)
     assert (job.id, job.state, job.reason, job.partition) == ("2", "PENDING", "Resources", "gpu")
-    assert (job.nodes, job.time, job.account, job.qos) == (4, 3600, "root", "normal")
+    assert (job.nodes, job.cpus, job.time, job.account, job.qos) == (4, 16, 3600, "root", "normal")
     assert (job.features, job.dependency, job.throttle) == ("", "", None)
     assert job.starts == time.mktime((2026, 11, 21, 21, 34, 59, 0, 0, -1))
     with pytest.raises(QueryError, match="could not be read"):
@@ -168,8 +168,8 @@ def test_of_an_array_the_first_record_counts() -> None:
 
 def test_partitions_nodes_and_reservations_are_read() -> None:
     gpu, debug = limits.parse_partition_records(PARTITIONS)
-    assert gpu == Partition("gpu", True, 7200, None, (), "UP", 0, 4, tier=1)
-    assert debug == Partition("debug", False, 86400, 2, (), "DOWN", 1, 2, ("a", "b"), ("c",), "part", 1)
+    assert gpu == Partition("gpu", True, 7200, None, (), "UP", 0, 4, 16, tier=1)
+    assert debug == Partition("debug", False, 86400, 2, (), "DOWN", 1, 2, 8, ("a", "b"), ("c",), "part", 1)
     assert client.parse_nodes(NODES) == [
         NodeCounts("gpu", 1, "planned", (), "node4"),
         NodeCounts("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
@@ -213,10 +213,10 @@ def test_a_limit_of_sacctmgr_is_told_with_its_owner(text: str, told: str) -> Non
     assert client.parse_limit(text, "QOS", "MaxJobsPU") == told
 
 
-GPU = Partition("gpu", True, 7200, None, (), "UP", 0, 4, tier=1)
-DEBUG = Partition("debug", False, 600, None, (), "UP", 0, 2, tier=1)
-LONG = Partition("long", False, None, None, (), "UP", 0, 4, tier=1)
-URGENT = Partition("urgent", False, 7200, None, (), "UP", 0, 4, tier=9)
+GPU = Partition("gpu", True, 7200, None, (), "UP", 0, 4, 16, tier=1)
+DEBUG = Partition("debug", False, 600, None, (), "UP", 0, 2, 8, tier=1)
+LONG = Partition("long", False, None, None, (), "UP", 0, 4, 16, tier=1)
+URGENT = Partition("urgent", False, 7200, None, (), "UP", 0, 4, 16, tier=9)
 IDLE = [NodeCounts(name, 3, "idle", ("a100",)) for name in ("gpu", "long", "urgent")] + [NodeCounts("debug", 2, "idle")]
 BUSY = [NodeCounts(name, 4, "allocated") for name in ("gpu", "long", "urgent")]
 WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
@@ -315,6 +315,18 @@ def test_a_change_is_worth_it_when_it_starts_clearly_sooner(
 ) -> None:
     tried = (Option((), before), Option(("nodes=1",), after))
     assert sooner(tried, NOW) == (tried[1:] if better else ())
+
+
+def test_a_trial_does_not_wait_for_the_job_that_it_replaces() -> None:
+    """Recorded: 4 nodes for an hour at the end of the queue, of which the job itself is an hour."""
+    job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=4, cpus=16, time=3600)
+    tried = (Option(("nodes=2",), NOW + 5400), Option(("cluster.partition=x",), NOW + 5400),
+             Option(("nodes=1",), NOW + 60))  # fmt: skip
+    starts = [each.starts for each in pending.corrected(tried, job, [GPU], [], NOW)]
+    assert starts == [NOW + 1800, NOW + 5400, NOW + 60]
+    window = Reservation("maint", NOW + 900, NOW + 4500)
+    starts = [each.starts for each in pending.corrected(tried, job, [GPU], [window], NOW)]
+    assert starts[0] == NOW + 4500  # not into the window
 
 
 class Recorded(client.Slurm):
