@@ -66,6 +66,8 @@ class Runs:
         for name, (entry, *overrides) in RUNS.items():
             if name == "no-rendezvous":
                 overrides.append(f"+cluster.environment.PYTHONPATH={late}")
+            if name == "out-of-memory":  # Slurm counts that of the processes below its own, which forks are not
+                overrides.append(f"+cluster.environment.PYTHONPATH={late.with_name('plain')}")
             words = ["workload=collective", f"workload.entry={entry}", f"run_id={name}", "cluster=slurm", *overrides]
             environment = {**self.launcher.environ, **(HANGS if name == "hangs" else {})}
             started.append(
@@ -109,7 +111,9 @@ class Runs:
 @pytest.fixture
 def runs(slurm: Any, tmp_path: Path) -> Iterator[Runs]:
     """All runs of this module, submitted, and disturbed (cancelled, killed, ...) as their tests need it."""
-    (tmp_path / "late").mkdir()
+    for name in ("late", "plain"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "plain" / "sitecustomize.py").touch()
     (tmp_path / "late" / "sitecustomize.py").write_text(LATE)
     made = Runs(Launcher(tmp_path / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}), slurm)
     made.submit(tmp_path / "late")
